@@ -179,6 +179,11 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         rows = {"fault": summary["ray_ended"], **rows}
     title = f"{summary['steps']} steps on {emulated_dies(summary['dies'])}, seed {summary['seed']}"
     console.print(Text(f"\nDone in {format_duration(summary['wall_s'])}: {title}", style="bold"))
+    print_rows(console, rows)
+
+
+def print_rows(console: Console, rows: Mapping[str, str]) -> None:
+    """Prints the lines of a summary: a name, and what there is to say."""
     for name, value in rows.items():
         console.print(_wrapped(name, value), markup=False)
 

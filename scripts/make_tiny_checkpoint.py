@@ -19,6 +19,7 @@ from post_training.command_parser import CommandParser
 from post_training.data import DataError
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 from rehearsal.tiny_model.checkpoint import DTYPES, CheckpointRequest, make_checkpoint
+from rehearsal.tiny_model.tokenizer import PUBLISHED_ENDS
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
 _STEPS_PER_LINE = 50
@@ -45,6 +46,9 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=sorted(DTYPES), default="bfloat16", help="dtype of the stored weights (default: %(default)s)"
     )
+    parser.add_argument(
+        "--published-end", action="store_true", help="name the end token as published tokenizers of the family do"
+    )
     parser.add_argument("--no-warm-start", action="store_true", help="leave the weights random")
     return parser.parse_args(arguments)
 
@@ -57,7 +61,13 @@ def main(arguments: list[str]) -> int:
         if step % _STEPS_PER_LINE == 0:
             print(f"warm start: step {step}, loss {loss:.3f}, {time.monotonic() - begun:.0f} s", flush=True)
 
-    request = CheckpointRequest(options.data, options.seed, options.dtype, model_type=options.model_type)
+    request = CheckpointRequest(
+        options.data,
+        options.seed,
+        options.dtype,
+        model_type=options.model_type,
+        published_end=options.published_end and options.model_type in PUBLISHED_ENDS,
+    )
     if options.no_warm_start:
         request = replace(request, warm_start=None)
     try:

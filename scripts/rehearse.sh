@@ -23,6 +23,7 @@ outputs/rehearsal/latest. Stops everything that it starts.
 
   --stack NAME          2025 (default) or 2026: which versions to run, in .venv/
                         or .venv-2026/ (docs/stacks.md)
+  --backend NAME        with --stack 2026: fsdp2 (default) or megatron
   --data FILE           problems to train on, like deepscaler.json (problem,
                         answer) or GSM8K's jsonl (question, answer)
                         (default: the arithmetic in data/)
@@ -63,6 +64,13 @@ main() {
                 argument_require_value "$1" $#
                 environment_require_stack "$2"
                 stack=$2
+                shift 2
+                ;;
+            --backend)
+                argument_require_value "$1" $#
+                [[ $2 == fsdp2 || $2 == megatron ]] ||
+                    fail "--backend=$2 is invalid: there is no such training engine. Set it to fsdp2 or megatron."
+                options+=("$1" "$2")
                 shift 2
                 ;;
             --data | --output | --steps | --seed | --dies | --device-memory | --chip | --stream-seed | --recipe | --resume | --model)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# What a worker of multiprocessing's method `spawn` is started as, in the template's folder.
+_EXECUTABLE = "python"
 NPU_DRIVER = Path("/dev/davinci_manager")
 
 
@@ -28,8 +30,7 @@ class Template:
     @property
     def py_executable(self) -> str:
         """The value of Ray's ``py_executable`` runtime environment."""
-        client = Path(__file__).with_name("client.py")
-        return shlex.join([sys.executable, "-I", "-S", str(client), str(self.socket_path)])
+        return _client_command(self.socket_path)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the template and remove its socket; it is killed when it has not ended after ``timeout_s`` seconds."""
@@ -39,14 +40,16 @@ class Template:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.socket_path.unlink(missing_ok=True)
+        for file in (self.socket_path, self.socket_path.with_name(_EXECUTABLE)):
+            file.unlink(missing_ok=True)
         self.socket_path.parent.rmdir()
 
 
-def start_template(modules: Sequence[str]) -> Template:
+def start_template(modules: Sequence[str], early: Sequence[str] = ()) -> Template:
     """Start a template that will import ``modules``, in order, when the first worker is asked for; returns at once.
 
-    Submit a trivial Ray task right after ``ray.init`` to have the imports run beside the driver's own.
+    Submit a trivial Ray task right after ``ray.init`` to have the imports run beside the driver's own. ``early`` are
+    modules that it imports at once, none of which may import Ray.
 
     Raises:
         PreforkError: a real NPU driver is on this machine, where forking after import is not safe.
@@ -62,11 +65,17 @@ def start_template(modules: Sequence[str]) -> Template:
     listener.bind(str(path))
     listener.listen()
     control_read, control_write = os.pipe()
-    command = [sys.executable, "-m", "rehearsal.prefork.template"]
+    executable = folder / _EXECUTABLE
+    executable.write_text(f'#!/bin/sh\nexec {_client_command(path)} "$@"\n')
+    executable.chmod(0o700)
+    command = [sys.executable, "-m", "rehearsal.prefork.template", str(listener.fileno()), str(control_read)]
     process = subprocess.Popen(
-        [*command, str(listener.fileno()), str(control_read), *modules],
-        pass_fds=(listener.fileno(), control_read),
+        [*command, str(executable), *early, "--", *modules], pass_fds=(listener.fileno(), control_read)
     )
     listener.close()
     os.close(control_read)
     return Template(process, path, control_write)
+
+
+def _client_command(socket_path: Path) -> str:
+    return shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("client.py")), str(socket_path)])

@@ -1,4 +1,4 @@
-"""The messages between client and template: one length-prefixed JSON request with three file descriptors, one answer.
+"""The messages between client and template: one length-prefixed JSON request with file descriptors, one answer.
 
 Standard library only: the client is started once per worker without site-packages.
 """
@@ -11,23 +11,37 @@ import struct
 
 _LENGTH = struct.Struct("!I")
 _STANDARD_STREAMS = 3
+_MOST_DESCRIPTORS = 253  # that Linux hands over in one message
+
+
+def open_descriptors(*others: int) -> list[int]:
+    """This process's open descriptors without ``others``: standard streams, and what its parent handed to it."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        # The listing's own descriptor is closed by now.
+        if number not in others and os.path.exists(f"/proc/self/fd/{name}"):
+            found.append(number)
+    return sorted({*range(_STANDARD_STREAMS), *found})
 
 
 def send_request(connection: socket.socket, argv: list[str]) -> None:
-    """Send this process's command line, environment, directory and standard streams."""
-    body = json.dumps({"argv": argv, "environment": dict(os.environ), "directory": os.getcwd()}).encode()
-    streams = array.array("i", range(_STANDARD_STREAMS))
-    connection.sendmsg([_LENGTH.pack(len(body))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+    """Send this process's command line, environment, directory and open descriptors with their numbers."""
+    numbers = open_descriptors(connection.fileno())
+    request = {"argv": argv, "environment": dict(os.environ), "directory": os.getcwd(), "descriptors": numbers}
+    body = json.dumps(request).encode()
+    handed = array.array("i", numbers)
+    connection.sendmsg([_LENGTH.pack(len(body))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handed)])
     connection.sendall(body)
 
 
 def receive_request(connection: socket.socket) -> tuple[dict, list[int]]:
-    """Receive what :func:`send_request` sent: the request and the client's standard streams as descriptors.
+    """Receive what :func:`send_request` sent: the request, and descriptors here in the order of ``descriptors`` there.
 
     Raises:
         ConnectionError: the client went away before the request was complete.
     """
-    header, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, _STANDARD_STREAMS)
+    header, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_DESCRIPTORS)
     if len(header) < _LENGTH.size or len(streams) < _STANDARD_STREAMS:
         for stream in streams:
             os.close(stream)

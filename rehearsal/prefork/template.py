@@ -1,24 +1,32 @@
 """The template process: import once, then fork a worker for every client that connects.
 
-The imports start with the first request, because Ray's core reads RAY_JOB_ID and RAY_RAYLET_PID once, when it is
-imported; both are the same for every worker of one job on one machine, so the first request's values serve for all.
+Modules that need Ray are imported with the first request, because Ray's core reads RAY_JOB_ID and RAY_RAYLET_PID once,
+when it is imported; both are the same for every worker of one job on one machine, so the first request's values serve
+for all. Modules before ``--`` are imported at once, beside the driver's own imports.
 
-Run as ``python -m rehearsal.prefork.template LISTENING_FD CONTROL_FD MODULE...``. It ends when the process
-that started it closes its end of the control pipe; workers that are still alive belong to Ray and end with its raylet.
+Run as ``python -m rehearsal.prefork.template LISTENING_FD CONTROL_FD EXECUTABLE [MODULE... --] MODULE...``. It ends
+when the process that started it closes its end of the control pipe; workers that are still alive belong to Ray and end
+with its raylet. Processes that a worker starts by multiprocessing's method `spawn` are started as EXECUTABLE, which
+asks for a fork too.
 """
 
+import fcntl
 import gc
 import importlib
+import multiprocessing
 import os
 import runpy
 import selectors
 import signal
 import socket
 import sys
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rehearsal.prefork import protocol
+
+_STANDARD_ERROR = 2
 
 
 @dataclass
@@ -31,21 +39,49 @@ class _Worker:
 
 
 def _become_worker(request: dict, streams: list[int], set_by_imports: dict[str, str]) -> None:
-    """In the forked child: take over the client's streams, directory, environment and command line, then run it.
+    """In the forked child: take over the client's descriptors, directory, environment and command line, then run it.
 
     What the imports have put into the environment stays, where the client says nothing else: it would be there if the
     worker had imported for itself.
     """
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    _take_over(request["descriptors"], streams)
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(set_by_imports | request["environment"])
     sys.argv = list(request["argv"])
+    while len(sys.argv[0]) == 2 and sys.argv[0] != "-c":  # a flag of the interpreter, which runs already
+        del sys.argv[0]
+    if sys.argv[0] == "-c":
+        _run_text(sys.argv.pop(1))
+        return
     script = sys.argv[0]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")
+
+
+def _take_over(numbers: Sequence[int], descriptors: Sequence[int]) -> None:
+    """Gives received descriptors the numbers that they have in the client: a command line may name them.
+
+    Raises:
+        OSError: a library that was imported holds one of the numbers.
+    """
+    above = max(*numbers, *descriptors) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for number, descriptor in zip(numbers, moved, strict=True):
+        if number > _STANDARD_ERROR and os.path.exists(f"/proc/self/fd/{number}"):
+            raise OSError(f"descriptor {number} of a worker is that of {os.readlink(f'/proc/self/fd/{number}')}")
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _run_text(text: str) -> None:
+    """Runs a program that was given with -c, as the interpreter would."""
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    sys.path[0] = ""
+    exec(compile(text, "<string>", "exec"), main.__dict__)
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -57,7 +93,8 @@ def _exit_code(error: SystemExit) -> int:
 class TemplateServer:
     """Serve fork requests on a listening socket until the control pipe closes."""
 
-    def __init__(self, listener: socket.socket, control: int, modules: Sequence[str]):
+    def __init__(self, listener: socket.socket, control: int, early: Sequence[str], modules: Sequence[str]):
+        self._early = tuple(early)
         self._modules = tuple(modules)
         self._imported = False
         self._set_by_imports: dict[str, str] = {}
@@ -68,6 +105,7 @@ class TemplateServer:
 
     def serve(self) -> None:
         """Fork workers, and report their ends to their clients, until the starter goes away."""
+        self._import(self._early)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._control, selectors.EVENT_READ, None)
         while True:
@@ -98,12 +136,15 @@ class TemplateServer:
         if self._imported:
             return
         os.environ.update({name: value for name, value in environment.items() if name.startswith("RAY_")})
-        before = set(os.environ)
-        for module in self._modules:
-            importlib.import_module(module)
-        self._set_by_imports = {name: value for name, value in os.environ.items() if name not in before}
+        self._import(self._modules)
         gc.freeze()  # keeps the collector from writing to, and so copying, the pages that all workers share
         self._imported = True
+
+    def _import(self, modules: Sequence[str]) -> None:
+        before = set(os.environ)
+        for module in modules:
+            importlib.import_module(module)
+        self._set_by_imports |= {name: value for name, value in os.environ.items() if name not in before}
 
     def _run_child(self, connection: socket.socket, request: dict, streams: list[int]) -> None:
         """Never returns: the child's code ends in ``os._exit`` after the ordinary interpreter shutdown."""
@@ -148,10 +189,12 @@ class _BecomeWorker(BaseException):
 
 def main(arguments: list[str]) -> int:
     """Serve workers that have the modules named on the command line; in a forked child, run the worker instead."""
-    listening, control, *modules = arguments
+    listening, control, executable, *names = arguments
+    early, modules = (names[: names.index("--")], names[names.index("--") + 1 :]) if "--" in names else ([], names)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the starter's pipe decides
+    multiprocessing.set_executable(executable)
     try:
-        TemplateServer(socket.socket(fileno=int(listening)), int(control), modules).serve()
+        TemplateServer(socket.socket(fileno=int(listening)), int(control), early, modules).serve()
     except _BecomeWorker as fork:
         worker = fork.request, fork.streams, fork.set_by_imports
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import safetensors.torch
 import tokenizers
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoModelForVision2Seq, PreTrainedModel, Qwen2_5_VLProcessor
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2_5_VLProcessor
 
 from post_training.data import INSTRUCTION, read_problems
 from post_training.models.published_names import published_name
@@ -22,7 +23,7 @@ from rehearsal.tiny_model import image_warm_start, warm_start
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS, reads_images, tiny_config
 from rehearsal.tiny_model.processor import build_processor
 from rehearsal.tiny_model.task import Exercise
-from rehearsal.tiny_model.tokenizer import build_tokenizer
+from rehearsal.tiny_model.tokenizer import END, PUBLISHED_ENDS, build_tokenizer
 
 MARKER = "tiny_model.json"
 # Scores of random weights hardly differ. With biases as close as those of trained weights, of 2,000 choices one or two
@@ -38,6 +39,7 @@ class CheckpointRequest:
     `warm_start` None leaves the weights at their random initial values (the norms and biases drawn as well, so that
     a path that forgets one of them shows). `model_type` is a key of `TINY_MODELS`; `changes` are other values for its
     configuration, as pairs of key and value. A model that reads images is shown those of `image_task`, not `data`.
+    With `published_end` the end token has the name that published tokenizers of the family give it.
     """
 
     data: Path
@@ -46,6 +48,7 @@ class CheckpointRequest:
     warm_start: warm_start.WarmStart | None = warm_start.WarmStart()
     model_type: str = DEFAULT_MODEL_TYPE
     changes: tuple[tuple[str, int], ...] = ()
+    published_end: bool = False
 
     def fingerprint(self) -> str:
         """Return a hash of everything the weights depend on: settings, data, this package's sources, the libraries."""
@@ -53,6 +56,7 @@ class CheckpointRequest:
         settings = asdict(self.warm_start) if self.warm_start else None
         versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
         drawn = [settings, self.seed, self.dtype, self.model_type, self.changes, versions, INSTRUCTION]
+        drawn += [self.published_end] if self.published_end else []
         digest.update(json.dumps(drawn).encode())
         sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(image_task.__file__), self.data]
         for path in sources:
@@ -90,7 +94,8 @@ def make_checkpoint(
         return reused
     if output.exists() and not (output / MARKER).exists():
         raise FileExistsError(f"{output} exists and holds no {MARKER}: choose another folder or remove it")
-    processor = build_processor() if reads_images(request.model_type) else build_tokenizer()
+    end = PUBLISHED_ENDS[request.model_type] if request.published_end else END
+    processor = build_processor() if reads_images(request.model_type) else build_tokenizer(end)
     tokenizer = getattr(processor, "tokenizer", processor)
     model = _initial_model(request, tokenizer)
     reward = None
@@ -136,7 +141,8 @@ def _initial_model(request: CheckpointRequest, tokenizer: transformers.PreTraine
     torch.manual_seed(request.seed)
     tokens = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     config = tiny_config(*tokens, request.model_type, **dict(request.changes))
-    kind = AutoModelForVision2Seq if reads_images(request.model_type) else AutoModelForCausalLM
+    # Taken from the library here: transformers 5 has the class for images under another name alone.
+    kind = transformers.AutoModelForVision2Seq if reads_images(request.model_type) else AutoModelForCausalLM
     model = kind.from_config(config)
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
@@ -170,25 +176,51 @@ def _draw_constants(model: PreTrainedModel, seed: int) -> None:
 def _write_model(model: PreTrainedModel, dtype: torch.dtype, folder: Path) -> None:
     """Write configuration and weights.
 
-    Biases of routers stay float32, as in DeepSeek's own checkpoints. Tied weights are stored once. Files of a model
-    that reads images look as the published ones, whose names and flat config.json transformers converts as it reads.
+    Biases of routers stay float32, as in DeepSeek's own checkpoints. Tied weights are stored once. Names and
+    config.json are those of published files, which transformers converts as it reads.
     """
     tied = model._tied_weights_keys if model.config.tie_word_embeddings else ()
     state = {
         published_name(name): tensor.detach()
         .to(torch.float32 if name.endswith("e_score_correction_bias") else dtype)
         .contiguous()
-        for name, tensor in model.state_dict().items()
-        if name not in tied
+        for stored, stacked in model.state_dict().items()
+        for name, tensor in _single_experts(stored, stacked)
+        if stored not in tied
     }
     model.config.torch_dtype = dtype
     model.config.save_pretrained(folder)
-    if hasattr(model.config, "vision_config"):
-        described = json.loads((folder / "config.json").read_text())
-        del described["text_config"]
-        described["rope_scaling"] = TINY_MODELS[model.config.model_type]["rope_scaling"]
-        (folder / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+    _publish_config(folder / "config.json", model.config.model_type)
     model.generation_config.save_pretrained(folder)
     weights = folder / "model.safetensors"
     safetensors.torch.save_file(state, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # safetensors keeps it from other users, who may share this checkout
+
+
+def _single_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of single experts, where transformers 5 holds a layer's in one tensor; others as given."""
+    layer, found, kind = name.partition(".experts.")
+    if not found or kind not in ("gate_up_proj", "down_proj"):
+        yield name, tensor
+        return
+    for index, expert in enumerate(tensor):
+        parts = (
+            zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True) if kind == "gate_up_proj" else [(kind, expert)]
+        )
+        for projection, weight in parts:
+            yield f"{layer}.experts.{index}.{projection}.weight", weight
+
+
+def _publish_config(path: Path, model_type: str) -> None:
+    """Give a config.json the keys of published files, where the library that wrote it has others."""
+    described = json.loads(path.read_text())
+    values = TINY_MODELS[model_type]
+    if "vision_config" in values:
+        del described["text_config"]
+        described["rope_scaling"] = values["rope_scaling"]
+    elif "rope_parameters" in described:  # of transformers 5
+        del described["rope_parameters"]
+        described |= {name: values[name] for name in ("rope_theta", "rope_scaling") if name in values}
+    else:
+        return
+    path.write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")

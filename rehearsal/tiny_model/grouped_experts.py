@@ -100,14 +100,20 @@ def group_experts_of(model: nn.Module) -> list[nn.Parameter]:
     The expert weights move into two tensors a layer; the modules' own weights become views of them, so `state_dict`
     keeps its names and follows every update. A model without experts stays as it is.
 
+    transformers 5 keeps the experts of a layer in two such tensors itself: these stay the parameters of the model.
+
     Returns:
-        The grouped tensors, two a layer with experts: train these in place of the parameters named `mlp.experts`.
+        The grouped tensors that are not parameters of the model, two a layer with experts: train these in place of
+        the parameters named `mlp.experts`.
     """
-    grouped = []
+    grouped: list[nn.Parameter] = []
     for layer in model.model.layers:
         if not hasattr(layer.mlp, "experts"):
             continue
         experts = layer.mlp.experts
+        if hasattr(experts, "gate_up_proj"):
+            experts.forward = partial(grouped_experts, experts.gate_up_proj, experts.down_proj)
+            continue
         gate_up = nn.Parameter(
             torch.stack([torch.cat([expert.gate_proj.weight, expert.up_proj.weight]) for expert in experts]).detach()
         )

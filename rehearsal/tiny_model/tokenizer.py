@@ -14,6 +14,12 @@ from rehearsal.tiny_model.architecture import VOCABULARY_SIZE
 PAD, BEGIN, END, USER, ASSISTANT = "<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>"
 # The names that transformers' processor, verl and vLLM look for; their ids are in `TINY_MODELS`.
 VISION_START, VISION_END, IMAGE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
+# The end token of published tokenizers, by the model_type of their config.json: verl 0.9 looks for it by name.
+PUBLISHED_ENDS = {
+    "deepseek_v3": "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "qwen3": "<|im_end|>",
+    "qwen3_moe": "<|im_end|>",
+}
 BOXED_OPENING = "\\boxed{"
 
 CHAT_TEMPLATE = (
@@ -55,21 +61,24 @@ The probability that the game is won after the second move is to be found; there
 """
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(end: str = END) -> PreTrainedTokenizerFast:
     """Learn the tokenizer from the text above; the same versions of the libraries give the same tokenizer every time.
 
     Digits are tokens of their own, so that arithmetic works on digits. `\\boxed{` is one ordinary (not special) token:
     special tokens would be dropped when a reward function decodes a response.
 
+    Args:
+        end: the name of the end token; its id is the same.
+
     Raises:
         ValueError: if the learned vocabulary has not exactly `VOCABULARY_SIZE` entries.
     """
-    special_tokens = [PAD, BEGIN, END, USER, ASSISTANT]
+    special_tokens = [PAD, BEGIN, end, USER, ASSISTANT]
     return PreTrainedTokenizerFast(
         tokenizer_object=_learn(special_tokens, _TRAINING_TEXT.splitlines()),
         pad_token=PAD,
         bos_token=BEGIN,
-        eos_token=END,
+        eos_token=end,
         additional_special_tokens=[USER, ASSISTANT],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,

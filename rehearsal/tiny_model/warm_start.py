@@ -63,7 +63,7 @@ def encode_readings(tokenizer: PreTrainedTokenizerFast, exercises: Sequence[Exer
     rows, starts = [], []
     for exercise in exercises:
         question = [{"role": "user", "content": f"{exercise.problem} {INSTRUCTION}"}]
-        prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
         for sign in SIGNS:
             response = tokenizer.encode(exercise.with_sign(sign).solution, add_special_tokens=False)
             rows.append([*prompt, *response, tokenizer.eos_token_id])

@@ -138,7 +138,7 @@ def test_a_commit_a_folder_and_an_installed_package_read_the_same(acme):
     assert installed(PINS.upstreams[1]) is None
 
 
-def test_the_lock_survives_writing_and_keeps_rewindows_that_are_not_at_hand(acme, tmp_path):
+def test_the_lock_survives_writing_and_keeps_releases_that_are_not_at_hand(acme, tmp_path):
     file = tmp_path / "lock.json"
     file.write_text(acme.lock.text())
     assert Lock.read(file) == acme.lock and Lock.read(tmp_path / "absent.json") == Lock()

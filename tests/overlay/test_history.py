@@ -110,7 +110,7 @@ def test_a_merged_branch_counts_as_the_commit_that_merges_it(repository):
     assert repository.fates(first)["f"].changed.commit.subject == "merge the side"
 
 
-def test_a_rewindow_branch_is_compared_with_the_line_that_it_left(repository):
+def test_a_release_branch_is_compared_with_the_line_that_it_left(repository):
     """What the branch has of its own is not on the line; what it took from there later is known from then on."""
     fork = repository.commit("begin", {"acme/core.py": CORE})
     repository.git("checkout", "-q", "-b", "release")

@@ -71,7 +71,7 @@ def test_every_key_of_a_pins_file_has_its_place(tmp_path):
         (Upstream("a", ("a",), version="3", distribution="d", release="2"), "3", "cluster pin 3, release d 2"),
     ],
 )
-def test_copies_are_named_by_reference_commit_version_and_rewindow(upstream, label, supported):
+def test_copies_are_named_by_reference_commit_version_and_release(upstream, label, supported):
     assert (upstream.cluster_label, upstream.supported()) == (label, supported)
 
 

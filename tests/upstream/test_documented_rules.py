@@ -9,7 +9,7 @@ from tests.npu_emulator.documented import FOLDER, RULES
 RELEASES = ("8.5.0", "9.1.0")
 
 
-def test_the_committed_rules_are_those_of_both_rewindows(upstream: Path):
+def test_the_committed_rules_are_those_of_both_releases(upstream: Path):
     releases = [upstream / "cann-operators" / release for release in RELEASES]
     lacking = [str(folder / name) for folder in releases for name in ("ops-math", "ops-nn", "ops-transformer")
                if not (folder / name).is_dir()]  # fmt: skip

@@ -1,0 +1,228 @@
+"""What a rehearsal of the stack of 2026 will do, worked out before anything starts.
+
+Needs nothing but the standard library. Keys are verl's own; what is not named here is verl's default.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from post_training.arguments import absolute
+from post_training.environment_files import read_environment
+from post_training.models.families import sizes_of
+from post_training.overrides import setting
+from rehearsal.plan import (
+    CHECKPOINT_SCRIPT,
+    CHECKPOINT_SEED,
+    DEFAULT_TEST_DATA,
+    DEFAULT_TRAIN_DATA,
+    REWARD,
+    ROOT,
+    RUNS,
+    checkpoint_folder,
+)
+from rehearsal.tiny_model.architecture import TINY_MODELS
+
+ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
+MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
+# Of each backend, the default first: verl's configuration of Megatron takes 16 bits alone.
+PRECISIONS = {"fsdp2": ("float32", "bfloat16"), "megatron": ("bfloat16",)}
+BACKENDS = tuple(PRECISIONS)
+DATASET = "arithmetic"
+_ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The user's choices. ``model`` is one of `MODELS`, ``backend`` one of `BACKENDS`; ``dies`` are emulated.
+
+    ``precision`` is the type in which training and rollout compute, one of `PRECISIONS` of the backend.
+    """
+
+    model: str = "qwen3"
+    backend: str = "fsdp2"
+    steps: int = 25
+    seed: int = 1
+    dies: int = 1
+    device_memory_mb: int = 1024
+    precision: str = "float32"
+    output: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every path and command of one run. ``folder`` is its private one for temporary files; None before it begins."""
+
+    options: Options
+    output: Path
+    checkpoint: Path
+    folder: Path | None = None
+
+    @property
+    def train_data(self) -> Path:
+        """The parquet file to train on."""
+        return self.output / "data" / "train.parquet"
+
+    @property
+    def test_data(self) -> Path:
+        """The parquet file to validate on."""
+        return self.output / "data" / "test.parquet"
+
+    @property
+    def log(self) -> Path:
+        """Everything that the run's processes print."""
+        return self.output / "logs" / "run.log"
+
+    @property
+    def upstream_metrics(self) -> Path:
+        """What verl's own file logger writes."""
+        return self.output / "verl_metrics.jsonl"
+
+    @property
+    def composed(self) -> Path:
+        """Where Hydra writes the composed configuration."""
+        return self.output / "hydra" / ".hydra" / "config.yaml"
+
+    def checkpoint_command(self) -> list[str]:
+        """Makes the tiny checkpoint with its tokenizer."""
+        command = [sys.executable, str(CHECKPOINT_SCRIPT), "--output", str(self.checkpoint)]
+        command.append("--published-end")
+        return [*command, "--model-type", self.options.model, "--seed", str(CHECKPOINT_SEED)]
+
+    def data_command(self) -> list[str]:
+        """Makes the two parquet files."""
+        command = [sys.executable, str(ROOT / "scripts" / "json_to_parquet.py"), "--data_source", DATASET]
+        command += ["--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
+        return [*command, "--output_dir", str(self.output / "data")]
+
+    def run_command(self) -> list[str]:
+        """Trains."""
+        own = list(self.overrides())
+        return [sys.executable, "-m", "rehearsal.stack_2026.training", *own, *self.options.overrides]
+
+    def overrides(self) -> Iterator[str]:
+        """Hydra overrides of verl's own configuration; those of the user come after them and win."""
+        if self.options.backend == "megatron":
+            yield from ("--config-path=config", "--config-name=ppo_megatron_trainer.yaml")
+        yield from _paths(self)
+        yield from _task(self.options)
+        yield from _rollout(self.options)
+        yield from _megatron(self.options) if self.options.backend == "megatron" else _fsdp(self.options)
+        yield from _processes(self)
+
+    def environment(self) -> dict[str, str]:
+        """The variables that the run's commands get on top of the user's environment."""
+        inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        own = {
+            **read_environment(ENVIRONMENT_FILE),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *inherited])),
+            # verl starts npu-smi, which lies beside this Python.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+            # Operators refuse what their documents forbid, and collectives complete at wait() only, as on a real NPU.
+            "NPU_EMULATOR_STRICT": "float32" if self.options.precision == "float32" else "1",
+            "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asserts it
+            # verl asks npu-smi for card 1, and where there is none for the first of these.
+            "ASCEND_VISIBLE_DEVICES": ",".join(map(str, range(self.options.dies))),
+            "NPU_EMULATOR_DEVICES": str(self.options.dies),
+            "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
+            "NPU_EMULATOR_METERS": str(self.output / "meters"),
+            "VERL_FILE_LOGGER_PATH": str(self.upstream_metrics),
+        }
+        if self.folder is not None:
+            # Dies of its own: other runs on this machine take none of their memory.
+            own |= {"TMPDIR": str(self.folder), "NPU_EMULATOR_NODE": self.folder.name}
+        return own
+
+
+def make_plan(options: Options, time_name: str) -> Plan:
+    """Works out a run; ``time_name`` names its folder unless the options say where to write."""
+    return Plan(options, absolute(options.output or RUNS / time_name), checkpoint_folder(checkpoint_key(options.model)))
+
+
+def checkpoint_key(model: str) -> str:
+    """A hash of everything that the tiny checkpoint of a family is made from, with the libraries of this stack."""
+    sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py")), DEFAULT_TRAIN_DATA]
+    sources += [ROOT / "requirements" / "2026" / "runtime.lock"]
+    digest = hashlib.sha256(f"2026 {model} {CHECKPOINT_SEED}".encode())
+    for path in sources:
+        digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
+    return digest.hexdigest()[:16]
+
+
+def _paths(plan: Plan) -> Iterator[str]:
+    yield setting("data.train_files", plan.train_data)
+    yield setting("data.val_files", plan.test_data)
+    yield setting("actor_rollout_ref.model.path", plan.checkpoint)
+    yield setting("reward.custom_reward_function.path", REWARD)
+    yield setting("trainer.default_local_dir", plan.output / "checkpoints")
+    yield setting("hydra.run.dir", plan.composed.parents[1])
+
+
+def _task(options: Options) -> Iterator[str]:
+    """GRPO on 32 exercises a step, with the sizes of the rehearsal of 2025."""
+    yield from ("algorithm.adv_estimator=grpo", "reward.custom_reward_function.name=compute_score")
+    yield from ("data.train_batch_size=32", "data.max_prompt_length=16", "data.max_response_length=10")
+    yield from ("data.dataloader_num_workers=0", f"data.seed={options.seed}", f"{_ACTOR}.ppo_mini_batch_size=32")
+    yield from (f"{_ACTOR}.ppo_micro_batch_size_per_gpu=64", f"{_REF}.log_prob_micro_batch_size_per_gpu=64")
+    yield from (
+        f"{_ACTOR}.use_kl_loss=true",
+        f"{_ACTOR}.kl_loss_coef=0.001",
+        f"{_ACTOR}.data_loader_seed={options.seed}",
+    )
+    yield from (f"{_ACTOR}.optim.lr=2e-4", f"{_ACTOR}.optim.clip_grad=1.0", f"{_ACTOR}.optim.weight_decay=0.01")
+    yield from ("trainer.logger=[console,file]", "trainer.val_before_train=false", "trainer.save_freq=-1")
+    yield from ("trainer.total_epochs=1000", f"trainer.total_training_steps={options.steps}")
+    yield from ("trainer.project_name=rehearsal", f"trainer.experiment_name={options.model}-tiny")
+    yield from ("trainer.resume_mode=disable", "trainer.nnodes=1", f"trainer.n_gpus_per_node={options.dies}")
+
+
+def _rollout(options: Options) -> Iterator[str]:
+    """One instance of vLLM on two dies each, or on the one that there is; it sleeps while the update runs."""
+    yield from (f"{_ROLLOUT}.name=vllm", f"{_ROLLOUT}.n=8", f"{_ROLLOUT}.dtype={options.precision}")
+    yield from (f"{_ROLLOUT}.seed={options.seed}", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu=64")
+    yield f"{_ROLLOUT}.tensor_model_parallel_size={2 if options.dies % 2 == 0 else 1}"
+    yield from (f"{_ROLLOUT}.gpu_memory_utilization=0.5", f"{_ROLLOUT}.enforce_eager=true")
+    yield from (f"{_ROLLOUT}.max_model_len=32", f"{_ROLLOUT}.max_num_seqs=128", f"{_ROLLOUT}.calculate_log_probs=true")
+    yield from (
+        f"{_ROLLOUT}.max_num_batched_tokens=2048",
+        f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=16",
+    )
+    # Enough for every sequence in flight: clearing the cache takes a host's time here.
+    yield f"+{_ROLLOUT}.engine_kwargs.vllm.num_gpu_blocks_override=256"
+
+
+def _fsdp(options: Options) -> Iterator[str]:
+    yield f"{_ACTOR}.strategy=fsdp2"
+    for part in (_ACTOR, _REF):
+        # inductor's kernels are compiled for a device's cores.
+        yield from (f"{part}.use_torch_compile=false", f"{part}.fsdp_config.use_torch_compile=false")
+        yield from (f"{part}.fsdp_config.dtype={options.precision}", f"{part}.fsdp_config.seed={options.seed}")
+
+
+def _megatron(options: Options) -> Iterator[str]:
+    """Experts lie on all dies, and everything else on each of them."""
+    yield "actor_rollout_ref.model.external_lib=verl_plugin.megatron_core"
+    yield from (f"{_ACTOR}.use_torch_compile=false", f"{_ACTOR}.megatron.vanilla_mbridge=true")
+    # Megatron-core's own attention takes padded batches.
+    yield from (f"{_ACTOR}.megatron.use_remove_padding=false", f"{_ACTOR}.megatron.seed={options.seed}")
+    yield from (f"{part}.megatron.dtype={options.precision}" for part in (_ACTOR, _REF))
+    if sizes_of(TINY_MODELS[options.model]).experts:
+        yield f"{_ACTOR}.megatron.expert_model_parallel_size={options.dies}"
+
+
+def _processes(plan: Plan) -> Iterator[str]:
+    """Few processes, on a machine with few cores. Ray counts logical slots, not cores."""
+    yield from (f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1")
+    yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
+    yield from (
+        f"ray_kwargs.ray_init.num_cpus={4 * plan.options.dies + 8}",
+        "+ray_kwargs.ray_init.include_dashboard=false",
+    )
+    yield "+ray_kwargs.ray_init.object_store_memory=500000000"
+    if plan.folder is not None:
+        yield setting("+ray_kwargs.ray_init._temp_dir", plan.folder / "ray")

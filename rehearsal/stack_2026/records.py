@@ -1,0 +1,49 @@
+"""The metrics that verl's file logger writes, as records of a run that the reports read."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from post_training.report.metrics import read_entries
+
+# verl's differences are of probabilities, which are at most as far apart as their logarithms.
+PROBABILITY_DIFFERENCE = "training/rollout_probs_diff_max"
+PROBABILITY_DIFFERENCE_MEAN = "training/rollout_probs_diff_mean"
+
+
+class RecordWriter:
+    """Appends a record for every step that verl has logged since the last call.
+
+    Args:
+        source: the file of verl's logger: one object a line with `step` and `data`.
+        target: the records: one object a line with `step`, `time` and `metrics`.
+        clock: returns Unix seconds; a step's time is when it was seen, as verl's lines have none.
+    """
+
+    def __init__(self, source: Path, target: Path, clock: Callable[[], float] = time.time) -> None:
+        self._source = source
+        self._target = target
+        self._clock = clock
+        self._written = 0
+
+    def update(self) -> None:
+        """Appends what is new.
+
+        Raises:
+            ReportError: a line of the source is no record of a step.
+        """
+        entries = read_entries(self._source, step=int, data=dict)
+        with self._target.open("a") as file:
+            for entry in entries[self._written :]:
+                record = {"step": entry["step"], "time": self._clock(), "metrics": _numbers(entry["data"])}
+                file.write(json.dumps(record) + "\n")
+        self._written = len(entries)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics that are numbers; None for one that is not finite."""
+    kept = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    return {name: value if math.isfinite(value) else None for name, value in kept.items()}

@@ -1,0 +1,174 @@
+"""The stages of a rehearsal of the stack of 2026: check, prepare, train, report."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from post_training.disks import describe_full_disk
+from post_training.models.families import family_of
+from post_training.processes.command import SignalFlag, run_to_the_end
+from post_training.processes.logs import last_error, last_line
+from post_training.report import RunFacts, read_records, summarise
+from post_training.report.meters import read_meters
+from post_training.report.metrics import REWARD, StepRecord, training_steps
+from post_training.report.run_folder import CONFIGURATION, METERS, METRICS
+from post_training.run_lock import owning
+from post_training.terminal import escaped
+from rehearsal.display import Progress, emulated_dies, format_duration, print_rows
+from rehearsal.plan import ROOT
+from rehearsal.preflight import check_device_memory, check_output, count_parameters, is_whole
+from rehearsal.stack_2026.plan import Plan
+from rehearsal.stack_2026.records import PROBABILITY_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN, RecordWriter
+from rehearsal.stages import RunFailed, link_latest
+from rehearsal.tiny_model.architecture import TINY_MODELS
+
+# Metrics that every step has, and that are finite in a run that learns.
+_NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Carries out a plan, showing progress on ``console`` and stopping at a signal in ``signals``.
+
+    ``launched`` is the Unix time at which the user started the command; all times shown count from it.
+    """
+
+    console: Console
+    signals: SignalFlag
+    launched: float
+
+    def carry_out(self, plan: Plan) -> dict[str, Any]:
+        """Checks, prepares, trains and reports; returns the summary.
+
+        Raises:
+            FolderInUse: another run writes the output folder.
+            Interrupted: a signal ended it.
+            PreflightError: the folder cannot be written, or the model does not fit.
+            RunFailed: a command failed.
+        """
+        check_output(plan.output)
+        with owning([plan.output], "rehearsal"):
+            self._prepare(plan)
+            check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
+            link_latest(plan.output)
+            return self._train(plan)
+
+    def _prepare(self, plan: Plan) -> None:
+        """Makes the checkpoint, where there is none yet, and the parquet files."""
+        plan.output.mkdir(parents=True, exist_ok=True)
+        if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
+            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; it is made again")
+            shutil.rmtree(plan.checkpoint)
+        if not plan.checkpoint.exists():
+            name = family_of(TINY_MODELS[plan.options.model]).name
+            self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
+        self._prepare_step("Making the parquet files", plan.data_command(), plan)
+
+    def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
+        started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
+        with self.console.status(f"{title} ...") as line:
+
+            def show_last_line() -> None:
+                line.update(f"{title} ... {escaped(last_line(log))}")
+
+            status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
+        if status != 0:
+            raise RunFailed(f"{title} failed: {last_error(log)}", log)
+        self.console.print(f"{title:<46}{time.monotonic() - started:5.0f} s")
+
+    def _train(self, plan: Plan) -> dict[str, Any]:
+        steps = plan.options.steps
+        dies = emulated_dies(plan.options.dies)
+        self.console.print(f"Training for {steps} steps on {dies}; log: {escaped(str(plan.log))}")
+        records = RecordWriter(plan.upstream_metrics, plan.output / METRICS)
+        with Progress(self.console, plan.output, steps, self.launched) as progress:
+
+            def show() -> None:
+                records.update()
+                progress.update()
+
+            status = run_to_the_end(plan.run_command(), plan.environment(), ROOT, plan.log, self.signals, show)
+        if plan.composed.exists():
+            shutil.copy(plan.composed, plan.output / CONFIGURATION)
+        failure = describe_full_disk([plan.output]) if status != 0 else None
+        failure = failure or failure_of(status, progress.records, steps, plan.log)
+        facts = RunFacts(
+            plan.options.seed,
+            plan.options.dies,
+            wall_s=time.time() - self.launched,
+            precision=plan.options.precision,
+            startup_s=progress.startup_seconds(),
+        )
+        summary = write_report(plan.output, facts, failure)
+        if failure is not None:
+            raise RunFailed(failure, plan.log)
+        return summary
+
+
+def failure_of(status: int, records: Sequence[StepRecord], steps: int, log: Path) -> str | None:
+    """Returns the sentence with which a run failed, or None: it has to make its steps, with numbers in every metric."""
+    if status != 0:
+        return last_error(log)
+    if len(records) < steps:
+        return f"The run ended after {len(records)} of {steps} steps"
+    for record in records:
+        if record.metrics.get(PROBABILITY_DIFFERENCE) is None:
+            return f"Rollout and training were not compared at step {record.step}: {PROBABILITY_DIFFERENCE} is missing"
+        for name in _NUMBERS:
+            if record.metrics.get(name) is None:
+                return f"{name} is not a finite number at step {record.step}"
+    return None
+
+
+def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> dict[str, Any]:
+    """Writes summary.json and report.html beside the run's metrics; returns the summary."""
+    from post_training.report.run_page import write_page
+
+    records = training_steps(read_records(output / METRICS))
+    summary = summarise(records, facts, emulator=read_meters(output / METERS), failure=failure)
+    summary |= probability_differences(records)
+    (output / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if (output / CONFIGURATION).exists():  # a run that failed before it had one has nothing to show
+        write_page(output)
+    return summary
+
+
+def probability_differences(records: list[StepRecord]) -> dict[str, float | None]:
+    """How far the probabilities of sampled tokens are apart in rollout and training, at most over all steps."""
+    names = {"rollout_prob_diff_max": PROBABILITY_DIFFERENCE, "rollout_prob_diff_mean": PROBABILITY_DIFFERENCE_MEAN}
+    found = {
+        key: [value for record in records if (value := record.metrics.get(name)) is not None]
+        for key, name in names.items()
+    }
+    return {key: max(values, default=None) for key, values in found.items()}
+
+
+def print_summary(console: Console, summary: dict[str, Any], output: Path) -> None:
+    """Prints the end of a successful run."""
+
+    def shown(name: str, form: str) -> str:
+        return "not measured" if summary[name] is None else format(summary[name], form)
+
+    stages = ", ".join(f"{name} {value:.2f}" for name, value in summary["stage_seconds"].items() if value is not None)
+    peak = max((summary["peak_device_bytes"] or {}).values(), default=None)
+    rows = {
+        "reward": f"{shown('reward_first', '.3f')} -> {shown('reward_last', '.3f')} (means of the first and the last 5 "
+        "steps)",
+        "seconds a step": f"{shown('step_seconds', '.2f')}: {stages}",
+        "start-up": f"{shown('startup_s', '.1f')} s from the command to the first step",
+        "probabilities": f"of sampled tokens: rollout and training differ by at most "
+        f"{shown('rollout_prob_diff_max', '.2e')}, {shown('rollout_prob_diff_mean', '.2e')} on average",
+        "device peak": "not measured" if peak is None else f"{peak / 2**20:.0f} MiB",
+        "report": str(output / "report.html"),
+        "files": str(output),
+    }
+    title = f"{summary['steps']} steps on {emulated_dies(summary['dies'])}, seed {summary['seed']}"
+    console.print(Text(f"\nDone in {format_duration(summary['wall_s'])}: {title}", style="bold"))
+    print_rows(console, rows)

@@ -1,0 +1,44 @@
+"""verl's own `main_ppo`, whose Ray workers are forked: `python -m rehearsal.stack_2026.training key=value ...`.
+
+The same as `python -m verl.trainer.main_ppo` with the same arguments, and the same result. It starts sooner, on a small
+machine without an NPU: the processes of Ray and of vLLM, nine with one die, share one import of everything. verl's key
+`ray_kwargs.ray_init.runtime_env.py_executable` names what Ray starts as a worker; nothing of verl is patched.
+"""
+
+import runpy
+import sys
+
+from post_training.overrides import quoted
+from rehearsal.prefork import start_template
+
+# What imports no Ray is imported beside the driver's own imports; the rest with the first worker.
+EARLY = ("torch", "transformers")
+LATE = (
+    "vllm.v1.engine.async_llm",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm_ascend.worker.worker",
+    "verl.trainer.ppo.v1",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "verl.experimental.agent_loop",
+)
+MEGATRON = ("mbridge", "megatron.core.models.gpt", "megatron.core.optimizer")
+KEY = "ray_kwargs.ray_init.runtime_env.py_executable"
+
+
+def main(arguments: list[str]) -> None:
+    """Runs verl's entry point with workers that are forked; ends the process as that does."""
+    late = (*LATE, *MEGATRON) if any("megatron" in argument for argument in arguments) else LATE
+    template = start_template(late, early=EARLY)
+    sys.argv = ["main_ppo", *arguments, f"{KEY}={quoted(template.py_executable)}"]
+    try:
+        runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
+    finally:
+        import ray
+
+        ray.shutdown()
+        template.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,40 @@
+"""Megatron-core without TransformerEngine computes what transformers does, with experts on one die and on two."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rehearsal.plan import DEFAULT_TRAIN_DATA
+from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+
+MODELS = ("qwen3", "qwen3_moe", "deepseek_v3")
+# Of logits near 5, in float32.
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory) -> list[Path]:
+    """Models with random weights, norms and biases."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name in MODELS:
+        request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, "float32", warm_start=None, model_type=name)
+        make_checkpoint(request, folder / name, lambda *_: None)
+    return [folder / name for name in MODELS]
+
+
+@pytest.mark.parametrize("dies", [1, 2])
+def test_megatron_core_equals_transformers(checkpoints, dies):
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.verl.megatron_program", *map(str, checkpoints)]
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-3000:]
+    results = json.loads(run.stdout.splitlines()[-1])
+    assert results.keys() == set(MODELS)
+    for name, found in results.items():
+        assert found["logits"] < TOLERANCE and found["gradient"] < 1e-3, (name, found)
+        assert found["differ"] == 0, (name, found)

@@ -1,0 +1,45 @@
+"""The keys of a rehearsal of the stack 2026 are ones that verl's own configuration has."""
+
+import sys
+
+import pytest
+
+from rehearsal.stack_2026.__main__ import main, parse_arguments
+from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, Options, make_plan
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
+    from hydra import compose, initialize_config_module
+
+    options = Options(model, backend, dies=4, precision=PRECISIONS[backend][0], output=tmp_path)
+    plan = make_plan(options, "now")
+    given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
+    name = "ppo_megatron_trainer" if backend == "megatron" else "ppo_trainer"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(name, overrides=given)
+    assert config.actor_rollout_ref.model.path == str(plan.checkpoint)
+    assert config.actor_rollout_ref.actor.strategy == backend
+    if backend == "megatron":
+        experts = 1 if model == "qwen3" else 4
+        assert config.actor_rollout_ref.actor.megatron.expert_model_parallel_size == experts
+
+
+def test_overrides_of_the_user_come_last(tmp_path):
+    options, dry_run = parse_arguments(["--steps", "3", "--output", str(tmp_path), "--", "trainer.save_freq=1"])
+    assert not dry_run and options.steps == 3
+    assert make_plan(options, "now").run_command()[-1] == "trainer.save_freq=1"
+
+
+def test_precision_that_a_backend_lacks_rejected(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--backend", "megatron", "--precision", "float32"])
+    assert "--precision=float32 is invalid" in capsys.readouterr().err
+    assert parse_arguments(["--backend", "megatron"])[0].precision == "bfloat16"
+
+
+def test_dry_run_starts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rehearse.sh", "--dry-run", "--output", str(tmp_path / "run")])
+    assert main() == 0
+    assert "rehearsal.stack_2026.training" in capsys.readouterr().out and not (tmp_path / "run").exists()

@@ -1,0 +1,57 @@
+"""verl's own metrics become the records that the reports read; a run that was not compared is no success."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from post_training.report import StepRecord, read_records
+from rehearsal.stack_2026.records import PROBABILITY_DIFFERENCE, RecordWriter
+from rehearsal.stack_2026.stages import failure_of, probability_differences
+
+GOOD = {PROBABILITY_DIFFERENCE: 0.01, "critic/score/mean": 0.5, "actor/grad_norm": 1.0, "actor/loss": 0.1}
+
+
+def append(path: Path, step: int, **data: object) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps({"step": step, "data": data}) + "\n")
+
+
+def test_new_steps_are_appended_once(tmp_path):
+    source, target = tmp_path / "verl.jsonl", tmp_path / "metrics.jsonl"
+    times = iter([10.0, 20.0])
+    writer = RecordWriter(source, target, clock=lambda: next(times))
+    writer.update()
+    append(source, 1, **{"critic/score/mean": 0.5, "name": "text"})
+    writer.update()
+    append(source, 2, **{"critic/score/mean": float("nan")})
+    writer.update()
+    writer.update()
+    records = read_records(target)
+    assert [(record.step, record.time) for record in records] == [(1, 10.0), (2, 20.0)]
+    assert [record.metrics for record in records] == [{"critic/score/mean": 0.5}, {"critic/score/mean": None}]
+
+
+def test_differences_are_the_largest_of_all_steps():
+    records = [StepRecord(step, 0.0, {PROBABILITY_DIFFERENCE: value}) for step, value in ((1, 0.2), (2, 0.1))]
+    assert probability_differences(records) == {"rollout_prob_diff_max": 0.2, "rollout_prob_diff_mean": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "words"),
+    [
+        ({}, 1, None),
+        ({}, 2, "ended after 1 of 2 steps"),
+        ({PROBABILITY_DIFFERENCE: None}, 1, "were not compared at step 1"),
+        ({"actor/grad_norm": None}, 1, "actor/grad_norm is not a finite number at step 1"),
+    ],
+)
+def test_incomplete_runs_fail(tmp_path, changes, steps, words):
+    found = failure_of(0, [StepRecord(1, 0.0, GOOD | changes)], steps, tmp_path / "run.log")
+    assert (found is None) if words is None else (words in found)
+
+
+def test_a_failed_command_is_told_by_its_log(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("line\nerror: no room\n")
+    assert failure_of(1, [], 2, log) == "no room"

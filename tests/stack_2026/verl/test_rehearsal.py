@@ -1,0 +1,49 @@
+"""Two steps of unmodified verl 0.9.1 on emulated dies; updated weights reach vLLM, and it shows where they do not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal.plan import ROOT
+
+pytestmark = pytest.mark.slow
+# verl hands weights over in bfloat16 with FSDP2.
+BFLOAT16 = 0.05
+STEPS = 2
+
+
+def rehearse(output: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rehearsal.stack_2026", "--steps", str(STEPS), "--output", str(output)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE"):  # of the tests: the rehearsal has its own
+        environment.pop(name, None)
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=900)
+
+
+def summary_of(output: Path) -> dict[str, Any]:
+    return json.loads((output / "summary.json").read_text())
+
+
+def test_fsdp2_makes_steps_on_one_die(tmp_path):
+    run = rehearse(tmp_path / "run", "--model", "qwen3", "--dies", "1")
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    summary = summary_of(tmp_path / "run")
+    assert summary["steps"] == STEPS and 0 < summary["rollout_prob_diff_max"] < BFLOAT16
+    assert (tmp_path / "run" / "report.html").exists() and "Done in" in run.stdout
+
+
+def test_megatron_is_rejected_before_anything_is_made(tmp_path):
+    run = rehearse(tmp_path / "run", "--backend", "megatron")
+    assert run.returncode == 2 and "--backend=megatron is invalid" in run.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_do_not_arrive_show_in_the_probabilities(tmp_path):
+    own = {"VERL_USE_EXTERNAL_MODULES": "tests.stack_2026.verl.without_weights"}
+    rehearse(tmp_path / "run", "--model", "qwen3", "--dies", "1", **own)
+    assert summary_of(tmp_path / "run")["rollout_prob_diff_max"] > 10 * BFLOAT16

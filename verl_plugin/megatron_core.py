@@ -1,0 +1,151 @@
+"""Megatron-core alone as the training engine on an NPU: mbridge's bridges with layers that need no TransformerEngine.
+
+On a real NPU MindSpeed stands in for TransformerEngine. Package registries have megatron-core and mbridge, and no
+MindSpeed: with this module verl's engine `megatron` runs on these two, with Megatron-core's own layers
+(`get_gpt_decoder_block_spec` without TransformerEngine). mbridge's `register_model` is the extension point: the last
+bridge of a model type counts.
+
+    VERL_USE_EXTERNAL_MODULES=verl_plugin.megatron_core
+
+These layers take padded batches alone (actor_rollout_ref.actor.megatron.use_remove_padding=false) and one context
+parallel rank.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch_npu.contrib.transfer_to_npu  # noqa: F401  (Megatron-core asks for torch.cuda)
+from mbridge.core import LLMBridge, register_model
+from mbridge.models.deepseek_v3 import DeepseekV3Bridge
+from mbridge.models.qwen3 import Qwen3Bridge
+from mbridge.models.qwen3moe import Qwen3MoEBridge
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.transformer_config import MLATransformerConfig
+from torch import nn
+
+from verl_plugin.patches.megatron.core.transformer import multi_latent_attention
+from verl_plugin.patches.megatron.core.transformer.moe import moe_utils
+
+# A parameter of one expert, as Megatron-core's own experts are named; TransformerEngine's have the number at the end.
+_EXPERT = re.compile(r"\.mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<linear>linear_fc[12])\.weight$")
+# Norms that TransformerEngine keeps in the linear layer behind them.
+_LATENT_NORMS = {
+    ".self_attention.q_layernorm.weight": ".self_attention.linear_q_up_proj.layer_norm_weight",
+    ".self_attention.kv_layernorm.weight": ".self_attention.linear_kv_up_proj.layer_norm_weight",
+}
+_INPUT_NORM = {".input_layernorm.weight": ".self_attention.linear_qkv.layer_norm_weight"}
+_DENSE_NORM = {".pre_mlp_layernorm.weight": ".mlp.linear_fc1.layer_norm_weight"}
+# Keys of YaRN that Megatron-core calls as transformers does.
+_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings")
+# What needs kernels of TransformerEngine, of apex or of Megatron's own extensions for CUDA.
+_WITHOUT_KERNELS = {
+    "moe_grouped_gemm": False,
+    "moe_shared_expert_overlap": False,
+    "persist_layer_norm": False,
+    "masked_softmax_fusion": False,
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+}
+
+multi_latent_attention.apply()
+moe_utils.apply()
+
+
+class LatentAttention(DotProductAttention):
+    """Megatron-core's own attention, for heads whose values are not as wide as their keys (MLA)."""
+
+    def __init__(self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if v_channels is not None:  # Megatron-core builds it once without the widths, and then with them
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+
+class WithoutTransformerEngine(LLMBridge):
+    """Builds a bridge's model from Megatron-core's own layers, and gives their parameters the names that it maps."""
+
+    def __init__(self, hf_config: Any, *args: Any, **kwargs: Any) -> None:
+        _restore_rope_keys(hf_config)
+        super().__init__(hf_config, *args, **kwargs)
+
+    def _build_base_config(self, **kwargs: Any) -> Any:
+        # mbridge 0.15.1 has an earlier name of it; Megatron-core 0.16 rejects that.
+        if "max_position_embeddings" in kwargs:
+            earlier = kwargs.pop("max_position_embeddings")
+            kwargs.setdefault("original_max_position_embeddings", earlier)
+        # Nor are zero layers for the prediction of more tokens none to Megatron-core.
+        if kwargs.get("mtp_num_layers") == 0:
+            del kwargs["mtp_num_layers"]
+        return super()._build_base_config(**{**kwargs, **_WITHOUT_KERNELS})
+
+    def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:
+        self.has_vp_stage = True
+        spec = get_gpt_decoder_block_spec(
+            self.config, use_transformer_engine=False, normalization=self.config.normalization, vp_stage=vp_stage
+        )
+        if isinstance(self.config, MLATransformerConfig):
+            for layer in spec.layer_specs:
+                layer.submodules.self_attention.submodules.core_attention = LatentAttention
+        return spec
+
+    def _weight_name_mapping_mcore_local_to_global(self, model: nn.Module, consider_ep: bool = True) -> dict[str, str]:
+        """Maps this rank's names to those of the whole model, in TransformerEngine's form, which mbridge knows."""
+        names = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep=False)
+        first = 0
+        if consider_ep and self.mpu.ep_size > 1:
+            first = self.config.num_moe_experts // self.mpu.ep_size * self.mpu.ep_rank
+        return {local: self._renamed(name, first) for local, name in names.items()}
+
+    def _renamed(self, name: str, first_expert: int) -> str:
+        found = _EXPERT.search(name)
+        if found:
+            expert = int(found["expert"]) + first_expert
+            return f"{name[: found.start()]}.mlp.experts.{found['linear']}.weight{expert}"
+        norms = _LATENT_NORMS if isinstance(self.config, MLATransformerConfig) else _INPUT_NORM
+        if self.config.num_moe_experts is None:
+            norms = norms | _DENSE_NORM
+        for own, mapped in norms.items():
+            if name.endswith(own):
+                return name.removesuffix(own) + mapped
+        return name
+
+
+def _restore_rope_keys(hf_config: Any) -> None:
+    """Gives a configuration of transformers 5, which has `rope_parameters` alone, the keys that mbridge reads."""
+    parameters = getattr(hf_config, "rope_parameters", None) or {}
+    if "rope_theta" in parameters and not hasattr(hf_config, "rope_theta"):
+        hf_config.rope_theta = parameters["rope_theta"]
+
+
+@register_model("qwen3")
+class LocalQwen3Bridge(WithoutTransformerEngine, Qwen3Bridge):
+    """Qwen3, dense."""
+
+
+@register_model("qwen3_moe")
+class LocalQwen3MoEBridge(WithoutTransformerEngine, Qwen3MoEBridge):
+    """Qwen3 with experts."""
+
+
+@register_model("deepseek_v3")
+class LocalDeepseekV3Bridge(WithoutTransformerEngine, DeepseekV3Bridge):
+    """DeepSeek-V3, with what mbridge 0.15.1 leaves out beside transformers 5: YaRN, and groups of experts.
+
+    mbridge looks for `rope_scaling` among the keys of the configuration, which transformers 5 keeps in
+    `rope_parameters`, and builds plain rotary embeddings; and it lets a token choose among all groups of experts. Both
+    are silent. Weights in float32 are read as they are: mbridge's own reader is for FP8 and bfloat16.
+    """
+
+    def _build_base_config(self, **kwargs: Any) -> Any:
+        rope = getattr(self.hf_config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "yarn":
+            kwargs |= {"rope_type": "yarn", "rotary_scaling_factor": rope["factor"]}
+            kwargs |= {name: rope[name] for name in _YARN if name in rope}
+        kwargs["moe_router_num_groups"] = self.hf_config.n_group
+        kwargs["moe_router_group_topk"] = self.hf_config.topk_group
+        return super()._build_base_config(**kwargs)
+
+    def _get_safetensor_io(self, weights_path: str) -> Any:
+        return LLMBridge._get_safetensor_io(self, weights_path)
