@@ -28,6 +28,7 @@ from torch import nn
 
 from verl_plugin.patches.megatron.core.transformer import multi_latent_attention
 from verl_plugin.patches.megatron.core.transformer.moe import moe_utils
+from verl_plugin.patches.torch import tensor
 
 # A parameter of one expert, as Megatron-core's own experts are named; TransformerEngine's have the number at the end.
 _EXPERT = re.compile(r"\.mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<linear>linear_fc[12])\.weight$")
@@ -52,6 +53,7 @@ _WITHOUT_KERNELS = {
 
 multi_latent_attention.apply()
 moe_utils.apply()
+tensor.apply()
 
 
 class LatentAttention(DotProductAttention):

@@ -79,7 +79,22 @@ OP(CrossEntropyLossGrad,
      put(out, of_logs - logs.exp() * of_logs.sum(1, true));
    })
 
-// Each tensor is cut into chunks along its first dimension, padded with zeros; chunk i of all tensors is row i.
+#if NPU_EMULATOR_CANN_9
+// Each tensor is cut into chunks along `dim`, padded with zeros; chunk i of all tensors, flattened, is row i.
 OP(ChunkCat, [](Tensors tensors, int64_t dim, int64_t chunks, Tensor out) {
-  put(out, at::_chunk_cat(tensors, dim, chunks));
+  TORCH_CHECK(!tensors.empty() && chunks > 0, tensors.size(), " tensors in ", chunks, " chunks");
+  std::vector<Tensor> rows;
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK(tensor.defined() && dim >= 0 && dim < tensor.dim(), "dim ", dim, " of a tensor that has no such dimension");
+    const auto size = tensor.size(dim), padded = (size + chunks - 1) / chunks * chunks;
+    auto sizes = tensor.sizes().vec();
+    sizes[dim] = padded;
+    auto whole = at::zeros(sizes, tensor.options());
+    whole.narrow(dim, 0, size).copy_(tensor);
+    std::vector<int64_t> cut(sizes.begin(), sizes.begin() + dim);
+    cut.insert(cut.end(), {chunks, padded ? whole.numel() / (c10::multiply_integers(cut) * chunks) : 0});
+    rows.push_back(whole.reshape(cut));
+  }
+  put(out, at::cat(rows, -1));
 })
+#endif

@@ -15,9 +15,6 @@ from post_training.terminal import escape_output
 from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, Options, Plan, make_plan
 
 DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
-_NO_MEGATRON = (
-    "Megatron-core 0.16.1 builds its optimizer for 16 bits from tensors of CUDA alone, and MindSpeed is not here"
-)
 _DESCRIPTION = """
 Rehearse a post-training with unmodified verl 0.9.1 and vLLM-Ascend 0.23.0 on emulated dies.
 
@@ -126,8 +123,6 @@ def main() -> int:
         if dry_run:
             print_plan(plan)
             return DONE
-        if options.backend == "megatron":
-            return _fail(f"--backend=megatron is invalid: {_NO_MEGATRON}. Set it to fsdp2.", REJECTED)
         return rehearse(plan)
 
 

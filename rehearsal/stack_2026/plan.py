@@ -208,8 +208,9 @@ def _megatron(options: Options) -> Iterator[str]:
     """Experts lie on all dies, and everything else on each of them."""
     yield "actor_rollout_ref.model.external_lib=verl_plugin.megatron_core"
     yield from (f"{_ACTOR}.use_torch_compile=false", f"{_ACTOR}.megatron.vanilla_mbridge=true")
-    # Megatron-core's own attention takes padded batches.
-    yield from (f"{_ACTOR}.megatron.use_remove_padding=false", f"{_ACTOR}.megatron.seed={options.seed}")
+    # Megatron-core's own attention takes padded batches; verl's workers give the engine the model's key.
+    yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
+    yield f"{_ACTOR}.megatron.seed={options.seed}"
     yield from (f"{part}.megatron.dtype={options.precision}" for part in (_ACTOR, _REF))
     if sizes_of(TINY_MODELS[options.model]).experts:
         yield f"{_ACTOR}.megatron.expert_model_parallel_size={options.dies}"

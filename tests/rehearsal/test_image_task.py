@@ -10,7 +10,7 @@ from scipy import ndimage
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
 from post_training.rewards import score
-from post_training.rewards.verifier import Judge
+from post_training.rewards.verifier import Verifier
 from rehearsal.image_task import (
     COLOURS,
     IMAGE_SIZE,
@@ -92,5 +92,5 @@ def test_an_image_is_four_vision_tokens():
 def test_only_the_asked_answer_is_rewarded():
     picture = all_pictures()[0]
     exercise = ImageExercise(picture, "side")
-    scores = {read_as: score(exercise.solution(read_as), exercise.answer, Judge()) for read_as in QUESTIONS}
+    scores = {read_as: score(exercise.solution(read_as), exercise.answer, Verifier()) for read_as in QUESTIONS}
     assert scores == {"count": 0.0, "colour": 0.0, "side": 1.0}

@@ -42,7 +42,8 @@ PROBLEMS = "\n".join(json.dumps({"problem": f"{n}+1", "answer": str(n + 1)}) for
 LAUNCHER = f"""
 import sys
 from pathlib import Path
-from rehearsal import __main__ as rehearsal, plan, processes
+from post_training.processes import command as processes
+from rehearsal import __main__ as rehearsal, plan
 processes._REMAINING_GRACE_S = 0.2
 mode = sys.argv.pop(1)
 class Fake(plan.Plan):

@@ -360,6 +360,8 @@ def unread_by_the_overlay(keys: set[str]) -> set[str]:
     """Keys of the overlay's own node whose section or field no code uses."""
     # The watch reads the limits of a phase by the phase's name.
     used = attributes_of_the_overlay() | set(WATCHED_PHASES)
+    # The engine reads the section of a feature whose switch is its field `enabled`.
+    used |= {feature.section.rpartition(".")[2] for feature in FEATURES if feature.section and feature.can_be_off}
     return {key for key in keys if not set(key.split("overlay.")[1].split(".")) <= used}
 
 
