@@ -28,13 +28,14 @@ def checkpoints(tmp_path_factory) -> list[Path]:
 
 @pytest.mark.parametrize("dies", [1, 2])
 def test_megatron_core_equals_transformers(checkpoints, dies):
+    compared = checkpoints if dies == 1 else checkpoints[1:]  # without experts nothing is spread over dies
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.verl.megatron_program", *map(str, checkpoints)]
+    command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.verl.megatron_program", *map(str, compared)]
     environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-3000:]
     results = json.loads(run.stdout.splitlines()[-1])
-    assert results.keys() == set(MODELS)
+    assert results.keys() == {folder.name for folder in compared}
     for name, found in results.items():
         assert found["logits"] < TOLERANCE and found["gradient"] < 1e-3, (name, found)
         assert found["differ"] == 0, (name, found)
