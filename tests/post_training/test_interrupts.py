@@ -41,7 +41,9 @@ def test_second_signal_and_forked_child_keep_silent(capfd):
                 signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt:
                 os._exit(7)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7 and capfd.readouterr().err == ""
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        # Libraries may speak at a fork (tokenizers does, where another test has used it before).
+        assert "stopping" not in capfd.readouterr().err
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
