@@ -50,6 +50,8 @@ USAGE
 }
 
 main() {
+    # A launcher names the configuration; whoever starts this file by hand can ask what it wants.
+    [[ ${1:-} != --help ]] || { usage; return; }
     local configuration=$1 cluster=$project_root/scripts/env/a3_256_dies.env action=run
     # shellcheck disable=SC2034 # the files of the launcher read them
     declare -g master='' joined='' taken_nodes=''

@@ -51,6 +51,8 @@ USAGE
 
 # shellcheck disable=SC2034 # one_node.sh reads what main sets
 main() {
+    # A launcher names configuration and dies; whoever starts this file by hand can ask what it wants.
+    [[ ${1:-} != --help ]] || { usage; return; }
     local configuration=$1 dies=$2 name
     shift 2
     declare -g emulate=false dry_run=false model='' data='' test_data='' chip='' steps='' output='' settings='' going_on=''

@@ -115,9 +115,12 @@ class RunFiles:
         file.parent.mkdir(parents=True, exist_ok=True)
         # One write of a whole line in append mode: lines of several processes of a node do not mix.
         line = (json.dumps(entry, allow_nan=False) + "\n").encode()
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, line)
+            # A process that was killed, or a full disk, can have left half a line, which is not this entry's beginning.
+            size = os.fstat(descriptor).st_size
+            whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
+            os.write(descriptor, line if whole else b"\n" + line)
         finally:
             os.close(descriptor)
 

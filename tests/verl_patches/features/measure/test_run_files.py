@@ -3,8 +3,10 @@ import json
 import numpy as np
 import torch
 
+from post_training.report.metrics import read_events
 from verl_patches.features.measure import run_files
 from verl_patches.features.measure.run_files import RunFiles, read_executed, read_faults, read_patches
+from verl_patches.features.training_checkpoint.run_records import take_back_steps
 
 
 def lines(path):
@@ -70,6 +72,15 @@ def test_faults_are_read_back_without_a_line_in_writing(tmp_path):
     with (tmp_path / "faults.jsonl").open("a") as file:
         file.write('{"kind": "half')
     assert read_faults(tmp_path) == [first]
+
+
+def test_event_after_half_a_line_stands_on_its_own(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"time": 1.0, "event": "ray_ready"}\n{"time": 2.0, "ev')
+    RunFiles(str(tmp_path)).note("data_ready")
+    take_back_steps(str(tmp_path), 0)  # what a run that goes on calls
+    assert [event["event"] for event in read_events(tmp_path)] == ["ray_ready", "data_ready"]
+    assert (tmp_path / "events.jsonl.damaged").read_text() == '{"time": 2.0, "ev\n'
 
 
 def test_an_empty_folder_name_writes_nothing(tmp_path, monkeypatch):
