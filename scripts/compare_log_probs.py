@@ -49,6 +49,7 @@ from rich.console import Console  # noqa: E402
 
 from post_training.arguments import absolute  # noqa: E402
 from post_training.checkpoint.durable import write_text_durably  # noqa: E402
+from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
@@ -144,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as interrupted:
         print(f"error: {interrupted} ended it; everything it started has been stopped", file=sys.stderr)
         return 128 + interrupted.number
-    except (InvalidComparison, DumpError, ComparisonError, OSError) as error:
+    except (InvalidComparison, DiesInUse, DumpError, ComparisonError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
 
@@ -380,11 +381,15 @@ def _captured(
     """Computes sides and writes their dumps.
 
     Raises:
+        DiesInUse: another job of this machine has one of the dies.
         InvalidComparison: that failed; the log is kept.
     """
     log = place.output / "logs" / f"{dtype}.log"
     print(f"{dtype}: {' and '.join(files)} on {source.dies} {'emulated ' if _emulated() else ''}dies ...", flush=True)
-    with private_folder("mismatch", on_removal=remove_emulated_dies) as private:
+    with (
+        claimed_dies(0 if _emulated() else source.dies),
+        private_folder("mismatch", on_removal=remove_emulated_dies) as private,
+    ):
         request = _requested(source, dtype, sequences, files, private)
         status = run_to_the_end(
             _command(source, request), _environment(source, dtype, private), ROOT, log, place.signals

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from post_training import claimed_dies
 from post_training.mismatch import points
 from post_training.mismatch.dumps import read_dump, write_dump
 from post_training.mismatch.points import of_layer
@@ -127,6 +128,16 @@ def test_a_checkpoint_is_given_to_the_ranks(run, tmp_path):
     arguments = (step, "--tokens", run / "tokens.jsonl", "--dtype", "float32")
     assert compared(tmp_path, *arguments) == 0
     assert json.loads((tmp_path / "request.json").read_text())["checkpoint"] == str(step / "actor")
+
+
+def test_dies_of_another_job_are_not_taken(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare_log_probs, "_emulated", lambda: False)
+    monkeypatch.setattr(compare_log_probs, "run_to_the_end", lambda *_, **__: pytest.fail("nothing is started"))
+    monkeypatch.setattr(claimed_dies, "devices_of_dies", lambda root: [tmp_path / f"davinci{die}" for die in range(4)])
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    with claimed_dies.claimed_dies(1, {"ASCEND_RT_VISIBLE_DEVICES": "3"}):
+        assert compared(tmp_path, run, "--tokens", run / "tokens.jsonl", "--dtype", "float32") == 3
+    assert "has die 3" in capsys.readouterr().err
 
 
 def test_for_several_nodes_the_commands_are_printed(run, tmp_path, monkeypatch, capsys):
