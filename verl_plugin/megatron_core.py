@@ -26,9 +26,7 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import nn
 
-from verl_plugin.patches.megatron.core.transformer import multi_latent_attention
-from verl_plugin.patches.megatron.core.transformer.moe import moe_utils
-from verl_plugin.patches.torch import tensor
+import overlay
 
 # A parameter of one expert, as Megatron-core's own experts are named; TransformerEngine's have the number at the end.
 _EXPERT = re.compile(r"\.mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<linear>linear_fc[12])\.weight$")
@@ -51,9 +49,7 @@ _WITHOUT_KERNELS = {
     "bias_dropout_fusion": False,
 }
 
-multi_latent_attention.apply()
-moe_utils.apply()
-tensor.apply()
+overlay.activate(stack="2026")  # the three patches of the feature megatron_core
 
 
 class LatentAttention(DotProductAttention):

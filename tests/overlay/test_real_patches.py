@@ -25,7 +25,11 @@ from tests.overlay.conftest import REPOSITORY
 
 PINS = Pins.read()
 PATCHES = make_plan(load(PINS.rooms())).patches
+# The stack 2026, whose upstreams are not installed beside those: what can be said without them.
+LATER_PINS = Pins.read(stack="2026")
+LATER_PATCHES = make_plan(load(LATER_PINS.rooms())).patches
 NAMED = [pytest.param(patch, id=patch.label) for patch in PATCHES]
+LATER = [pytest.param(patch, id=patch.label) for patch in LATER_PATCHES]
 CHANGED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.target in depends_on(patch)]
 
 
@@ -56,7 +60,12 @@ def test_a_patch_lies_where_its_target_does(patch):
         assert any(within(place, patch.module) for place in mirrored), f"it should be at one of {mirrored}"
 
 
-@pytest.mark.parametrize("patch", NAMED)
+@pytest.mark.parametrize("patch", LATER)
+def test_later_patch_lies_at_its_targets_path(patch):
+    assert patch.declared_in == f"verl_plugin.patches.{patch.module}"
+
+
+@pytest.mark.parametrize("patch", NAMED + LATER)
 def test_a_patch_says_where_it_stands_upstream(patch):
     assert standing.complaint(patch.upstream) is None, patch.upstream
 
@@ -81,11 +90,23 @@ def test_a_text_that_says_nothing_of_it_is_noticed(upstream):
 
 def test_every_draft_belongs_to_a_patch():
     drafts = {f"{DRAFTS}{file.name}" for file in (REPOSITORY / DRAFTS).glob("*.md") if file.name != "README.md"}
-    assert drafts == {patch.upstream for patch in PATCHES if patch.upstream.startswith(DRAFTS)}
+    patches = [*PATCHES, *LATER_PATCHES]
+    assert drafts == {patch.upstream for patch in patches if patch.upstream.startswith(DRAFTS)}
 
 
 def test_the_document_is_current():
     assert DOCUMENT.read_text() == document(PATCHES, PINS), "run `python -m overlay update`"
+    later = DOCUMENT.with_name("patches-2026.md").read_text()
+    assert later == document(LATER_PATCHES, LATER_PINS), "run `python -m overlay update --stack 2026`"
+
+
+def test_locks_have_every_release_of_later_patches():
+    """A release that nobody has locked would be taken for unknown source where it is installed."""
+    lock = Lock.read(DOCUMENT.parents[1] / "overlay" / LATER_PINS.lock_name)
+    assert lock.targets.keys() == {target for patch in LATER_PATCHES for target in depends_on(patch)}
+    for target, locked in lock.targets.items():
+        upstream = LATER_PINS.of_module(target.partition(":")[0])
+        assert locked.keys() == {upstream.cluster_label, upstream.release}, target
 
 
 def test_the_lock_is_current_for_what_is_installed():

@@ -17,6 +17,7 @@ from mbridge import AutoBridge
 from megatron.core import parallel_state, tensor_parallel
 from transformers import AutoModelForCausalLM
 
+import overlay
 import verl_plugin.megatron_core  # noqa: F401
 
 TOKENS = 12
@@ -65,7 +66,7 @@ def main(folders: list[str]) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     results = {Path(folder).name: compare(Path(folder)) for folder in folders}
     if dist.get_rank() == 0:
-        print(json.dumps(results))
+        print(json.dumps(results | {"executed": overlay.executed(), "problems": overlay.report().problems}))
     dist.barrier()
     dist.destroy_process_group()
 

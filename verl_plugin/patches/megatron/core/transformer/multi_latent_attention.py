@@ -1,17 +1,26 @@
-"""Megatron-core 0.16.1 believes that TransformerEngine is there, wherever MLA is built.
+"""Megatron-core believes that TransformerEngine is there, wherever MLA is built."""
 
-`megatron.core.transformer.multi_latent_attention` takes a successful import of Megatron-core's own extension for
-TransformerEngine itself. That extension imports without it, and its `TELinear` is None then, so that building MLA ends
-in `isinstance(..., None)`.
+from __future__ import annotations
 
-No extension point: the name is read in `MultiLatentAttention.__init__`, before anything that a spec can choose.
-Upstream: not reported. Remove when Megatron-core takes HAVE_TE from the extension itself.
-"""
-
-from megatron.core.extensions.transformer_engine import HAVE_TE
-from megatron.core.transformer import multi_latent_attention
+from overlay import wrap
+from verl_plugin.features.megatron_core.feature import MEGATRON_CORE
 
 
-def apply() -> None:
-    """Gives the module the answer of the extension itself."""
-    multi_latent_attention.HAVE_TE = HAVE_TE
+@wrap(
+    "megatron.core.transformer.multi_latent_attention:HAVE_TE",
+    feature=MEGATRON_CORE,
+    why="it is true wherever Megatron-core's own extension for TransformerEngine imports, which it does without that "
+    "too; `TELinear` is a mock object then, and building MLA ends in an isinstance with that. "
+    "`MultiLatentAttention.__init__` reads the name before anything that a spec can choose",
+    upstream="https://github.com/NVIDIA/Megatron-LM/pull/3763",
+    remove_when="the pinned Megatron-core has #3763 (main since 2026-03-19, in neither core_r0.16.0 nor 0.16.1)",
+    relies_on=(
+        "megatron.core.extensions.transformer_engine:HAVE_TE",
+        "megatron.core.transformer.multi_latent_attention:MultiLatentAttention.__init__",
+    ),
+    evidence="executed",
+)
+def transformer_engine_is_there(upstream: bool) -> bool:
+    from megatron.core.extensions.transformer_engine import HAVE_TE
+
+    return upstream and HAVE_TE

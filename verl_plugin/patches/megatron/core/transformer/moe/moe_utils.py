@@ -1,16 +1,41 @@
-"""Megatron-core 0.16.1 lacks a name for TransformerEngine's product in a router, where that is not installed.
+"""Megatron-core's router lacks a name where TransformerEngine is not installed."""
 
-`megatron.core.transformer.moe.moe_utils` imports `te_general_gemm` with TransformerEngine and has no such name
-otherwise; `RouterGatingLinearFunction` then asks whether it is None, which is a NameError for every router.
+from __future__ import annotations
 
-No extension point: the function is called by `Router.gating` directly.
-Upstream: not reported. Remove when Megatron-core defines the name as None.
-"""
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from megatron.core.transformer.moe import moe_utils
+from overlay import wrap
+from verl_plugin.features.megatron_core.feature import MEGATRON_CORE
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
-def apply() -> None:
-    """Defines the name where it is missing: Megatron-core then multiplies with torch."""
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None
+@wrap(
+    "megatron.core.transformer.moe.moe_utils:router_gating_linear",
+    feature=MEGATRON_CORE,
+    why="its autograd function asks whether `te_general_gemm` is None, and the module has no such name without "
+    "TransformerEngine: a NameError for every router. `Router.gating` calls it directly, and MoELayer builds its "
+    "router without a spec",
+    upstream="https://github.com/NVIDIA/Megatron-LM/pull/3763",
+    remove_when="the pinned Megatron-core has #3763 (main since 2026-03-19, in neither core_r0.16.0 nor 0.16.1)",
+    relies_on=("megatron.core.transformer.moe.moe_utils:RouterGatingLinearFunction",),
+    evidence="executed",
+)
+def router_gating_linear(
+    upstream: Callable[..., Tensor],
+    inp: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    router_dtype: torch.dtype,
+) -> Tensor:
+    from megatron.core.transformer.moe import moe_utils
+    from torch.nn import functional
+
+    if moe_utils.HAVE_TE:
+        return upstream(inp, weight, bias, router_dtype)
+    # The product of upstream's other branch; autograd returns gradients in the types of the inputs, as that does.
+    bias = None if bias is None else bias.to(router_dtype)
+    return functional.linear(inp.to(router_dtype), weight.to(router_dtype), bias)
