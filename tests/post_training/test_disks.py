@@ -1,12 +1,15 @@
 """A full disk is named with the place where it is mounted."""
 
+import errno
+import os
 import subprocess
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from post_training.disks import describe_full_disk
+from post_training.disks import FULL, describe_full_disk
 
 
 @pytest.fixture
@@ -42,3 +45,30 @@ def test_a_disk_without_inodes_is_named(small_disk):
         except OSError:
             break
     assert "is full (no inodes left)" in describe_full_disk([small_disk])
+
+
+ROOM = {"f_blocks": 1000, "f_bavail": 500, "f_bfree": 600, "f_frsize": 4096, "f_bsize": 1 << 20, "f_files": 9,
+        "f_favail": 5, "f_ffree": 7}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed, lacks",
+    [
+        ({}, None),
+        ({"f_bavail": 16}, None),
+        ({"f_bavail": 15}, "no space"),  # what is kept for root is nobody's, and f_bsize counts nothing
+        ({"f_favail": 0}, "no inodes"),
+        ({"f_bavail": 0, "f_favail": 0}, "no space and no inodes"),
+        ({"f_files": 0, "f_favail": 0}, None),  # btrfs counts no inodes
+        ({"f_blocks": 0, "f_bavail": 0}, None),  # a network's, which says nothing
+    ],
+)
+def test_what_is_left_for_a_user_counts(monkeypatch, tmp_path, changed, lacks):
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(**ROOM | changed))
+    said = describe_full_disk([tmp_path])
+    assert said is None if lacks is None else f"is full ({lacks} left)" in said
+
+
+def test_a_quota_is_a_full_disk():
+    """As `df` shows room on a home of NFS whose quota is used up."""
+    assert set(FULL) == {errno.ENOSPC, errno.EDQUOT}

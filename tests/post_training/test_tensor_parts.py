@@ -35,9 +35,13 @@ def test_parts_of_deepseek_gradients_stay_below_2_to_the_30():
         assert sum(sizes) == tensor.numel() and max(sizes) < 2**30
 
 
-def test_copy_of_other_shape_rejected():
-    with pytest.raises(ValueError, match=r"a copy of shape \(1,\) does not fit a tensor of \(3,\)"):
-        copy_in_parts(torch.zeros(3), torch.ones(1))
+@pytest.mark.parametrize("target, source", [((3,), (1,)), ((2, 3), (3, 2)), ((2, 3), (6,)), ((2, 3), (3,)), ((), (1,))])
+def test_copy_of_other_shape_rejected(target, source):
+    """torch itself would spread a row over all rows."""
+    kept = torch.zeros(target)
+    with pytest.raises(ValueError) as raised:
+        copy_in_parts(kept, torch.ones(source))
+    assert str(raised.value) == f"a copy of shape {source} does not fit a tensor of {target}" and not kept.any()
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, DeepseekV3ForCausalLM
 
+from post_training.checkpoint.cast import carried_files
 from post_training.checkpoint.files import CheckpointError
 from scripts.fp8_cast_bf16 import parse_arguments, plan
 from tests.post_training.checkpoint.reference import dequantised, load_folder
@@ -55,12 +56,33 @@ def test_index_lists_exactly_the_tensors_and_no_scale(converted):
 def test_configuration_loses_its_quantisation_and_other_files_are_carried_over(checkpoint, converted):
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (checkpoint, converted))
     assert "quantization_config" in before and "quantization_config" not in after
-    assert {key: value for key, value in before.items() if after.get(key) != value}.keys() <= {
-        "quantization_config",
-        "torch_dtype",
-    }
+    kept = {key: value for key, value in before.items() if key != "quantization_config"}
+    assert after == kept | {"torch_dtype": "bfloat16"}
     for name in ("tokenizer.json", "generation_config.json"):
         assert (converted / name).read_bytes() == (checkpoint / name).read_bytes()
+
+
+def test_configuration_names_the_type_of_the_weights(tmp_path):
+    """config.json of some FP8 folders names the type that they were trained in, or none."""
+    source = Synthetic(small_config(num_hidden_layers=2), files=1).write(tmp_path / "source")
+    values = json.loads((source / "config.json").read_text())
+    for given in ({"torch_dtype": "float32"}, {}):
+        rest = {key: value for key, value in values.items() if key != "torch_dtype"}
+        (source / "config.json").write_text(json.dumps(rest | given))
+        arguments = ["--input-fp8-hf-path", str(source), "--output-bf16-hf-path", str(tmp_path / "output")]
+        (written,) = (file for file in plan(parse_arguments(arguments)).files if file.path == "config.json")
+        del rest["quantization_config"]
+        assert json.loads(written.text) == rest | {"torch_dtype": "bfloat16"}
+
+
+def test_carried_is_all_but_weights_and_own_files(tmp_path):
+    carried = ["LICENSE", "README.md", "generation_config.json", "modeling_deepseek.py", "tokenizer.json"]
+    own = ["config.json", "manifest.json", "model.safetensors.index.json"]
+    weights = ["model-00001-of-000163.safetensors", "pytorch_model.bin", "consolidated.00.pth", "training_args.pt"]
+    for name in (*carried, *own, *weights, ".gitattributes", ".tokenizer.json.partial"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "figures.json").mkdir()
+    assert carried_files(tmp_path) == [tmp_path / name for name in carried]
 
 
 def test_transformers_loads_the_output(converted):

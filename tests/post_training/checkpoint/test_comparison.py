@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from post_training.checkpoint import comparison
-from post_training.checkpoint.comparison import _difference, compared_bytes
+from post_training.checkpoint.comparison import Difference, _difference, compared_bytes, first_difference
 from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
 
 NAME = "model.norm.weight"
@@ -86,3 +86,20 @@ def test_shapes_and_dtypes_that_differ_are_said():
     assert difference(source("a", values), source("b", values.t().contiguous())) == said
     said = f"{NAME}: torch.float32 (2, 3) in a, torch.bfloat16 (2, 3) in b"
     assert difference(source("a", values), source("b", values.bfloat16())) == said
+
+
+@pytest.mark.parametrize("order", [(2, 3, 0, 1), (3, 1, 0, 2), (0, 1, 2, 3), (3, 2, 1, 0)])
+def test_first_tensor_named_whatever_process_ends_first(monkeypatch, order):
+    """Processes end in any order; what is said of two checkpoints may not depend on it."""
+    names = ["a", "b", "c", "d"]
+    differences = {1: Difference("b", "differs"), 3: Difference("d", "differs")}
+
+    def run_tasks(task, arguments, workers, bar):
+        assert list(arguments) == [0, 1, 2, 3]
+        yield from ((index, differences.get(index)) for index in order)
+
+    monkeypatch.setattr(comparison, "run_tasks", run_tasks)
+    left = source("left", torch.ones(1))
+    assert first_difference(left, left, names, 2, None) == differences[1]
+    differences.clear()
+    assert first_difference(left, left, names, 2, None) is None

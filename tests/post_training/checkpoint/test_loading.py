@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
 from post_training.checkpoint.regions import Region
 from post_training.checkpoint.safetensors_files import read_header
-from post_training.layouts.layout import RolloutPlacement, TrainPlacement
+from post_training.layouts.layout import PADDING, RolloutPlacement, TrainPlacement
 from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, ignored_in_files, megatron, vllm_ascend
 from tests.post_training.checkpoint.loading_program import transferred
 from tests.post_training.checkpoint.reference import dequantised, load_folder
@@ -73,7 +74,8 @@ def test_every_rank_loads_its_boxes(checkpoint: Path, pair: tuple[TrainPlacement
             (vllm_ascend(SMALL, rollout, rank), rollout_state(FULL, SMALL, rollout, rank)),
         ):
             target = emptied(expected)
-            load_from_huggingface(checkpoint, target, pieces, SHAPES)
+            read = load_from_huggingface(checkpoint, target, pieces, SHAPES)
+            assert read == sum(prod(piece.extents) for piece in pieces if piece.canonical != PADDING)
             assert all(torch.equal(target[name], value) for name, value in expected.items())
 
 

@@ -19,6 +19,14 @@ def test_a_header_ends_at_a_multiple_of_eight_bytes(length):
     assert deserialize(content) == []
 
 
+@pytest.mark.parametrize("length", [95, 1 << 20, 1 << 40])
+def test_header_longer_than_its_file_is_said_to_be_cut_off(tmp_path, length):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + b"{}" + bytes(84))
+    with pytest.raises(CheckpointError, match="cut off in its header; download it again"):
+        read_header(path)
+
+
 @pytest.mark.parametrize(
     "entry",
     [

@@ -18,6 +18,7 @@ NOTATIONS = (
     "{name}: {value}",
     "+trainer.{name}={value} data.seed=1",
     "'++a.b.{name}=x {value}' data.seed=1",
+    "'~a.b.{name}=x {value}' data.seed=1",
     "{name}=[x,{value}]",
     '{name}="x {value}"',
     "--{name} {value}",

@@ -74,6 +74,26 @@ def test_private_key_masked_line_by_line():
     assert shown.getvalue() == "before\n***\nafter\n"
 
 
+def test_private_key_in_one_line_hides_no_later_line():
+    """As a JSON document or a shell's variable holds it."""
+    shown = io.StringIO()
+    writer = MaskingWriter(Secrets({}), shown.write)
+    one_line = KEY_BLOCK.strip().replace("\n", "\\n")
+    writer.feed(f'{{"pem": "{one_line}"}}\nafter\n')
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 2 and lines[1] == "after" and "***" in lines[0] and "PRIVATE" not in lines[0]
+
+
+def test_streams_are_the_process_own_again_behind_the_block():
+    before = sys.stdout, sys.stderr
+    try:
+        with masked_output(Secrets({})):
+            assert sys.stdout is not before[0] and sys.stderr is not before[1]
+            raise KeyError
+    except KeyError:
+        assert (sys.stdout, sys.stderr) == before
+
+
 def test_prints_logs_and_traces_masked(capsys):
     with masked_output(Secrets({"A_KEY": VALUE})) as secrets:
         secrets.learn({"password": "learned-later"})

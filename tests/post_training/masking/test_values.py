@@ -57,6 +57,32 @@ def test_text_with_secret_masked(text, secret):
     assert secret not in json.dumps(masked({"note": text}, {}))
 
 
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("export HF_TOKEN=abcdef data.seed=1", "export HF_TOKEN=*** data.seed=1"),
+        ("'+a.password=correct horse' data.seed=1", "'+a.password=***' data.seed=1"),
+        ("'~a.password=correct horse' data.seed=1", "'~a.password=***' data.seed=1"),
+        ("'+a.password=correct horse", "'+a.password=***"),  # cut off before its quote
+        ('{"password": 12345, "token": 12345, "n": 2}', '{"password": ***, "token": 12345, "n": 2}'),
+        ("api_key=[abc,def], seed=1", "api_key=***, seed=1"),
+        ("api_key=[abc,def", "api_key=***"),
+        ("api_key={a: b} seed=1", "api_key=*** seed=1"),
+        ("(password=abcdef)", "(password=***)"),
+        ("password=abcdef, and more.", "password=***, and more."),
+        ("--api-key abcdef --seed 1", "--api-key *** --seed 1"),
+        ("pass: three of four; token: next", "pass: three of four; token: next"),
+        ("api_key: abcdef", "api_key: ***"),
+        ("token=None password=null secret=auto api_key=${oc.env:KEY}", None),
+        ("KEY=1 MY_KEY=/etc sort_key=length PROMPT_KEY=question max_tokens=8192 eos_token=</s>", None),
+        ("a == b, a::token, https://host:8080/x", None),
+        (f"x={'-----BEGIN PRIVATE KEY-----'}abc", "x=***"),  # without its end
+    ],
+)
+def test_masked_text_keeps_all_but_the_secret(text, shown):
+    assert masked_text(text, {}) == (text if shown is None else shown)
+
+
 @pytest.mark.parametrize("name", [*NAMES, "SSH_KEY", "MY_KEY", "aws_access_key_id"])
 def test_variable_value_masked_anywhere(name):
     value = 'Tr0ub4dor"&3 ä/'

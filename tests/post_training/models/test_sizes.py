@@ -41,3 +41,37 @@ def test_what_only_models_with_experts_have_is_nothing_in_the_others():
     dense = next(family for family in families() if family.architecture == "Qwen2ForCausalLM")
     sizes = sizes_of({"architectures": [dense.architecture], **next(iter(dense.published.values()))})
     assert {name: getattr(sizes, name) for name in of_experts} == dict.fromkeys(of_experts, 0)
+
+
+def test_sizes_of_grouped_queries_are_those_of_the_definition():
+    """Qwen3-8B, whose heads are not hidden_size / heads wide: each size worked out by hand."""
+    family = next(family for family in families() if family.architecture == "Qwen3ForCausalLM")
+    values = {"architectures": [family.architecture], **family.published["qwen3-8b"]} | {
+        "max_position_embeddings": 40960
+    }
+    heads, kv_heads, width = 32, 8, 128
+    assert sizes_of(values) == ModelSizes(
+        hidden=4096,
+        vocabulary=151936,
+        layers=36,
+        dense_layers=36,
+        intermediate=12288,
+        attention_weights=4096 * width * (heads + kv_heads + kv_heads + heads),
+        score_width=heads * width + heads * width,
+        # q, k, v and the output; inputs of two rotations; 8 maxima and 8 sums of float32, as elements of 2 bytes.
+        kept_by_heads=(2 * heads + 2 * kv_heads) * width + (heads + kv_heads) * width + heads * (8 + 8) * 2,
+        kept_whole=0,
+        cache_by_heads=kv_heads * (width + width),
+        cache_whole=0,
+        cache_heads=kv_heads,
+        rollout_attention=0,
+        rotary=40960 * width,
+        mla=False,
+    )
+
+
+@pytest.mark.parametrize("tp, elements", [(1, 2048), (2, 1024), (8, 256), (16, 256)])
+def test_ranks_beyond_the_key_heads_have_a_head_each(tp, elements):
+    family = next(family for family in families() if family.architecture == "Qwen3ForCausalLM")
+    values = {"architectures": [family.architecture], **family.published["qwen3-8b"]}
+    assert sizes_of(values).cache(tp) == elements

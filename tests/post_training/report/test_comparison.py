@@ -94,6 +94,36 @@ def test_page_says_that_prompts_differ(runs):
     assert "a step of one has other prompts" in render_comparison(*runs)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"seed": 8},
+        {"shuffle": False},
+        {"train_batch_size": 64},
+        {"gen_batch_size": 96},
+        {"sampler": {"class_path": "pkg://own"}},
+        {"train_files": ["/nowhere/else.parquet"]},
+        {"train_files": []},
+    ],
+)
+def test_page_says_that_the_order_of_prompts_differs(runs, data):
+    config = yaml.safe_load((runs[1] / "config.yaml").read_text())
+    config["data"] |= data
+    (runs[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "a step of one has other prompts" in render_comparison(*runs)
+
+
+@pytest.mark.parametrize("rise, clear", [(0.01, True), (-0.01, True), (0.0, False)])
+def test_difference_is_clear_on_either_side_of_0(rise, clear):
+    """Second minus first: a fall is as clear as a rise."""
+    noise = 0.005 * np.random.default_rng(2).standard_normal(30)
+    first = records(dict.fromkeys(range(1, 31), 0.5))
+    second = records({step: 0.5 + rise + noise[step - 1] - noise.mean() for step in range(1, 31)})
+    (found,) = differences(first, second)
+    assert found.difference.value == pytest.approx(rise, abs=1e-12) and found.is_clear == clear
+    assert found.difference.low <= rise <= found.difference.high
+
+
 def test_runs_that_cannot_be_compared_are_rejected(runs, tmp_path):
     first, second = runs
     with pytest.raises(ReportError, match="are one run: give two"):

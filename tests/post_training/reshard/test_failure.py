@@ -1,9 +1,10 @@
 """What is said of a collective that fails in a reshard."""
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from post_training.reshard.failure import Attempt, ReshardError, RollCall, naming_the_missing
+from post_training.reshard.failure import Attempt, ReshardError, RollCall, agree_on_success, naming_the_missing
 
 
 class EverybodyIsHere(RollCall):
@@ -79,3 +80,52 @@ def test_missing_ranks_share_one_deadline(monkeypatch, silent):
 def test_what_all_ranks_agreed_on_is_left_as_it_is(roll_call):
     with pytest.raises(ReshardError, match="^agreed$"), naming_the_missing(Attempt(), roll_call):
         raise ReshardError("agreed")
+
+
+def test_failed_attempt_runs_no_further_step():
+    attempt, done = Attempt(), []
+    attempt.step("in round 1, ", done.append, 1)
+    attempt.step("in round 2, ", fail, "first")
+    attempt.step("in round 3, ", done.append, 3)
+    attempt.step("in round 4, ", fail, "second")
+    assert (done, attempt.failure) == ([1], "in round 2, first")
+
+
+@pytest.mark.parametrize(
+    "failures, said",
+    [
+        (["", "", "in round 1, a", ""], "reshard: rank 2 failed in round 1, a"),
+        (["", "in round 1, a", "", "in round 2, b"], "reshard: rank 1 failed in round 1, a (and 1 other ranks)"),
+        (["x", "y", "z", ""], "reshard: rank 0 failed x (and 2 other ranks)"),
+    ],
+)
+def test_each_rank_raises_with_the_first_and_a_count(monkeypatch, failures, said):
+    def all_reduce(own, operation, group):
+        assert (operation, group) == (dist.ReduceOp.MAX, "group")
+        own.fill_(max(map(bool, failures)))
+
+    def gather(into, own, group):
+        assert (own, group) == (failures[0], "group")
+        into[:] = failures
+
+    monkeypatch.setattr(dist, "get_world_size", {"group": 4}.get)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    attempt = Attempt()
+    attempt.failure = failures[0]
+    with pytest.raises(ReshardError) as raised:
+        agree_on_success(attempt, "group", torch.device("cpu"))
+    assert str(raised.value) == said
+
+
+def test_keeper_of_a_lost_store_named_by_group_rank(monkeypatch):
+    """The group holds the world's ranks 2, 0 and 1."""
+
+    def lost(*_):
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(dist, "get_world_size", {"group": 3}.get)
+    monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: {"group": [2, 0, 1]}[group][rank])
+    monkeypatch.setattr(dist, "PrefixStore", lost)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: None)
+    assert RollCall("group", "reshard", seconds=1.0).missing() == [1]

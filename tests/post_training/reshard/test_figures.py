@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from post_training.layouts.layout import EXPERT_MARK, PADDING, Piece, RolloutPla
 from post_training.models.deepseek_v3 import table
 from post_training.reshard.figures import PerTensorFigures, Spread, per_tensor_figures, plan_figures
 from post_training.reshard.schedule import ALIGNMENT
+from tests.post_training.layouts.drawn_placements import draw_train_placement, rollout_placements
 from tests.post_training.layouts.reference import SMALL
 
 TABLE, WIDE, ITEMSIZE = table(SMALL), 1 << 30, 4
@@ -89,6 +92,19 @@ def test_staging_holds_what_the_busiest_rank_sends_and_receives():
     cut, _ = plan_figures(TABLE, *PAIRS["stages"], most // 4, ITEMSIZE)
     assert 1 < cut.rounds == cut.collectives - 1 and 0 < cut.staging_peak <= 2 * cut.bucket_bytes
     assert cut.received == whole.received
+
+
+def test_rank_that_stages_most_may_receive_little():
+    """A rank that trains many layers sends them: what it receives says nothing of what it stages."""
+    train = draw_train_placement(random.Random(0), 4, SMALL.layers, (None,), [2])
+    found = []
+    for rollout in rollout_placements(4):
+        figures, plan = plan_figures(TABLE, train, rollout, WIDE, ITEMSIZE)
+        traffic = plan.remote.between(4)
+        both = traffic.sum(0) + traffic.sum(1)
+        assert both.max() <= figures.staging_peak <= both.max() + 8 * ALIGNMENT
+        found.append(both[traffic.sum(0).argmax()] < 0.8 * both.max())
+    assert any(found)
 
 
 def test_nothing_moves_where_each_rank_holds_what_it_needs():

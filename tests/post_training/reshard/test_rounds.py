@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import Piece
-from post_training.reshard.exchange import Exchange, Side, pack
+from post_training.reshard.exchange import Exchange, Side, Staging, pack
 from post_training.reshard.failure import Attempt
 from post_training.reshard.plan import Plan, make_plan
 from post_training.reshard.schedule import ALIGNMENT, Round, piece_origins, schedule
@@ -55,6 +55,16 @@ def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> 
         assert getattr(without.remote, column).tolist() == getattr(relaying.remote, column).tolist()
     assert without.digest != relaying.digest
     assert relaying.digest == plan_of([held, [], []], [[], held, held], [0, 1, 1]).digest
+
+
+@pytest.mark.parametrize("slots, rounds, held", [(1, 2, 1), (2, 1, 1), (2, 2, 2), (2, 0, 0)])
+def test_staging_has_a_buffer_for_each_round_in_flight(slots: int, rounds: int, held: int) -> None:
+    (sends,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=0)
+    (receives,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=1)
+    step = Round(sends.send, receives.receive)
+    staging = Staging([step] * rounds, slots, torch.device("cpu"))
+    assert [len(each) for each in (staging.send, staging.receive)] == [held, held]
+    assert staging.bytes == held * (sends.send.size + receives.receive.size)
 
 
 def no_answer(*_: object, **__: object) -> None:

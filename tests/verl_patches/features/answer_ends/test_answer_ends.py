@@ -64,7 +64,7 @@ def test_verl_alone_trains_on_padding():
     assert found.batch["attention_mask"][:, -WIDTH:].sum(-1).tolist() == [4, 2, 5, 2]
 
 
-@pytest.mark.parametrize("lengths", [[1], [1, 9]])
+@pytest.mark.parametrize("lengths", [[1], [1, 9], [1, 4], [4, 0], [1, 1, 1], []])
 def test_lengths_of_another_batch_rejected(lengths):
     with pytest.raises(ValueError, match="answers of up to"):
         masked_to_lengths(torch.ones(2, 5, dtype=torch.long), 3, lengths)

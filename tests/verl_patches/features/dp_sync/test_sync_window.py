@@ -70,6 +70,31 @@ def exhaustively(test):
     return settings(max_examples=10_000, suppress_health_check=list(HealthCheck), derandomize=True)(test)
 
 
+@pytest.mark.parametrize(
+    "offered, fits",
+    [
+        (LocalState(4, 3, False, False), True),
+        (LocalState(2, 2, False, True), True),
+        (LocalState(4, 4, False, False), False),  # padding is no promise
+        (LocalState(4, 3, True, False), False),
+    ],
+)
+def test_forward_fits_by_its_own_tokens(offered, fits):
+    window = SyncWindow(1, 2, 8)
+    assert window.goes_on()
+    vectors = [
+        encode(LocalState(8, 7, False, False, steps=4, work=4), Progress(), 0, 2),
+        encode(LocalState(4, 3, False, False, steps=4, work=4), Progress(), 1, 2),
+    ]
+    window.accept([max(pair) for pair in zip(*vectors, strict=True)])
+    assert window.fits(offered) == fits
+    vectors[0] = encode(LocalState(1, 0, False, False, work=0), Progress(), 0, 2)
+    idle = SyncWindow(0, 2, 8)
+    idle.goes_on()
+    idle.accept([max(pair) for pair in zip(*vectors, strict=True)])
+    assert idle.fits(LocalState(1, 1, False, False)) and not idle.fits(LocalState(2, 2, False, False))
+
+
 @settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(schedules())
 def test_all_ranks_make_the_same_forwards(schedule):

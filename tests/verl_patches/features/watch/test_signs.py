@@ -26,6 +26,26 @@ def test_phases_nest_and_every_change_and_progress_moves():
     assert [sign.moves for sign in seen] == [0, 1, 2, 4, 5]
 
 
+def test_work_beside_the_main_thread_counts_in_its_phase():
+    """A checkpoint's parts must not hide that the main thread hangs in a phase within it, or after it."""
+    own, moves = Signs(), []
+
+    def progress_of(name):
+        before = own.now("0", 1, "").moves
+        own.progress(name)
+        moves.append(own.now("0", 1, "").moves - before)
+
+    progress_of("checkpoint")
+    with own.phase("checkpoint"):
+        progress_of("checkpoint")
+        progress_of(None)
+        with own.phase("reshard"):
+            progress_of("checkpoint")
+            progress_of("reshard")
+        progress_of("checkpoint")
+    assert moves == [0, 1, 1, 0, 1, 1]
+
+
 def test_a_phase_ends_with_an_exception():
     own = Signs()
     with pytest.raises(KeyError), own.phase("update"):

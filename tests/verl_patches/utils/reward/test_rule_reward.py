@@ -1,10 +1,13 @@
 """The rule reward as verl loads it: by path, once for training and once for validation."""
 
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
+from post_training.rewards import batch, process, verifier
 from post_training.rewards.process import shared_pool
 
 ADAPTER = Path(__file__).parents[4] / "verl_patches" / "utils" / "reward" / "rule_reward.py"
@@ -36,3 +39,40 @@ def test_rules_start_their_processes_before_the_first_sample(closing):
     assert training(**sample | {"solution_str": r"\boxed{x+1}"}, ground_truth="1+x") == 1.0
     assert training(**sample, ground_truth=12) == 0.0
     assert [each._process for each in shared_pool()._all] == started
+
+
+@pytest.fixture
+def adapter(monkeypatch):
+    """The file as verl executes it, with what it has done to a pool that starts no process, and its verifiers."""
+    done = []
+    pool = SimpleNamespace(prepare=lambda: done.append("prepared"), resize=lambda size: done.append(size))
+    monkeypatch.setattr(process, "shared_pool", lambda: pool)
+    monkeypatch.setattr(verifier, "Verifier", lambda *given, **named: done.append((given, named)) or "verifier")
+    monkeypatch.setattr(batch, "declare_safe_for_threads", lambda: done.append("safe"))
+    monkeypatch.setattr("post_training.rewards.score", lambda *given: done.append(given) or 0.9)
+    return runpy.run_path(str(ADAPTER)), done
+
+
+def test_limits_of_the_configuration_reach_the_algebra(adapter):
+    functions, done = adapter
+    assert done == ["prepared", "safe"]
+    sample = {"data_source": "own", "solution_str": "7", "ground_truth": 7, "extra_info": {"n": 1}}
+    limits = {"time_limit_s": 2.0, "budget_s": 30.0, "workers": 1}
+    assert functions["compute_score"](**sample, rule="geo3k", **limits) == 0.9
+    assert done[2:] == [1, ((2.0,), {"budget_s": 30.0}), ("7", "7", "verifier", "geo3k")]
+    # Once for all answers; and of another limit anew, where nothing is said of workers as they are.
+    functions["compute_score"](**sample, **limits)
+    functions["compute_score"](**sample)
+    assert done[5:] == [
+        ("7", "7", "verifier", "boxed"), ((5.0,), {"budget_s": 600.0}), ("7", "7", "verifier", "boxed"),
+    ]  # fmt: skip
+
+
+def test_accuracy_is_the_answers_and_format_the_rules(adapter):
+    functions, _ = adapter
+    sample = {"data_source": "own", "solution_str": "<think>a</think>7", "ground_truth": "7"}
+    assert functions["compute_score_and_accuracy"](**sample, rule="geo3k") == {"score": 0.9, "acc": 1.0}
+    assert functions["compute_score_and_accuracy"](**sample) == {"score": 0.9, "acc": 0.9}
+    found = functions["compute_score_and_format"](**sample, rule="geo3k")
+    assert found == {"score": 0.9, "acc": 1.0, "format": 0.0}
+    assert functions["compute_score_and_format"](**sample, rule="substring")["format"] == 1.0

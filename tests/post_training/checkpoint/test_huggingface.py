@@ -1,0 +1,71 @@
+"""Which tensors a HuggingFace folder may hold beside those of its model, and which it must hold."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.huggingface import HuggingfaceFolder, check_tensors
+from post_training.checkpoint.regions import StoredTensor
+
+SHAPES = {
+    "model.embed_tokens.weight": (96, 8),
+    "model.layers.0.mlp.down_proj.weight": (8, 12),
+    "model.layers.1.eh_proj.weight": (8, 16),
+}
+
+
+def folder(more=(), without=(), **shapes):
+    """One with the tensors of `SHAPES`, and with `more` that are vectors; `shapes` of some are others."""
+    dims = {**SHAPES, **dict.fromkeys(more, (4,)), **shapes}
+    tensors = {
+        name: StoredTensor(Path("model.safetensors"), 0, torch.bfloat16, shape)
+        for name, shape in dims.items()
+        if name not in without
+    }
+    return HuggingfaceFolder(Path("folder"), {}, tensors)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["lm_head.weight"],
+        ["model.layers.0.mlp.down_proj.weight_scale_inv"],
+        ["model.layers.0.self_attn.rotary_emb.inv_freq"],
+        ["model.layers.2.eh_proj.weight", "model.layers.2.enorm.weight"],
+    ],
+)
+def test_tensors_without_a_use_may_be_there(more):
+    check_tensors(folder(more), SHAPES, ignored=("lm_head.weight",))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.1.enorm.weight",
+        "model.layers.2.enorm.weight",
+        "lm_head.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq.weight",
+        "other_scale_inv",
+    ],
+)
+def test_tensor_without_a_place_is_named(more):
+    with pytest.raises(CheckpointError, match=f"^model.safetensors: tensor {more} has no place in the model"):
+        check_tensors(folder([more]), SHAPES)
+
+
+@pytest.mark.parametrize("shape", [(12, 8), (8, 13), (96,), (8, 12, 1)])
+def test_shape_that_config_does_not_mean_is_named(shape):
+    name = "model.layers.0.mlp.down_proj.weight"
+    with pytest.raises(CheckpointError) as raised:
+        check_tensors(folder(**{name: shape}), SHAPES)
+    said = f"model.safetensors: tensor {name} has shape {shape}, config.json means (8, 12)"
+    assert str(raised.value) == said
+
+
+def test_missing_tensors_are_counted():
+    with pytest.raises(CheckpointError, match=r"model.layers.0.mlp.down_proj.weight is missing \(2 of 3 are\)"):
+        check_tensors(folder(without=list(SHAPES)[1:]), SHAPES)
