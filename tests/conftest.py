@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 # Where two processes share the tests, what takes longest begins early, and the tests of a file stay together; of these
 # folders all do, since they share processes, and ports that the recipe fixes.
 LONGEST = Path(__file__).parent / "verl_patches" / "trainer"
-TOGETHER = ("tests/rig", "tests/scripts")
+TOGETHER = ("tests/worker_processes", "tests/scripts")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,7 +15,7 @@ from rehearsal.plan import run_environment
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from scripts import plan
 from tests.ranks import run_ranks
-from tests.rig.processes import VENDOR_ENVIRONMENT
+from tests.worker_processes.processes import VENDOR_ENVIRONMENT
 from verl_patches.trainer.configuration_checks.values import resolved
 from verl_patches.trainer.main_ppo import compose
 
