@@ -1,8 +1,8 @@
-"""The published per-tensor algorithm in the place of this project's plan inside verl's worker; jobs of the rig."""
+"""The published per-tensor algorithm in place of this project's plan inside verl's worker, for the worker processes."""
 
 from typing import Any
 
-from tests.rig.jobs import State
+from tests.worker_processes.jobs import State
 
 
 def move_as_published(state: State) -> None:

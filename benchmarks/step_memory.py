@@ -42,9 +42,9 @@ from benchmarks.published_step import move_as_published, move_by_plan  # noqa: E
 from post_training.arguments import whole  # noqa: E402
 from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
 from tests.ranks import run_ranks  # noqa: E402
-from tests.rig import jobs  # noqa: E402
-from tests.rig.conftest import PROMPTS, overrides, random_checkpoint  # noqa: E402
-from tests.rig.processes import Processes  # noqa: E402
+from tests.worker_processes import jobs  # noqa: E402
+from tests.worker_processes.conftest import PROMPTS, overrides, random_checkpoint  # noqa: E402
+from tests.worker_processes.processes import Processes  # noqa: E402
 from verl_patches.features.residency.feature import Addresses  # noqa: E402
 
 WAYS = ("ours", "published", "upstream")

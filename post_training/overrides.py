@@ -19,7 +19,7 @@ def setting(key: str, value: str | int | Path | list[Path]) -> str:
 def quoted(path: str) -> str:
     r"""A path as Hydra's grammar takes it literally.
 
-    Hydra gives meaning to ``=``, ``{``, ``,``, spaces and much else outside quotes, and refuses letters beyond ASCII
+    Hydra gives meaning to ``=``, ``{``, ``,``, spaces and much else outside quotes, and rejects letters beyond ASCII
     there. Inside single quotes ``\'`` is a quote, and only the backslashes before a quote are escapes themselves:
     ``a\b`` is written ``'a\b'``, ``it's`` is written ``'it\'s'``, and ``a\`` is written ``'a\\'``.
     """

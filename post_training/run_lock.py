@@ -85,7 +85,7 @@ class FolderLock:
         while True:
             newest = self._newest()
             if newest:
-                self._refuse_living(newest, STALE_S)
+                self._reject_living(newest, STALE_S)
             if not self._create(newest + 1):
                 if self._newest() == newest:  # a client of NFS may list late what is there
                     self._wait(_POLL_S)
@@ -108,7 +108,7 @@ class FolderLock:
         """
         newest = self._newest() if self.folder.is_dir() else 0
         if newest:
-            self._refuse_living(newest, _LOOK_S)
+            self._reject_living(newest, _LOOK_S)
 
     def beat(self) -> bool:
         """Raise the counter; False where another start has taken the folder over."""
@@ -127,7 +127,7 @@ class FolderLock:
         os.pwrite(self._descriptor, state, os.fstat(self._descriptor).st_size - _WIDTH - 1)
         os.fsync(self._descriptor)
 
-    def _refuse_living(self, number: int, seconds: float) -> None:
+    def _reject_living(self, number: int, seconds: float) -> None:
         """Raise FolderInUse unless the owner of this number has ended, or does nothing for so many seconds."""
         first = self._read(number)
         if first is None or first.released:

@@ -147,7 +147,7 @@ def read_yaml(path: Path, limit: int = DOCUMENT_BYTES) -> Any:
 
 
 def _strict_loader() -> Any:
-    """PyYAML's loader of plain values that refuses what it lets pass silently."""
+    """PyYAML's loader of plain values that rejects what it lets pass silently."""
     import yaml
 
     class Loader(yaml.SafeLoader):

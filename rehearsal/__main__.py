@@ -21,7 +21,7 @@ from rehearsal.jobs import DEFAULT_JOB, JOBS
 from rehearsal.plan import CHIPS, OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, job_of, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
-DONE, FAILED, REFUSED, SIGNALLED = 0, 1, 2, 128
+DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
 _DESCRIPTION = """
 Rehearse a post-training job on emulated dies, in the environment that rehearse.sh sets up.
 
@@ -135,7 +135,7 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
             with private_folder("rehearsal", on_removal=remove_emulated_dies) as folder:
                 summary = Rehearsal(console, signals, launched).carry_out(replace(plan, folder=folder))
     except (PreflightError, DataError, FolderError, FolderInUse) as error:
-        return _fail(str(error), REFUSED)
+        return _fail(str(error), REJECTED)
     except ReportError as error:
         return _fail(str(error), FAILED)
     except OSError as error:
@@ -168,7 +168,7 @@ def _main() -> int:
     try:
         check_inherited(os.environ)
     except EnvironmentRejected as error:
-        return _fail(str(error), REFUSED)
+        return _fail(str(error), REJECTED)
     dropped = drop_inherited(os.environ, emulated=True)
     if dropped:
         print(f"not taken over from the environment, because they are another job's: {' '.join(dropped)}")

@@ -264,7 +264,7 @@ def checkpoint_key(model_type: str) -> str:
 def run_environment(overrides: Iterable[str]) -> dict[str, str]:
     """The variables of `ENVIRONMENT_FILE` for a run with these overrides.
 
-    Kernels that take 16 bits only refuse float32 on an NPU. A run in float32 is a reference and computes with them.
+    Kernels that take 16 bits only reject float32 on an NPU. A run in float32 is a reference and computes with them.
     """
     environment = read_environment(ENVIRONMENT_FILE)
     if "actor_rollout_ref.overlay.precision=float32" in overrides:

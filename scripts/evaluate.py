@@ -228,7 +228,7 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
     try:
         texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     except TemplateError as error:
-        raise EvaluationError(f"--model {folder}: its chat template refuses a prompt of the data ({error})") from error
+        raise EvaluationError(f"--model {folder}: its chat template rejects a prompt of the data ({error})") from error
     prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
     try:
         ends = end_tokens(folder, tokenizer.eos_token_id)

@@ -314,7 +314,7 @@ def configuration_of(
         family: that of the dies, A2 or A3; None where it does not matter.
 
     Raises:
-        ValueError: it cannot be composed, or a check refuses it; one sentence.
+        ValueError: it cannot be composed, or a check rejects it; one sentence.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

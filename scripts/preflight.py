@@ -193,7 +193,7 @@ def _shown(stage: Stage) -> Stage:
 
 
 def _checks(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
-    """What the entry point refuses with --check, which every launcher asks before it starts anything."""
+    """What the entry point rejects with --check, which every launcher asks before it starts anything."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         code = main_ppo.main(["--config-name", options.config_name, "--check", *given])

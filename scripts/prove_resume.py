@@ -113,7 +113,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
     """The configuration with its sizes taken down, once it has passed the checks of a training.
 
-    Raises ValueError: it is refused, or stays too large.
+    Raises ValueError: it is rejected, or stays too large.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

@@ -90,29 +90,29 @@ def _main(options: argparse.Namespace) -> int:
     try:
         policy = read_policy(options.policy) if options.policy else Policy()
     except PolicyError as error:
-        return _refuse(str(error))
+        return _reject(str(error))
     supervised = Supervised.prepared(options.command, options.output)
     try:
         job = describe_launched(options.command) if options.elastic else None
     except ValueError as error:
-        return _refuse(f"{error}.")
+        return _reject(f"{error}.")
     if options.dry_run:
         print(shlex.join(supervised.command({})))
         return 0
     if shutil.which(options.command[0]) is None:
-        return _refuse(f"{options.command[0]} is no command: give a launcher behind --, such as bash and its path.")
+        return _reject(f"{options.command[0]} is no command: give a launcher behind --, such as bash and its path.")
     with ExitStack() as stack:
         try:
             # Every node of a job has one supervisor in the folder that all of them share.
             stack.enter_context(owning([supervised.folder], f"{_ROLE}{_node()}"))
         except FolderInUse as error:
-            return _refuse(str(error))
+            return _reject(str(error))
         except OSError as error:
             full_disk = supervised.full_disk() if error.errno in FULL else None
             if full_disk:
                 print(f"error: {full_disk}", file=sys.stderr)
                 return 1
-            return _refuse(f"--output {supervised.folder} cannot be made ({error.strerror}): choose another folder.")
+            return _reject(f"--output {supervised.folder} cannot be made ({error.strerror}): choose another folder.")
         try:
             with SignalFlag() as signals:
                 elastic = _elastic(job, supervised, options, signals) if job else None
@@ -120,7 +120,7 @@ def _main(options: argparse.Namespace) -> int:
         except Interrupted as interrupted:
             return _SIGNALLED + interrupted.number
         except ValueError as error:
-            return _refuse(f"{error}.")
+            return _reject(f"{error}.")
 
 
 def _node() -> str:
@@ -154,7 +154,7 @@ def _elastic(job: LaunchedJob, supervised: "Supervised", options: argparse.Names
     return elastic
 
 
-def _refuse(sentence: str) -> int:
+def _reject(sentence: str) -> int:
     print(f"error: {sentence}", file=sys.stderr)
     return 2
 
@@ -542,7 +542,7 @@ def _wait(seconds: float, signals: SignalFlag) -> None:
 
 
 def _exit_code(code: int | None) -> int:
-    """A refusal, and the end that somebody asked the command for, are this command's too."""
+    """A rejection, and the end that somebody asked the command for, are this command's too."""
     return code if code in (2, 129, 130, 131, 143) else 1
 
 

@@ -17,7 +17,7 @@ from tests.sharing import FileScheduling
 
 # Processes of a node share the memory of its dies; no other run on this machine is to take part.
 os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
-# As in the rehearsal operators refuse what their documentation forbids and collectives complete at wait() only. Most
+# As in the rehearsal operators reject what their documentation forbids and collectives complete at wait() only. Most
 # comparisons are made in float32, which kernels for 16 bits get in these reference runs only.
 MODES = {"NPU_EMULATOR_STRICT": "float32", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
 os.environ |= MODES
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 # Where two processes share the tests, what takes longest begins early, and the tests of a file stay together; of these
 # folders all do, since they share processes, and ports that the recipe fixes.
 LONGEST = Path(__file__).parent / "verl_patches" / "trainer"
-TOGETHER = ("tests/rig", "tests/scripts")
+TOGETHER = ("tests/worker_processes", "tests/scripts")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -54,7 +54,10 @@ def test_what_was_measured_is_still_there():
 
 
 def test_what_two_processes_measured_is_put_together(tmp_path):
-    durations, (one, other, third) = tmp_path / "durations.json", ("tests/conftest.py", "tests/ranks.py", "tests/rig")
+    durations, (one, other, third) = (
+        tmp_path / "durations.json",
+        ("tests/conftest.py", "tests/ranks.py", "tests/worker_processes"),
+    )
     durations.write_text(json.dumps({one: 100.0, other: 2.0, "tests/test_that_is_gone.py": 3.0}))
     merge(durations, {one: 1.04})
     merge(durations, {third: 7.0})

@@ -53,7 +53,7 @@ def test_left():
     (pathlib.Path(os.environ["SAID"]) / "left").touch()
 """,
 }
-FOLDERS = ("rig", "rig", "other", "other")
+FOLDERS = ("workers", "workers", "other", "other")
 
 
 def shared(folder: Path, conftest: str) -> subprocess.CompletedProcess[str]:
@@ -88,7 +88,7 @@ def runs(tmp_path):
 
 
 def test_files_and_folders_stay_together(runs):
-    ran = runs(CONFTEST.format(together=("tests/rig",)))
+    ran = runs(CONFTEST.format(together=("tests/worker_processes",)))
     assert all(len(processes) == 1 for processes in ran.values())
     assert ran["test_0.py"] == ran["test_1.py"]
 

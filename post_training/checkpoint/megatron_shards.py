@@ -95,7 +95,7 @@ def open_megatron(root: Path, shape: DeepseekV3Shape, form: MegatronForm) -> Sou
         for chunk, pieces in enumerate(_by_chunk(rank_pieces(shape, form, rank), form.placement)):
             for name, parts in pieces.items():
                 _add_fragments(fragments, file, name, _expected(file, name, models[chunk], parts), parts)
-            _refuse_unexpected(file, models[chunk], pieces)
+            _reject_unexpected(file, models[chunk], pieces)
     shapes = all_shapes(shape, form.mtp_layers)
     aliases = mtp_aliases(shape) if form.mtp_layers else {}
     stored = {name: dims for name, dims in shapes.items() if name not in aliases or name in fragments}
@@ -169,7 +169,7 @@ def _add_fragments(
             fragments[piece.canonical].append(Fragment(piece.box, region, f"{file}:{name}"))
 
 
-def _refuse_unexpected(file: Path, model: dict[str, Any], pieces: dict[str, list[Piece]]) -> None:
+def _reject_unexpected(file: Path, model: dict[str, Any], pieces: dict[str, list[Piece]]) -> None:
     for name, tensor in model.items():
         if isinstance(tensor, StoredTensor) and name not in pieces and not name.endswith("_extra_state"):
             raise CheckpointError(f"{file}: tensor {name} has no place in the layout; is the layout another one?")

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 
 from post_training.data.images import PLACEHOLDER, ImageError, ImageTokens, Size, image_size, placeholders
-from post_training.data.records import DataError, refuse_repeated_columns, rows_of
+from post_training.data.records import DataError, reject_repeated_columns, rows_of
 from post_training.rewards.answers import is_answer
 
 _BATCH_ROWS = 1024
@@ -101,7 +101,7 @@ class Inspection:
 
 Chat = list[dict[str, str]]
 Measure = Callable[[list[Chat], list[list[Size]]], list[int]]
-"""Token counts of chats with images of these sizes. Raises ValueError for a chat that the template refuses."""
+"""Token counts of chats with images of these sizes. Raises ValueError for a chat that the template rejects."""
 
 
 def check_configured_files(data: Mapping[str, Any], reads_images: bool = False) -> None:
@@ -190,7 +190,7 @@ def inspect_file(path: Path, expected: Expectations = Expectations(), measure: M
         raise DataError(f"{path} is not a file: give a .parquet file.")
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            refuse_repeated_columns(path, file.schema_arrow.names)
+            reject_repeated_columns(path, file.schema_arrow.names)
             findings = list(_column_findings(file.schema_arrow.names, expected))
             if file.metadata.num_rows == 0:
                 findings.append(Finding("*", "the file holds no rows", "give a file with at least one row"))

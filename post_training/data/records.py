@@ -171,7 +171,7 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
     first = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            refuse_repeated_columns(path, file.schema_arrow.names)
+            reject_repeated_columns(path, file.schema_arrow.names)
             table = file.read()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is a broken parquet file ({_first_line(error)}): download it again.") from error
@@ -181,7 +181,7 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
         first += batch.num_rows
 
 
-def refuse_repeated_columns(path: Path, names: list[str]) -> None:
+def reject_repeated_columns(path: Path, names: list[str]) -> None:
     """Raises DataError when two columns of a parquet file have one name: which of them is read is not defined."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:

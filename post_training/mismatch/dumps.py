@@ -141,7 +141,7 @@ def write_part(path: Path, part: Part) -> None:
 
 
 def _named(name: str, captured: Captured) -> dict[str, torch.Tensor]:
-    # The format refuses tensors that share memory, and points may share their rows.
+    # The format rejects tensors that share memory, and points may share their rows.
     return {name: captured.values.contiguous(), name + ROWS: captured.rows.clone()}
 
 

@@ -24,7 +24,7 @@ from post_training.layouts.layout import (
     whole_box,
 )
 from post_training.models.families import MegatronModel, MindspeedModel, ModelFamily, variant_findings
-from post_training.models.sentences import invalid, refuse
+from post_training.models.sentences import invalid, reject
 from post_training.models.sizes import ModelSizes
 
 CASTABLE = (".mlp.gate.weight",)
@@ -102,7 +102,7 @@ class DeepseekV3Shape:
         Raises ValueError for a variant that these tables do not describe.
         """
         values = config if isinstance(config, Mapping) else config.to_dict()
-        refuse(_layout_variants(values))
+        reject(_layout_variants(values))
         missing = [key for key in _CONFIGURATION_KEYS if key not in values]
         if missing:
             raise ValueError(f"the model's configuration has no {missing[0]}, which every DeepSeek-V3 has")
@@ -363,7 +363,7 @@ def sizes(config: Mapping[str, Any]) -> ModelSizes:
 def _megatron_config(hf_config: Any, *args: Any, **overrides: Any) -> Any:
     from post_training.models.megatron.deepseek_v3_config import deepseek_v3_config_from_huggingface
 
-    refuse(variant_findings(FAMILY, hf_config.to_dict()))
+    reject(variant_findings(FAMILY, hf_config.to_dict()))
     return deepseek_v3_config_from_huggingface(hf_config, *args, **overrides)
 
 
@@ -376,7 +376,7 @@ def _megatron_model(*args: Any, **options: Any) -> Any:
 def _mindspeed_arguments(hf_config: Any) -> dict[str, Any]:
     from post_training.models.mindspeed.deepseek_v3_arguments import model_arguments
 
-    refuse(variant_findings(FAMILY, hf_config.to_dict()))
+    reject(variant_findings(FAMILY, hf_config.to_dict()))
     return model_arguments(hf_config)
 
 

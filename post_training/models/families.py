@@ -60,7 +60,7 @@ class MindspeedModel:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """Everything that differs between families; a part that a family lacks is refused by the part that needs it.
+    """Everything that differs between families; a part that a family lacks is rejected by the part that needs it.
 
     name: as its authors write it. architecture: the one in its config.json. model_types: of config.json; further ones
     are those whose sizes are the same. table, sizes: of the values of a config.json; ValueError for a variant that they

@@ -11,7 +11,7 @@ from post_training.layouts.grouped_query import GroupedQueryShape
 from post_training.layouts.layout import Piece, RolloutPlacement, Table, TrainPlacement
 from post_training.layouts.vision_tower import VisionShape
 from post_training.models.families import ModelFamily
-from post_training.models.sentences import invalid, refuse
+from post_training.models.sentences import invalid, reject
 from post_training.models.sizes import ModelSizes, VisionSizes, grouped_attention_sizes
 
 # In vLLM's model, where the decoder is a module of its own.
@@ -47,7 +47,7 @@ def _no_megatron(placement: TrainPlacement, rank: int) -> list[Piece]:
 
 def _vision(config: Mapping[str, Any]) -> VisionShape:
     """The sizes of the tower. Raises ValueError for sizes that no tower of this decoder has."""
-    refuse(_vision_findings(config))
+    reject(_vision_findings(config))
     return VisionShape.from_config(config["vision_config"])
 
 

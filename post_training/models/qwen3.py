@@ -6,7 +6,7 @@ from typing import Any
 from post_training.layouts.grouped_query import GroupedQueryShape, table
 from post_training.layouts.layout import Table
 from post_training.models.families import ModelFamily
-from post_training.models.sentences import invalid, refuse
+from post_training.models.sentences import invalid, reject
 from post_training.models.sizes import ModelSizes, grouped_attention_sizes
 
 
@@ -17,7 +17,7 @@ def _variants(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(config: Mapping[str, Any]) -> Table:
-    refuse(_variants(config))
+    reject(_variants(config))
     return table(GroupedQueryShape.from_config(config, head_norms=True))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from post_training.layouts.grouped_query import GroupedQueryShape, table
 from post_training.layouts.layout import Table
 from post_training.models.families import MegatronModel, ModelFamily, variant_findings
-from post_training.models.sentences import invalid, refuse
+from post_training.models.sentences import invalid, reject
 from post_training.models.sizes import ModelSizes, grouped_attention_sizes
 
 _AS_PUBLISHED = {"mlp_only_layers": [], "decoder_sparse_step": 1, "attention_bias": False}
@@ -30,7 +30,7 @@ def _variants(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(config: Mapping[str, Any]) -> Table:
-    refuse(_layout_variants(config))
+    reject(_layout_variants(config))
     return table(
         GroupedQueryShape.from_config(
             config, head_norms=True, experts=config["num_experts"], expert_width=config["moe_intermediate_size"]
@@ -51,7 +51,7 @@ def _sizes(config: Mapping[str, Any]) -> ModelSizes:
 def _megatron_config(hf_config: Any, *args: Any, **overrides: Any) -> Any:
     from post_training.models.megatron.qwen3_moe_model import qwen3_moe_config
 
-    refuse(variant_findings(FAMILY, hf_config.to_dict()))
+    reject(variant_findings(FAMILY, hf_config.to_dict()))
     return qwen3_moe_config(hf_config, *args, **overrides)
 
 

@@ -16,7 +16,7 @@ def invalid(key: str, value: Any, reason: str, remedy: str) -> str:
     return f"{key}={shown} of the model's config.json is invalid: {reason}. {remedy}."
 
 
-def refuse(sentences: Iterable[str]) -> None:
+def reject(sentences: Iterable[str]) -> None:
     """Raise ValueError with the first sentence, if there is one."""
     for sentence in sentences:
         raise ValueError(sentence)

@@ -128,7 +128,7 @@ class _Search:
         on_megatron = at(config, f"{_ACTOR}.strategy") == "megatron"
         self._trainings = list(_megatron(config, layers, dies) if on_megatron else _fsdp(config, dies))
         self._rollouts = list(_rollouts(config, dies))
-        self._refused = ""
+        self._rejected = ""
         self.closest: Plan | None = None
 
     def first(self) -> Layout | None:
@@ -142,7 +142,7 @@ class _Search:
             try:
                 settings, plan = self._with_micro_batches(candidate)
             except ValueError as error:
-                self._refused = self._refused or str(error)
+                self._rejected = self._rejected or str(error)
                 continue
             if not plan.problems():
                 return Layout(self._nodes, _describe(plan), tuple(_overrides(settings)))
@@ -160,7 +160,7 @@ class _Search:
         """Which memory is short, of the candidate that lacks least; else what the checks say."""
         if self.closest is not None:
             return f"{_describe(self.closest)}: {'; '.join(self.closest.problems())}"
-        return self._refused or "no parallel sizes near the configured ones divide its dies"
+        return self._rejected or "no parallel sizes near the configured ones divide its dies"
 
     def _with_micro_batches(self, candidate: Settings) -> tuple[Settings, Plan]:
         """The candidate with micro batches as small as they have to be, where they alone decide."""

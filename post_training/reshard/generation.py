@@ -1,4 +1,4 @@
-"""Which weights a rollout has: a counter that refuses generation with weights that are only half written."""
+"""Which weights a rollout has: a counter that rejects generation with weights that are only half written."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,7 +6,7 @@ listen on all interfaces and ask for no password. Ray leaves them away where the
 this program lets Ray miss them.
 
 While Ray runs (`--block`), it holds the dies that the node gives (`--resources`); a second job that wants one is
-refused.
+rejected.
 """
 
 import json

@@ -64,7 +64,7 @@ def agree(facts: Sequence[NodeFacts], nodes: int, dies: int) -> bool:
     return all(finding.what.endswith(" clock") for finding in bad)
 
 
-def refusal(address: str, error: Exception) -> tuple[int, str]:
+def rejection(address: str, error: Exception) -> tuple[int, str]:
     """The exit code and the sentence for what Ray raised when this node connected."""
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", str(error))
     if len(versions) < 2:
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         ray.init(address=options.address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        code, sentence = refusal(options.address, error)
+        code, sentence = rejection(options.address, error)
         print(sentence, flush=True)
         return code
     try:

@@ -101,7 +101,7 @@ training_run() {
     cluster_export
     export PYTHONPATH=$training_root${PYTHONPATH:+:$PYTHONPATH}
     cd "$training_root" || fail "$training_root cannot be entered."
-    [[ $network_role == worker ]] || training_refuse
+    [[ $network_role == worker ]] || training_reject
     mkdir -p "$training_folder" || fail "OUTPUT_DIR: $training_folder cannot be made; correct the path, or make room."
     trap 'training_interrupted 130' INT
     trap 'training_interrupted 143' TERM HUP
@@ -116,8 +116,8 @@ training_run() {
     fi
 }
 
-# Refuses a configuration that cannot run before anything is started.
-training_refuse() {
+# Rejects a configuration that cannot run before anything is started.
+training_reject() {
     local said
     said=$("${training_check[@]}" 2>&1 >/dev/null) || fail "${said##*error: }"
 }

@@ -49,7 +49,7 @@ def describe_launched(command: Sequence[str]) -> LaunchedJob | None:
     """The job of a launcher's command; None on a node that gives its dies to another one's training.
 
     Raises:
-        ValueError: no launcher of several nodes, or one that refuses its arguments; one sentence.
+        ValueError: no launcher of several nodes, or one that rejects its arguments; one sentence.
     """
     if not any(word.endswith(".sh") for word in command):
         raise ValueError("--elastic is invalid: the command is no launcher of several nodes. Pass one after --")

@@ -19,10 +19,10 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_json_names_a_file_and_one_that_cannot_be_written_is_refused(program, tmp_path):
-    refused = run(program, "--json", tmp_path / "absent" / "figures.json")
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
-    assert "figures.json is no file that can be written" in refused.stderr
+def test_json_names_a_file_and_one_that_cannot_be_written_rejected(program, tmp_path):
+    rejected = run(program, "--json", tmp_path / "absent" / "figures.json")
+    assert rejected.returncode == 2 and rejected.stderr.count("\n") == 1
+    assert "figures.json is no file that can be written" in rejected.stderr
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_json_names_a_file_and_one_that_cannot_be_written_is_refused(program, tm
     ],
 )
 def test_a_bad_value_is_one_sentence(program, arguments):
-    refused = run(program, *arguments)
-    assert refused.returncode == 2 and refused.stderr.startswith("error: ") and refused.stderr.count("\n") == 1
+    rejected = run(program, *arguments)
+    assert rejected.returncode == 2 and rejected.stderr.startswith("error: ") and rejected.stderr.count("\n") == 1
 
 
 def test_figures_are_written_as_json(tmp_path, capsys):

@@ -223,7 +223,7 @@ def shards_are_loaded_by_their_own_reader(body):
 
 
 @demonstrates(f"{TRAINER}.__init__", SETTINGS)
-def a_bad_combination_is_refused(body):
+def a_bad_combination_rejected(body):
     from verl_patches.trainer.main_ppo import compose
 
     upstream = Upstream()
@@ -269,7 +269,7 @@ def a_step_goes_through_the_trackers_of_the_run(body):
 
 
 @demonstrates("verl.utils.tracking:Tracking.__del__", TRACKING)
-def trackers_that_were_refused_are_not_ended(body):
+def trackers_that_were_rejected_are_not_ended(body):
     upstream = Upstream()
     body(upstream, SimpleNamespace())
     return str(upstream.calls)
@@ -632,7 +632,7 @@ def a_mask_ends_with_the_engines_answer(body):
 
 
 @demonstrates(f"{ROLLOUT}.generate_sequences", WHOLE_WEIGHTS)
-def half_new_weights_are_refused(body):
+def half_new_weights_rejected(body):
     with instead_of("verl_patches.features.reshard.generation.process_generation"):
         return asks_ours(lambda: body(Upstream(), SimpleNamespace(), None))
 

@@ -142,6 +142,6 @@ def test_slurm_job_that_may_lose_nodes_has_a_supervisor_on_each(tmp_path):
         (["--elastic", "folder"], "and a launcher behind it"),
     ],
 )
-def test_slurm_without_a_launcher_is_refused(tmp_path, arguments, sentence):
+def test_slurm_without_a_launcher_rejected(tmp_path, arguments, sentence):
     ended = slurm(tmp_path, *arguments)
     assert ended.returncode == 2 and sentence in ended.stderr and not ended.stdout

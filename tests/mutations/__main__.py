@@ -28,7 +28,7 @@ from tests.mutations.workbench import Outcome, Verdict, Workbench
 
 RESULTS = ROOT / "outputs" / "mutations"
 LIST_SHARE, SAMPLE_SHARE = 1.0, 0.9
-DONE, MISSED, REFUSED, SIGNALLED = 0, 1, 2, 128
+DONE, MISSED, REJECTED, SIGNALLED = 0, 1, 2, 128
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verdicts = try_all(console, faults, values.limit)
     except FaultError as error:
         print(f"error: {error}", file=sys.stderr)
-        return REFUSED
+        return REJECTED
     except Interrupted as interrupted:
         print(f"{interrupted}: verdicts so far are kept; the same command goes on from there.", file=sys.stderr)
         return SIGNALLED + interrupted.number

@@ -12,15 +12,15 @@ from tests.fast_tier import MOST_SECONDS_OF_A_FILE, measured
 _SWITCHES = "tests/overlay/test_real_switches.py"
 ROOMS: dict[str, tuple[str, ...]] = {
     "overlay": ("tests/overlay",),
-    "megatron_patches": ("tests/megatron_patches", _SWITCHES, "tests/rig"),
+    "megatron_patches": ("tests/megatron_patches", _SWITCHES, "tests/worker_processes"),
     "mindspeed_patches": ("tests/mindspeed_patches", _SWITCHES),
-    "npu_emulator": ("tests/npu_emulator", "tests/rig"),
-    "post_training": ("tests/post_training", _SWITCHES, "tests/rig"),
+    "npu_emulator": ("tests/npu_emulator", "tests/worker_processes"),
+    "post_training": ("tests/post_training", _SWITCHES, "tests/worker_processes"),
     "rehearsal": ("tests/rehearsal",),
     "scripts": ("tests/scripts",),
-    "verl_patches": ("tests/verl_patches", _SWITCHES, "tests/rig", "tests/rehearsal/test_rehearsal.py"),
-    "vllm_ascend_patches": ("tests/vllm_ascend_patches", _SWITCHES, "tests/rig"),
-    "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/rig"),
+    "verl_patches": ("tests/verl_patches", _SWITCHES, "tests/worker_processes", "tests/rehearsal/test_rehearsal.py"),
+    "vllm_ascend_patches": ("tests/vllm_ascend_patches", _SWITCHES, "tests/worker_processes"),
+    "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/worker_processes"),
 }
 
 # These look at every file of the tree.
@@ -39,7 +39,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 _SOURCES = ("npu_emulator", "src")
 
 # Programs of these folders name everything; the tests that run them are asked last.
-_ASKED_LAST = ("tests", "tests/rig", "tests/demonstrations", "tests/mutations", "tests/upstream")
+_ASKED_LAST = ("tests", "tests/worker_processes", "tests/demonstrations", "tests/mutations", "tests/upstream")
 
 
 def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:

@@ -1,6 +1,6 @@
 """Whole steps of verl's worker while streams run late: rollout, log-probs, update and reshard, on four dies.
 
-The rig's processes, in float32. Work on streams runs late and in any order that events allow.
+The worker processes, in float32. Work on streams runs late and in any order that events allow.
 """
 
 import json
@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 
 from post_training.plan.job import read_job
 from post_training.plan.outside_torch import OutsideTorch
-from tests.rig import jobs
-from tests.rig.conftest import PROMPTS, overrides, random_checkpoint
-from tests.rig.processes import Processes
+from tests.worker_processes import jobs
+from tests.worker_processes.conftest import PROMPTS, overrides, random_checkpoint
+from tests.worker_processes.processes import Processes
 from verl_patches.trainer.main_ppo import compose
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ BESIDE_PROGRAMS = {
     scope="module",
     params=[pytest.param(seed, marks=[pytest.mark.exhaustive] if seed > 1 else []) for seed in range(1, 21)],
 )
-def rig(request, tmp_path_factory):
+def workers(request, tmp_path_factory):
     checkpoint = random_checkpoint(tmp_path_factory.mktemp("step"))
     description = checkpoint.with_name("description")
     shutil.copytree(checkpoint, description, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -55,15 +55,15 @@ def planned(settings: list[str], model: dict) -> tuple[int, int]:
     return outside.when_the_engine_is_built(job), outside.at_most(job)
 
 
-def test_two_steps_train_and_the_rollout_has_the_weights_and_log_probs_of_training(rig):
-    assert not rig.report["problems"]
-    assert rig.run(jobs.differing_at_first) == [[]] * 4
+def test_two_steps_train_and_the_rollout_has_the_weights_and_log_probs_of_training(workers):
+    assert not workers.report["problems"]
+    assert workers.run(jobs.differing_at_first) == [[]] * 4
     responses = []
     for step in range(2):
-        responses.append(rig.run(jobs.rollout, PROMPTS)[0]["responses"])
-        rig.run(jobs.old_log_prob)
-        rig.run(jobs.reference_log_prob)
-        metrics = rig.run(jobs.update, step)[LAST_STAGE]
+        responses.append(workers.run(jobs.rollout, PROMPTS)[0]["responses"])
+        workers.run(jobs.old_log_prob)
+        workers.run(jobs.reference_log_prob)
+        metrics = workers.run(jobs.update, step)[LAST_STAGE]
         assert metrics["reshard/weights_differing"] == 0
         assert 0 < metrics["training/rollout_logprob_diff_max"] < 1e-3
         assert metrics["actor/grad_norm"][0] > 0
@@ -71,15 +71,15 @@ def test_two_steps_train_and_the_rollout_has_the_weights_and_log_probs_of_traini
     assert responses[0] != responses[1]
 
 
-def test_what_cann_and_hccl_hold_beside_tensors_is_what_the_plan_says(rig):
+def test_what_cann_and_hccl_hold_beside_tensors_is_what_the_plan_says(workers):
     """After steps, so that every group has had a collective."""
-    rig.run(jobs.rollout, PROMPTS)
-    when_built, at_most = rig.planned
-    assert rig.first == [when_built] * 4
-    assert rig.run(jobs.bytes_beside_programs) == [at_most] * 4
+    workers.run(jobs.rollout, PROMPTS)
+    when_built, at_most = workers.planned
+    assert workers.first == [when_built] * 4
+    assert workers.run(jobs.bytes_beside_programs) == [at_most] * 4
 
 
-def test_a_single_wrong_weight_is_found_by_the_comparison(rig):
-    rig.run(jobs.rollout, PROMPTS)
-    assert rig.run(jobs.differing_weights, disturb=False) == [[]] * 4
-    assert [len(names) for names in rig.run(jobs.differing_weights, disturb=True)][0] == 1
+def test_a_single_wrong_weight_is_found_by_the_comparison(workers):
+    workers.run(jobs.rollout, PROMPTS)
+    assert workers.run(jobs.differing_weights, disturb=False) == [[]] * 4
+    assert [len(names) for names in workers.run(jobs.differing_weights, disturb=True)][0] == 1

@@ -31,7 +31,7 @@ from overlay.pins import Pins, within
 ACTIVATE = "activate"
 TOO_LATE = "too late"
 NEEDS_PATCHES = "cannot be imported without the patches"
-REFUSED = (TOO_LATE, NEEDS_PATCHES)
+REJECTED = (TOO_LATE, NEEDS_PATCHES)
 RANDOM_ORDERS = 200
 PINS = Pins.read()
 PATCHES = load(PINS.rooms())
@@ -78,8 +78,8 @@ def run(scenarios: Sequence[Steps], jobs: int = 1) -> tuple[list[str], dict[str,
 def _follow(branches: list[tuple[int, tuple[str, ...]]], jobs: int) -> Answers:
     """Take the steps that all branches have in common here, and each different continuation in a child."""
     while all(steps for _, steps in branches) and len({steps[0] for _, steps in branches}) == 1:
-        if refusal := _take(branches[0][1]):
-            return {"digests": {str(index): refusal for index, _ in branches}, "states": {refusal: None}}
+        if rejection := _take(branches[0][1]):
+            return {"digests": {str(index): rejection for index, _ in branches}, "states": {rejection: None}}
         branches = [(index, steps[1:]) for index, steps in branches]
     if not any(steps for _, steps in branches):
         content = state()
@@ -108,7 +108,7 @@ def _follow(branches: list[tuple[int, tuple[str, ...]]], jobs: int) -> Answers:
 
 
 def _take(steps: Steps) -> str:
-    """The first of the steps that are left of a scenario; why it is refused, or nothing."""
+    """The first of the steps that are left of a scenario; why it is rejected, or nothing."""
     import overlay
 
     step = steps[0]
@@ -240,12 +240,12 @@ def run_all() -> int:
     faults = [f"full orders end in {dict(Counter(full))}"] * (len(set(full)) > 1) + contradictions(states, full[0])
     ends: dict[frozenset[str], set[str]] = {}
     for steps, digest in zip(pairs, of_pairs, strict=True):
-        if digest not in REFUSED:
+        if digest not in REJECTED:
             ends.setdefault(frozenset(steps) - {ACTIVATE}, set()).add(digest)
     faults += [f"{sorted(pair)} end in {sorted(found)}" for pair, found in ends.items() if len(found) > 1]
     late, bare = of_pairs.count(TOO_LATE), of_pairs.count(NEEDS_PATCHES)
     print(f"{len(PATCHES)} patches in {len(MODULES)} modules, {len(pairs) // 3} ordered pairs: {len(pairs)} scenarios")
-    print(f"  {late} of them activate after a module that a patch must precede, and are refused")
+    print(f"  {late} of them activate after a module that a patch must precede, and are rejected")
     print(f"  {bare} import a module that upstream cannot import before the overlay is active")
     alike = sum(len(found) == 1 for found in ends.values())
     print(f"  {len(pairs) - late - bare} ran; {alike} of {len(ends)} pairs end alike")

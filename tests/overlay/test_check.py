@@ -155,7 +155,7 @@ def test_the_lock_survives_writing_and_keeps_releases_that_are_not_at_hand(acme,
     assert not unclean(statuses(acme)) and not unclean(statuses(acme, lambda text: text.replace("-x", "x")))
 
 
-def test_an_unknown_upstream_is_refused():
+def test_an_unknown_upstream_rejected():
     with pytest.raises(checking.UnknownUpstreamError, match="'acne' is no upstream; pins.toml has acme, other"):
         checking.upstream_named(PINS, "acne")
 

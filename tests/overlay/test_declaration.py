@@ -29,7 +29,7 @@ def test_a_decorator_records_the_patch_and_returns_the_function_itself():
 
 
 @pytest.mark.parametrize("target", ["acme.core", "acme:", ":name", "acme:a b", "acme:a:b", "acme.:a", "acme:a..b"])
-def test_a_malformed_target_is_refused(target):
+def test_a_malformed_target_rejected(target):
     with pytest.raises(DeclarationError, match="package.module:Qualified.name"):
         wrap(target, **METADATA)
 
@@ -40,7 +40,7 @@ def test_a_module_kind_takes_a_module():
 
 
 @pytest.mark.parametrize("key", ["feature", "why", "upstream", "remove_when"])
-def test_missing_and_empty_metadata_are_refused(key):
+def test_missing_and_empty_metadata_rejected(key):
     incomplete = {name: value for name, value in METADATA.items() if name != key}
     with pytest.raises(DeclarationError, match=f"missing {key}"):
         add("acme:name", **incomplete)
@@ -76,7 +76,7 @@ def test_only_a_wrap_belongs_to_a_feature_that_can_be_off():
         add("acme:name", **{**METADATA, "feature": feature})
 
 
-def test_unknown_metadata_is_refused():
+def test_unknown_metadata_rejected():
     with pytest.raises(DeclarationError, match="unknown reason"):
         wrap("acme:name", **METADATA, reason="typo")
     with pytest.raises(DeclarationError, match="evidence must be one of"):

@@ -147,7 +147,7 @@ def test_the_page_is_true_from_an_empty_folder(project):
 
 
 @pytest.mark.slow
-def test_an_upstream_that_changed_is_refused_and_found_in_its_history(project):
+def test_an_upstream_that_changed_rejected_and_found_in_its_history(project):
     list(project.follow(PAGE))
     project.jinja_with_history()
     walk = "python -m overlay --pins pins.toml bisect --upstream jinja2=jinja 3.1.6..main"

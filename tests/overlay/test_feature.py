@@ -42,7 +42,7 @@ def off(config, settings):
         ({"switch": "one.enabled"}, "a switch and is_on go together"),
     ],
 )
-def test_an_incomplete_feature_is_refused(keys, says):
+def test_an_incomplete_feature_rejected(keys, says):
     with pytest.raises(DeclarationError, match=says):
         Feature(**{"name": "one", "purpose": "a test", **keys})
 
@@ -89,7 +89,7 @@ def test_a_section_is_read_with_its_defaults():
         (3, "one must be a group of keys"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_key(node, says):
+def test_a_wrong_value_rejected_with_its_key(node, says):
     with pytest.raises(SettingsError, match=says):
         read_section(Section, node, "one")
 
@@ -139,7 +139,7 @@ def test_null_is_the_default_and_fields_from_elsewhere_are_not_asked_for():
         ("1", float, "k must be of type float, not '1'"),
     ],
 )
-def test_a_value_of_another_kind_is_refused(value, kind, says):
+def test_a_value_of_another_kind_rejected(value, kind, says):
     with pytest.raises(SettingsError, match=says):
         checked(value, kind, "k")
 

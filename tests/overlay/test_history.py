@@ -232,14 +232,14 @@ def test_the_command_says_the_same_in_words_as_json_and_as_a_document(repository
         (["HEAD..HEAD", "--upstream", "acme=/absent"], "git log failed in /absent"),
     ],
 )
-def test_what_cannot_be_walked_is_refused_in_one_sentence(repository, command, arguments, sentence):
+def test_what_cannot_be_walked_rejected_in_one_sentence(repository, command, arguments, sentence):
     repository.commit("begin", {"acme/core.py": CORE})
     separator = ["--"] if arguments[:1] == ["--all..HEAD"] else []
     code, output, error = command(*separator, *(each.format(folder=repository.folder) for each in arguments))
     assert (code, output) == (2, "") and sentence in error and error.count("\n") == 1
 
 
-def test_histories_without_a_common_commit_are_refused(repository):
+def test_histories_without_a_common_commit_rejected(repository):
     first = repository.commit("begin", {"acme/core.py": CORE})
     repository.git("checkout", "-q", "--orphan", "elsewhere")
     repository.commit("another beginning", {"acme/core.py": CORE})

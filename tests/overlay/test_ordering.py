@@ -80,7 +80,7 @@ def test_add_and_replace_of_one_target_conflict(bench):
         make_plan([bench.patch("add", "acme:f", nothing), bench.patch("replace", "acme:f", nothing)])
 
 
-def test_a_cycle_is_refused_and_named(bench):
+def test_a_cycle_rejected_and_named(bench):
     with pytest.raises(ConflictError, match="cycle: acme:f@testing, acme:g@testing"):
         make_plan(
             [

@@ -150,7 +150,7 @@ def test_packages_of_the_stack_and_of_none_are_left_to_the_lock(stacks, stack, i
 @pytest.mark.parametrize(
     ("stack", "installed", "other"), [("old", "2.0", "new"), ("old", "2.0.post1", "new"), ("new", "1.0+cpu", "old")]
 )
-def test_packages_of_another_stack_are_refused(stacks, stack, installed, other):
+def test_packages_of_another_stack_rejected(stacks, stack, installed, other):
     sentence = (
         f"the patches of stack {stack} are not for the packages that are installed here, which are those of stack"
         f" {other} (acme {installed}): start this with an environment of stack {stack}, or without its patches"

@@ -128,7 +128,7 @@ def test_the_check_of_what_is_installed_is_clean():
     assert answer["exit"] == 0 and len(answer["checked"]) >= 4
 
 
-def test_the_check_refuses_what_it_cannot_read():
+def test_the_check_rejects_what_it_cannot_read():
     for given, message in [
         ("verl=/nowhere", "there is no package verl in /nowhere"),
         ("verl=/nowhere@abc", "git has no abc"),

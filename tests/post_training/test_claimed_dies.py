@@ -37,7 +37,7 @@ def machine() -> Iterator[Path]:
         yield root
 
 
-def refusal(machine: Path, count: int, **environment: str) -> str:
+def rejection(machine: Path, count: int, **environment: str) -> str:
     with pytest.raises(DiesInUse) as caught, claimed_dies(count, environment, machine):
         pass
     return str(caught.value)
@@ -51,25 +51,25 @@ def test_overlapping_dies_rejected_with_those_that_are_free(machine):
     with claimed_dies(4, {VISIBLE: "2,3,4,11"}, machine) as first:
         assert first == [2, 3, 4, 11]
         holder = f"process {os.getpid()} of {getpass.getuser()} has die"
-        assert refusal(machine, 4) == (
+        assert rejection(machine, 4) == (
             f"{VISIBLE} (not set: dies 0 to 3) is invalid: {holder} 2 ({machine}/dev/davinci2). "
             "Set it to 0,1,5,6, which are free, or wait until that job has ended."
         )
-        said = refusal(machine, 9, **{VISIBLE: "0,1,5,6,7,8,9,10,11"})
+        said = rejection(machine, 9, **{VISIBLE: "0,1,5,6,7,8,9,10,11"})
         assert said.endswith(f"{holder} 11 ({machine}/dev/davinci11). Wait until that job has ended.")
 
 
 def test_dies_given_apart_are_held_beside_each_other(machine):
-    """And given back: what a refused job had taken, and what an ended one had."""
+    """And given back: what a rejected job had taken, and what an ended one had."""
     with claimed_dies(2, {}, machine), claimed_dies(2, {VISIBLE: "2,3"}, machine):
-        refusal(machine, 2, **{VISIBLE: "4,3"})
+        rejection(machine, 2, **{VISIBLE: "4,3"})
         with claimed_dies(2, {VISIBLE: "4,5"}, machine):
             pass
     with claimed_dies(12, {}, machine) as every:
         assert every == list(range(12))
 
 
-def test_container_with_dies_of_its_own_is_not_refused(machine):
+def test_container_with_dies_of_its_own_is_not_rejected(machine):
     """CANN numbers the dies of both from 0; their files have the machine's numbers."""
     with claimed_dies(2, {VISIBLE: "0,1"}, machine):
         for number in range(4):
@@ -101,7 +101,7 @@ def test_killed_job_of_another_user_holds_no_die(user, machine, tmp_path):
     try:
         while not log.read_text():
             assert holding.poll() is None
-        said = refusal(machine, 1, **{VISIBLE: "1"})
+        said = rejection(machine, 1, **{VISIBLE: "1"})
         assert f"process {holding.pid} of {user.name} has die 1" in said
     finally:
         holding.send_signal(signal.SIGKILL)

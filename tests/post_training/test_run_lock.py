@@ -64,7 +64,7 @@ def elsewhere(folder, beats=7):
     return write
 
 
-def test_living_owner_refuses_a_second_start(tmp_path, holder):
+def test_living_owner_rejects_a_second_start(tmp_path, holder):
     with pytest.raises(FolderInUse, match=rf"{tmp_path} is in use by process {holder.pid} on {os.uname().nodename}"):
         FolderLock(tmp_path, "run", wait=never).acquire()
     with pytest.raises(FolderInUse):
@@ -95,7 +95,7 @@ def test_released_folder_is_taken_at_once(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == [".run.owner.3", ".run.owner.4"]
 
 
-def test_requeued_job_beside_a_living_one_refused(tmp_path, capsys):
+def test_requeued_job_beside_a_living_one_rejected(tmp_path, capsys):
     """A scheduler starts a job again on another node while the old one, cut off from it, still writes the folder."""
     beat = elsewhere(tmp_path)
     clock = Clock()
@@ -138,10 +138,10 @@ def test_one_of_many_starts_wins(tmp_path, monkeypatch, links):
     elsewhere(tmp_path)
     if not links:
 
-        def refuse(*_):
+        def reject(*_):
             raise PermissionError(1, "Operation not permitted")
 
-        monkeypatch.setattr(run_lock.os, "link", refuse)
+        monkeypatch.setattr(run_lock.os, "link", reject)
     together, outcomes = threading.Barrier(8), []
 
     def start():
@@ -150,7 +150,7 @@ def test_one_of_many_starts_wins(tmp_path, monkeypatch, links):
         try:
             FolderLock(tmp_path, "run", clock.wait, clock).acquire()
         except FolderInUse:
-            outcomes.append("refused")
+            outcomes.append("rejected")
         else:
             outcomes.append("owner")
 
@@ -159,7 +159,7 @@ def test_one_of_many_starts_wins(tmp_path, monkeypatch, links):
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(outcomes) == ["owner"] + ["refused"] * 7
+    assert sorted(outcomes) == ["owner"] + ["rejected"] * 7
     assert not list(tmp_path.glob("*.new"))
 
 

@@ -65,10 +65,10 @@ def test_interrupted_rehearsal_leaves_summary(interrupted, steps):
 
 
 def test_summary_that_cannot_be_written_keeps_the_interrupt(interrupted, monkeypatch, capsys):
-    def refuse(*_):
+    def reject(*_):
         raise ReportError("metrics.jsonl, line 1 is damaged.")
 
-    monkeypatch.setattr(stages, "write_report", refuse)
+    monkeypatch.setattr(stages, "write_report", reject)
     interrupted(0)
     said = " ".join(capsys.readouterr().out.split())
     assert "has no summary: metrics.jsonl, line 1 is damaged." in said

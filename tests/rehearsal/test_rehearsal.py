@@ -1,4 +1,4 @@
-"""The rehearsal from its plan to its report, around a fake training; and what it refuses before it starts anything."""
+"""The rehearsal from its plan to its report, around a fake training; and what it rejects before it starts anything."""
 
 import importlib.util
 import json
@@ -187,7 +187,7 @@ def test_interrupt_leaves_nothing_running(tmp_path, short_folder):
     assert not list(short_folder.iterdir()) and not shared_memory_of(short_folder)
 
 
-def refusal(*overrides, **options):
+def rejection(*overrides, **options):
     with pytest.raises(PreflightError) as caught:
         compose_checked(make_plan(Options(overrides=overrides, **options), "time"))
     assert "\n" not in str(caught.value)
@@ -204,15 +204,15 @@ def refusal(*overrides, **options):
         ("+actor_rollout_ref.overlay.reshrad.enabled=true", "unknown key actor_rollout_ref.overlay.reshrad"),
         ("data.sede=1", "unknown key data.sede, which nothing reads; did you mean data.seed?"),
         ("fast", "fast"),
-        ("trainer.total_training_steps=many", "total_training_steps=many is refused: it should be a valid integer"),
+        ("trainer.total_training_steps=many", "total_training_steps=many is invalid: it should be a valid integer"),
         ("trainer.total_training_steps=null", "trainer.total_training_steps=null: give the number of steps"),
         ("trainer.logger=[console,swanlab]", "its package swanlab is not installed"),
         ("actor_rollout_ref.model.path=/nosuch", "model.path=/nosuch is no folder with a config.json"),
         ("custom_reward_function.path=/nosuch.py", "custom_reward_function.path=/nosuch.py is no file"),
     ],
 )
-def test_configuration_that_cannot_run_is_refused(override, message):
-    assert message in refusal(override)
+def test_configuration_that_cannot_run_rejected(override, message):
+    assert message in rejection(override)
 
 
 @pytest.mark.parametrize("model", sorted(TINY_MODELS))
@@ -234,12 +234,12 @@ def test_data_of_text_for_a_model_with_images_rejected(capsys, tmp_path):
     assert options.dies == 2 and make_plan(options, "time").job.configuration == "rehearsal_images"
 
 
-def test_what_a_family_does_not_have_is_refused_in_one_sentence():
+def test_what_a_family_does_not_have_rejected_in_one_sentence():
     stages = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list"
-    assert "verl builds Qwen3; take the key away" in refusal(f"+{stages}=[3,1]", model="qwen3")
+    assert "verl builds Qwen3; take the key away" in rejection(f"+{stages}=[3,1]", model="qwen3")
 
 
-def test_refused_dies_end_the_launcher_before_anything_is_made(tmp_path):
+def test_rejected_dies_end_the_launcher_before_anything_is_made(tmp_path):
     running = start(tmp_path, "good", "--dies", "3")
     _, errors = running.communicate(timeout=600)
     assert running.returncode == 2
@@ -248,7 +248,7 @@ def test_refused_dies_end_the_launcher_before_anything_is_made(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "", '{"text": 1}', "{"])
-def test_bad_data_file_is_refused_before_anything_is_made(tmp_path, content):
+def test_bad_data_file_rejected_before_anything_is_made(tmp_path, content):
     path = tmp_path / "bad.jsonl"
     if content is not None:
         path.write_text(content)
@@ -258,7 +258,7 @@ def test_bad_data_file_is_refused_before_anything_is_made(tmp_path, content):
     assert not (tmp_path / "run").exists()
 
 
-def test_fewer_rows_than_a_step_takes_are_refused(tmp_path):
+def test_fewer_rows_than_a_step_takes_rejected(tmp_path):
     plan = make_plan(Options(output=tmp_path), "time")
     problems = [Problem(f"{n}+1", str(n + 1)) for n in range(7)]
     rows = [to_row(problem, index, "train", "own", "") for index, problem in enumerate(problems)]
@@ -270,7 +270,7 @@ def test_fewer_rows_than_a_step_takes_are_refused(tmp_path):
         check_rows(plan, {**config, "data": {"train_batch_size": 8}})
 
 
-def test_folder_of_another_run_is_refused(tmp_path):
+def test_folder_of_another_run_rejected(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("kept\n")
     with pytest.raises(PreflightError, match="is not an empty folder: choose another --output"):
         check_before_anything(make_plan(Options(output=tmp_path), "time"))
@@ -295,7 +295,7 @@ def test_an_output_that_cannot_be_written_is_one_sentence_before_anything(tmp_pa
     assert errors.startswith("error: ") and folder in errors and "choose" in errors
 
 
-def test_an_output_on_a_file_system_that_is_read_only_is_refused(read_only):
+def test_an_output_on_a_file_system_that_is_read_only_rejected(read_only):
     with pytest.raises(PreflightError, match="run cannot be written .Read-only file system.: choose a folder"):
         check_output(read_only / "run")
 
@@ -358,7 +358,7 @@ def test_rehearsal_on_an_atlas_a2_is_checked_for_it():
     eager = "actor_rollout_ref.rollout.enforce_eager=false"
     free = "actor_rollout_ref.rollout.free_cache_engine=false"
     compose_checked(make_plan(Options(overrides=(graph, eager, free)), "time"))
-    said = refusal(graph, eager, free, chip="a2")
+    said = rejection(graph, eager, free, chip="a2")
     assert "torchair_graph_config.enabled=true is invalid: experts lie on 4 dies of an Atlas A2" in said
     assert "+graph=off" in said
 
@@ -416,7 +416,7 @@ def test_every_job_takes_the_lengths_of_other_data(tmp_path, job):
 
 
 def test_the_sizes_of_the_model_are_checked_before_it_is_made():
-    assert "adds up to 10 layers" in refusal(
+    assert "adds up to 10 layers" in rejection(
         "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[5,5]"
     )
 

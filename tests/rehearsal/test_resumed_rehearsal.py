@@ -57,14 +57,14 @@ def test_data_of_the_users_own_are_remembered(tmp_path):
         (["--device-memory", "9"], "--resume keeps the options of the run; remove --device-memory"),
     ],
 )
-def test_other_options_are_refused(begun, arguments, sentence, capsys):
+def test_other_options_rejected(begun, arguments, sentence, capsys):
     with pytest.raises(SystemExit) as end:
         parse_arguments(["--resume", str(begun), *arguments])
     assert end.value.code == 2 and sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"data": null, "overrides": [], "colour": 1}'])
-def test_what_is_no_run_is_refused(tmp_path, content, capsys):
+def test_what_is_no_run_rejected(tmp_path, content, capsys):
     if content is not None:
         (tmp_path / OPTIONS_NAME).write_text(content)
     with pytest.raises(SystemExit) as end:

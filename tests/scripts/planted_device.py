@@ -37,10 +37,10 @@ def ending() -> None:
 def closed() -> None:
     """A die that cannot be opened."""
 
-    def refused(die: int) -> None:
+    def rejected(die: int) -> None:
         raise RuntimeError(f"aclrtSetDevice of die {die} failed, error code is 507033")
 
-    torch.npu.set_device = refused
+    torch.npu.set_device = rejected
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def takes_a_job(address: str, port: int, command: str) -> bool:
 
 
 def speaks_tls(address: str, port: int, certificates: Path | None) -> str:
-    """`accepted` if the server at the port speaks to a client with these certificates, else `refused`."""
+    """`accepted` if the server at the port speaks to a client with these certificates, else `rejected`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -83,9 +83,9 @@ def speaks_tls(address: str, port: int, certificates: Path | None) -> str:
         context.load_cert_chain(certificates / "node.crt", certificates / "node.key")
     try:
         with socket.create_connection((address, port), timeout=5) as plain, context.wrap_socket(plain) as channel:
-            return "accepted" if channel.recv(9) else "refused"
+            return "accepted" if channel.recv(9) else "rejected"
     except OSError:
-        return "refused"
+        return "rejected"
 
 
 def doctor(address: str, port: int, folder: Path, **changed: object) -> str:

@@ -166,10 +166,10 @@ def test_the_workspace_holds_the_metadata_by_which_vllm_finds_its_platform(proje
     assert [path.name for path in project.root.glob("*.dist-info")] == ["vllm_ascend-2.dist-info"]
 
 
-def test_a_checkout_without_the_platform_plugin_is_refused(project):
+def test_a_checkout_without_the_platform_plugin_rejected(project):
     (project.checkouts / "vllm-ascend" / "setup.py").write_text(SETUP.replace("platform_plugins", "others"))
     result = project.assemble("--from", str(project.checkouts), "--any-commit")
-    refused(result, "vllm_ascend: its metadata cannot be written")
+    rejected(result, "vllm_ascend: its metadata cannot be written")
     assert "declares no entry point vllm.platform_plugins" in result.stderr and not project.present()
 
 
@@ -181,45 +181,45 @@ def test_it_clones_at_the_pins_what_is_not_there(project, tmp_path):
     assert not (project.root / "verl/later.py").exists() and not (project.root / "verl/.git").exists()
 
 
-def refused(result: subprocess.CompletedProcess, text: str) -> None:
+def rejected(result: subprocess.CompletedProcess, text: str) -> None:
     assert result.returncode == 2 and text in result.stderr, result.stderr
     assert result.stderr.splitlines()[-1].startswith("error: ")
 
 
-def test_other_sources_are_refused_before_anything_changes(project, tmp_path):
+def test_other_sources_rejected_before_anything_changes(project, tmp_path):
     checkouts = str(project.checkouts)
-    refused(project.assemble("--from", str(tmp_path / "empty")), "there is no")
+    rejected(project.assemble("--from", str(tmp_path / "empty")), "there is no")
     project.write(project.checkouts / "verl", {"verl/__init__.py": "changed = 1\n"})
-    refused(project.assemble("--from", checkouts), "has changes under verl")
+    rejected(project.assemble("--from", checkouts), "has changes under verl")
     head = project.commit("verl")
-    refused(project.assemble("--from", checkouts), f"is at {head} and the pin is")
+    rejected(project.assemble("--from", checkouts), f"is at {head} and the pin is")
     shutil.rmtree(project.checkouts / "verl/.git")
-    refused(project.assemble("--from", checkouts), "is no git checkout")
+    rejected(project.assemble("--from", checkouts), "is no git checkout")
     assert not project.present()
     assert project.assemble("--from", checkouts, "--any-commit").returncode == 0
 
 
-def test_sources_that_do_not_fit_the_patches_are_refused(project):
+def test_sources_that_do_not_fit_the_patches_rejected(project):
     project.write(project.checkouts / "verl", {"verl/workers/megatron_workers.py": WORKERS.replace("(x)", "(x, y)")})
     result = project.assemble("--from", str(project.checkouts), "--any-commit")
-    refused(result, "do not fit the patches")
+    rejected(result, "do not fit the patches")
     assert "SIGNATURE  verl.workers.megatron_workers:work" in result.stdout and not project.present()
 
 
 def test_a_series_that_does_not_apply_changes_nothing(project):
     (project.root / "vllm_ascend_patches/value.patch").write_text(SERIES_PATCH.replace("VALUE = 1", "VALUE = 7"))
-    refused(project.assemble("--from", str(project.checkouts)), "series does not apply")
+    rejected(project.assemble("--from", str(project.checkouts)), "series does not apply")
     assert not project.present()
 
 
 def test_it_overwrites_and_removes_only_what_it_put_there_unchanged(project):
     project.write(project.root, {"verl/mine.py": ""})
-    refused(project.assemble("--from", str(project.checkouts)), "was not put there by this script")
+    rejected(project.assemble("--from", str(project.checkouts)), "was not put there by this script")
     shutil.rmtree(project.root / "verl")
     assert project.assemble("--from", str(project.checkouts)).returncode == 0
     project.write(project.root, {"verl/mine.py": ""})
-    refused(project.assemble("--from", str(project.checkouts)), "was changed since")
-    refused(project.assemble("--undo"), "was changed since")
+    rejected(project.assemble("--from", str(project.checkouts)), "was changed since")
+    rejected(project.assemble("--undo"), "was changed since")
     assert (project.root / "verl/mine.py").exists() and (project.root / "vllm_ascend").exists()
     assert project.assemble("--undo", "--discard").returncode == 0 and not project.present()
 
@@ -251,15 +251,15 @@ def test_a_fork_is_prepared_where_it_lies_and_a_second_time_nothing_changes(proj
 
 
 def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
-    refused(project.assemble("--in-place"), "has no package of overlay/pins.toml")
+    rejected(project.assemble("--in-place"), "has no package of overlay/pins.toml")
     forked(project)
     # The package alone does not say which plugins it has.
-    refused(project.assemble("--in-place", "--from", "/nowhere"), "vllm_ascend: its metadata cannot be written")
+    rejected(project.assemble("--in-place", "--from", "/nowhere"), "vllm_ascend: its metadata cannot be written")
     (project.root / "vllm_ascend/core.py").write_text("VALUE = 7\n")
-    refused(in_place(project), "series does not apply")
+    rejected(in_place(project), "series does not apply")
     (project.root / "vllm_ascend/core.py").write_text("VALUE = 1\n")
     (project.root / "verl/workers/megatron_workers.py").write_text(WORKERS.replace("(x)", "(x, y)"))
-    refused(in_place(project), "these sources do not fit the patches")
+    rejected(in_place(project), "these sources do not fit the patches")
     assert "prelude" not in (project.root / "verl/workers/megatron_workers.py").read_text()
     assert (project.root / "vllm_ascend/core.py").read_text() == "VALUE = 1\n"
     assert not list(project.root.glob("*.dist-info")) and not (project.root / ".workspace.new").exists()
@@ -274,5 +274,5 @@ def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
     ],
 )
 def test_wrong_arguments_are_one_sentence(project, arguments, text):
-    refused(project.assemble("--from", str(project.checkouts), *arguments), text)
+    rejected(project.assemble("--from", str(project.checkouts), *arguments), text)
     assert not project.present()

@@ -171,7 +171,7 @@ def test_weights_are_those_of_the_checkpoint_that_is_asked_for(rank_0):
     assert Worker.made.asked == ["actor_rollout", "init_model", "somewhere"]
 
 
-def test_tokens_that_the_batch_does_not_hold_are_refused_before_anything_is_computed(tmp_path, rank_0):
+def test_tokens_that_the_batch_does_not_hold_rejected_before_anything_is_computed(tmp_path, rank_0):
     with pytest.raises(ValueError, match="sequence 1 has 3 and 1 tokens"):
         _capture(rank_0 | {"sequences": [[[3, 4, 5], [5]]]})
     with pytest.raises(ValueError, match="begins with 0, which pads prompts"):

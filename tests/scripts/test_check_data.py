@@ -49,7 +49,7 @@ def test_statuses_and_lines(sound, tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["-5", "0"])
-def test_limit_that_is_none_is_refused(sound, limit):
+def test_limit_that_is_none_rejected(sound, limit):
     done = check(sound, f"--max_prompt_length={limit}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: --max_prompt_length is {limit}: it must be at least 1.\n"
@@ -72,7 +72,7 @@ def test_lengths_are_those_that_verl_counts(sound, tokenizer):
     assert finding["rows"] == [lengths.index(max(lengths))] and str(max(lengths)) in finding["remedy"]
 
 
-def test_folder_without_tokenizer_is_refused(sound, tmp_path):
+def test_folder_without_tokenizer_rejected(sound, tmp_path):
     for folder, words in ((tmp_path, "holds no tokenizer"), (tmp_path / "absent", "is not a folder")):
         done = check(sound, "--tokenizer", folder)
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1

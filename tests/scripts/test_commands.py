@@ -1,4 +1,4 @@
-"""Every program under scripts/ as it is started: it says how it is used, and refuses what it does not know."""
+"""Every program under scripts/ as it is started: it says how it is used, and rejects what it does not know."""
 
 import argparse
 import json
@@ -56,7 +56,7 @@ def test_a_script_says_how_it_is_used(start, script):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_a_script_refuses_an_option_that_it_does_not_know(start, script):
+def test_a_script_rejects_an_option_that_it_does_not_know(start, script):
     code, output, error = start(script, "--no-such-option")
     assert code == 2 and error and not output
 

@@ -1,4 +1,4 @@
-"""scripts/compare_log_probs.py: what it refuses, what it starts and with what, and what it makes of two dumps."""
+"""scripts/compare_log_probs.py: what it rejects, what it starts and with what, and what it makes of two dumps."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def replaced(file: Path, text: str) -> Path:
         (["{run}/model", "--tokens", "{run}/tokens.jsonl"], "no checkpoint of an actor"),
     ],
 )
-def test_what_cannot_work_is_refused_in_a_sentence(files, run, arguments, word, capsys):
+def test_what_cannot_work_rejected_in_a_sentence(files, run, arguments, word, capsys):
     assert compared(files, *(each.format(files=files, run=run) for each in arguments)) == 2
     error = capsys.readouterr().err
     assert word in error and error.count("\n") == 1
@@ -220,7 +220,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(files, run, arguments, word, 
         ("", "no line"),
     ],
 )
-def test_lines_that_are_no_tokens_are_refused(run, tmp_path, line, word, capsys):
+def test_lines_that_are_no_tokens_rejected(run, tmp_path, line, word, capsys):
     assert compared(tmp_path, run, "--tokens", replaced(tmp_path / "tokens", line)) == 2
     assert word in capsys.readouterr().err
 

@@ -302,11 +302,11 @@ def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NPU_EMULATOR_DEVICES", "1")
     assert main(["--cluster", str(cluster)]) == 1 and "set NPU_EMULATOR_DEVICES=2" in capsys.readouterr().out
     assert main([]) == 2 and "MASTER_ADDR" in capsys.readouterr().err
-    refused = {
+    rejected = {
         "/tmp": "/tmp is not a readable file; give a file of NAME=value lines",
         os.devnull: "not a readable file",
     }
-    for path, says in refused.items():
+    for path, says in rejected.items():
         assert main(["--cluster", path]) == 2 and says in capsys.readouterr().err
     (tmp_path / "short.env").write_text("NODES=1\n")
     assert main(["--cluster", str(tmp_path / "short.env")]) == 2
@@ -317,7 +317,7 @@ def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):
     ("address", "says"),
     [("foo", "--ray is 'foo': give HOST:PORT"), ("a:70000", "give HOST:PORT"), ("127.0.0.1:1", "nothing answers at")],
 )
-def test_a_ray_that_cannot_be_asked_is_refused_at_once(tmp_path, capsys, address, says):
+def test_a_ray_that_cannot_be_asked_rejected_at_once(tmp_path, capsys, address, says):
     main = load_script("scripts/doctor.py").main
     cluster = write_cluster_file(tmp_path / "c.env", MASTER_ADDR="10.0.0.1", SOCKET_IFNAME="auto", MODEL_PATH=tmp_path)
     assert main(["--cluster", str(cluster), "--ray", address]) == 2

@@ -268,9 +268,9 @@ def test_worker_leaves_the_decision_to_the_head(tmp_path):
 )
 def test_command_that_cannot_be_elastic_rejected(tmp_path, command, sentence):
     launcher = str(Bench(tmp_path, []).launcher)
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError) as rejected:
         describe_launched([launcher if word == "LAUNCHER" else word for word in command])
-    assert str(refused.value).startswith(sentence)
+    assert str(rejected.value).startswith(sentence)
 
 
 def test_launchers_options_stand_before_its_overrides():

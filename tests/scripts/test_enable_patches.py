@@ -28,9 +28,9 @@ def test_verls_own_command_is_ours(environment):
     printed = environment.run("bash", "-c", line, "bash", "--cfg", "job")
     assert printed.returncode == 0, printed.stderr
     assert "overlay:" in printed.stdout and re.search(r"^ *device: npu$", printed.stdout, re.MULTILINE)
-    refused = environment.run("bash", "-c", line, "bash", model, "trainer.n_gpus_per_node=3")
-    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1, refused.stderr
-    assert refused.stderr.startswith("error: 3 dies cannot hold whole rollout instances of actor_rollout_ref.rollout")
+    rejected = environment.run("bash", "-c", line, "bash", model, "trainer.n_gpus_per_node=3")
+    assert rejected.returncode == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
+    assert rejected.stderr.startswith("error: 3 dies cannot hold whole rollout instances of actor_rollout_ref.rollout")
 
 
 def test_program_that_imports_verl_has_the_patches(environment):

@@ -1,4 +1,4 @@
-"""scripts/lib/environment.sh with stub commands on PATH: what it calls, in which order, and what it refuses."""
+"""scripts/lib/environment.sh with stub commands on PATH: what it calls, in which order, and what it rejects."""
 
 import contextlib
 import os
@@ -117,7 +117,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def refused(done, *parts):
+def rejected(done, *parts):
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     for part in parts:
@@ -134,11 +134,11 @@ def test_first_run_installs_in_order_and_the_second_does_nothing(machine):
 
 
 @pytest.mark.parametrize("name", ["it's", "a\\b", "it's here", "a\\b c", "克隆"])
-def test_a_path_from_which_ray_starts_no_workers_is_refused_before_anything_is_made(tmp_path, name):
+def test_a_path_from_which_ray_starts_no_workers_rejected_before_anything_is_made(tmp_path, name):
     machine = Machine(tmp_path, name)
     done = machine.run()
     if name in ("it's", "a\\b"):
-        assert refused(done, f"{machine.root}/.venv", "path without quotes") and machine.take_calls() == []
+        assert rejected(done, f"{machine.root}/.venv", "path without quotes") and machine.take_calls() == []
     else:
         assert done.returncode == 0 and "packages" in machine.take_calls()
 
@@ -175,7 +175,7 @@ def test_disk_without_room_stops_before_anything_is_made(machine, stack):
     machine.stub("df", "#!/bin/bash\nprintf '%s\\n' Avail 1234\n")
     folder = machine.root / (".venv" if stack == "2025" else ".venv-2026")
     done = machine.run(stack=stack)
-    assert refused(done, f"{folder} takes 9.", " GB, and its disk has 1.2 GB left: make room there")
+    assert rejected(done, f"{folder} takes 9.", " GB, and its disk has 1.2 GB left: make room there")
     assert not folder.exists() and machine.take_calls() == []
 
 
@@ -219,15 +219,15 @@ def test_rehearsal_of_a_stack_starts_its_own_program(machine):
 
 
 @pytest.mark.parametrize("script", ["rehearse.sh", "test.sh"])
-def test_unknown_stack_is_refused_by_name(machine, script):
-    assert refused(machine.run("bash", f"scripts/{script}", "--stack", "2024"), '--stack is "2024"', "2025 and 2026")
-    assert refused(machine.run("bash", f"scripts/{script}", "--stack"), "--stack needs a value")
+def test_unknown_stack_rejected_by_name(machine, script):
+    assert rejected(machine.run("bash", f"scripts/{script}", "--stack", "2024"), '--stack is "2024"', "2025 and 2026")
+    assert rejected(machine.run("bash", f"scripts/{script}", "--stack"), "--stack needs a value")
     assert machine.take_calls() == []
 
 
-def test_options_of_the_other_stack_are_refused(machine):
-    assert refused(machine.run("bash", "scripts/test.sh", "--stack", "2026", "--measure"), "--measure is for", "2025")
-    assert refused(machine.run("bash", "scripts/test.sh", "--chip", "a2"), "--chip is for --stack 2026")
+def test_options_of_the_other_stack_rejected(machine):
+    assert rejected(machine.run("bash", "scripts/test.sh", "--stack", "2026", "--measure"), "--measure is for", "2025")
+    assert rejected(machine.run("bash", "scripts/test.sh", "--chip", "a2"), "--chip is for --stack 2026")
     assert machine.take_calls() == []
 
 
@@ -362,14 +362,14 @@ def test_unready_environment_of_another_user_is_named(machine):
 
 def test_no_python(machine):
     (machine.tools / "python3.11").unlink()
-    assert refused(machine.run(), "Python 3.11 is needed", "no Python was found")
+    assert rejected(machine.run(), "Python 3.11 is needed", "no Python was found")
     assert machine.take_calls() == []
 
 
 def test_wrong_python(machine):
     (machine.tools / "python3.11").unlink()
     machine.stub("python3", "#!/bin/bash\necho 3.12\n")
-    assert refused(machine.run(), "Python 3.11 is needed (python3 is 3.12)", "install python3.11")
+    assert rejected(machine.run(), "Python 3.11 is needed (python3 is 3.12)", "install python3.11")
 
 
 def test_python_3_11_under_another_name_is_found(machine):
@@ -380,33 +380,33 @@ def test_python_3_11_under_another_name_is_found(machine):
 def test_another_kind_of_machine(machine):
     (machine.tools / "uname").unlink()
     machine.stub("uname", "#!/bin/bash\necho aarch64\n")
-    assert refused(machine.run(), "This machine is aarch64", "for Linux on x86_64")
+    assert rejected(machine.run(), "This machine is aarch64", "for Linux on x86_64")
     assert machine.take_calls() == []
 
 
 def test_no_compiler(machine):
     (machine.tools / "c++").unlink()
-    assert refused(machine.run(), "No C++ compiler: c++ was not found", "apt-get install g++")
+    assert rejected(machine.run(), "No C++ compiler: c++ was not found", "apt-get install g++")
     assert machine.take_calls() == []
 
 
 def test_compiler_that_cannot_compile(machine):
     machine.stub("c++", "#!/bin/bash\nexit 1\n")
-    assert refused(machine.run(), "The C++ compiler c++ cannot compile C++17")
+    assert rejected(machine.run(), "The C++ compiler c++ cannot compile C++17")
 
 
-def test_launcher_refuses_before_it_sets_up_anything(machine):
+def test_launcher_rejects_before_it_sets_up_anything(machine):
     (machine.tools / "c++").unlink()
     launcher = ("bash", "scripts/rehearse.sh")
-    assert refused(machine.run(*launcher), "No C++ compiler")
-    assert refused(machine.run(*launcher, "--data", "absent.json"), "--data: the file absent.json does not exist")
-    assert refused(machine.run(*launcher, "--data", "scripts"), "is not a readable file")
-    assert refused(machine.run(*launcher, "--data"), "--data needs a value")
-    assert refused(machine.run(*launcher, "--steps", "0"), '--steps is "0": give a whole number from 1 on')
-    assert refused(machine.run(*launcher, "--dies", "four"), '--dies is "four"')
-    assert refused(machine.run(*launcher, "--seed", "-1"), '--seed is "-1"')
-    assert refused(machine.run(*launcher, "--model", "llama"), f"the families are {' '.join(sorted(TINY_MODELS))}.")
-    assert refused(machine.run(*launcher, "--faster"), 'Unknown argument "--faster"')
+    assert rejected(machine.run(*launcher), "No C++ compiler")
+    assert rejected(machine.run(*launcher, "--data", "absent.json"), "--data: the file absent.json does not exist")
+    assert rejected(machine.run(*launcher, "--data", "scripts"), "is not a readable file")
+    assert rejected(machine.run(*launcher, "--data"), "--data needs a value")
+    assert rejected(machine.run(*launcher, "--steps", "0"), '--steps is "0": give a whole number from 1 on')
+    assert rejected(machine.run(*launcher, "--dies", "four"), '--dies is "four"')
+    assert rejected(machine.run(*launcher, "--seed", "-1"), '--seed is "-1"')
+    assert rejected(machine.run(*launcher, "--model", "llama"), f"the families are {' '.join(sorted(TINY_MODELS))}.")
+    assert rejected(machine.run(*launcher, "--faster"), 'Unknown argument "--faster"')
     assert not (machine.root / ".venv").exists() and machine.take_calls() == []
 
 

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: what it refuses, what it makes of answers, and answers of vLLM-Ascend on the emulated NPU."""
+"""scripts/evaluate.py: what it rejects, what it makes of answers, and answers of vLLM-Ascend on the emulated NPU."""
 
 import json
 import shutil

@@ -139,7 +139,7 @@ def test_the_image_has_the_versions_of_the_lock():
     assert "".join(f"{entry} \\\n{hashes}" for entry, hashes in entries) == made
 
 
-def test_a_package_that_is_not_the_one_of_the_hash_is_refused(tmp_path):
+def test_a_package_that_is_not_the_one_of_the_hash_rejected(tmp_path):
     """pip itself: the same command with one hash changed installs nothing."""
     package = tmp_path / "other-1.0.tar.gz"
     package.write_bytes(b"not it")
@@ -240,7 +240,7 @@ def test_a_source_is_fetched_by_its_commit(repository, tmp_path):
 
 
 @pytest.mark.parametrize("wanted", ["v0.9.1", "main", "0" * 40])
-def test_a_tag_a_branch_and_an_unknown_commit_are_refused(repository, tmp_path, wanted):
+def test_a_tag_a_branch_and_an_unknown_commit_rejected(repository, tmp_path, wanted):
     assert fetch_source(repository[0], wanted, tmp_path / "copy").returncode != 0
     assert not (tmp_path / "copy" / "value").exists()
 
@@ -310,6 +310,6 @@ def test_npus_passed_in_are_all_or_those_named(host, runtimes, line, numbers):
         (["--privileged"], 'Unknown argument "--privileged"'),
     ],
 )
-def test_what_cannot_work_is_refused(host, line, says):
+def test_what_cannot_work_rejected(host, line, says):
     code, said = host("{}", *line)
     assert code == 2 and says in said

@@ -1,4 +1,4 @@
-"""`--join` on a Ray that somebody else has started: what is refused, and a training that leaves it as it was."""
+"""`--join` on a Ray that somebody else has started: what is rejected, and a training that leaves it as it was."""
 
 from __future__ import annotations
 

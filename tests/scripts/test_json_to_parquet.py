@@ -104,13 +104,13 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path, content, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_options_that_are_no_text_are_refused(problems, tmp_path):
+def test_options_that_are_no_text_rejected(problems, tmp_path):
     done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--instruction", "\udcff")
     assert done.returncode == 2 and done.stderr == "error: --instruction is not UTF-8 text: give it in UTF-8.\n"
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("share", ["1.5", "1.0", "0.0"])
-def test_bad_split_is_refused(problems, tmp_path, share):
+def test_bad_split_rejected(problems, tmp_path, share):
     done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--test_size", share)
     assert done.returncode == 2 and f"--test_size is {share}" in done.stderr

@@ -79,7 +79,7 @@ case "$*" in
     *start_ray.py*) shift; exec "$TOOLS/ray" "$@" ;;
     *--check*)
         echo "check" >>"$CALLS"
-        [[ ! -e $TOOLS/refuse ]] || { echo "error: 6 dies cannot hold" >&2; exit 2; }
+        [[ ! -e $TOOLS/reject ]] || { echo "error: 6 dies cannot hold" >&2; exit 2; }
         ;;
     *wait_for_nodes*)
         echo "wait" >>"$CALLS"
@@ -479,7 +479,7 @@ def test_a_signal_does_not_cut_the_stop_short(head, port, hangs, code):
     assert head.calls[-1] == "ray ended" and not answers(port)
 
 
-def test_a_second_start_beside_a_job_that_runs_is_refused(head, port):
+def test_a_second_start_beside_a_job_that_runs_rejected(head, port):
     head.set("train-hangs")
     first = head.start()
     head.wait_for("train")
@@ -522,7 +522,7 @@ def test_stop_ends_the_job_that_runs(head, port):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="NOT RUN: only root can make a folder of another user")
-def test_a_folder_of_another_user_in_tmp_is_refused(head, port):
+def test_a_folder_of_another_user_in_tmp_rejected(head, port):
     folder = Path(f"/tmp/ray-{getpass.getuser()}-{port}")
     folder.mkdir()
     os.chown(folder, 65534, 65534)
@@ -550,7 +550,7 @@ def test_two_starts_in_one_second_of_the_clock_have_folders_of_their_own(head):
     assert [log.count("step 1") for log in logs] == [1, 1]
 
 
-def test_a_folder_for_results_that_cannot_be_made_is_refused(head):
+def test_a_folder_for_results_that_cannot_be_made_rejected(head):
     code, said = head.run(OUTPUT_DIR="/dev/null/results")
     assert code == 2 and "OUTPUT_DIR: /dev/null/results" in said and head.calls == ["check"]
 
@@ -668,7 +668,7 @@ def test_fewer_nodes_are_waited_for_and_trained_on(head):
 
 
 @pytest.mark.parametrize("given", ["latest", "/no/global_step_5", ""])
-def test_a_folder_that_is_no_step_is_refused(head, given):
+def test_a_folder_that_is_no_step_rejected(head, given):
     code, said = head.run("--dry-run", "--resume", given)
     assert code == 2 and "give such a folder, auto or never" in said
 
@@ -731,8 +731,8 @@ def test_a_process_that_has_ended_does_not_run_before_it_is_reaped_either():
     assert done.stdout.splitlines() == ["a signal reaches it", "it has ended", "this one runs"], done.stderr
 
 
-def test_a_refused_configuration_starts_nothing(head):
-    head.set("refuse")
+def test_a_rejected_configuration_starts_nothing(head):
+    head.set("reject")
     code, said = head.run()
     assert (code, said) == (2, "error: 6 dies cannot hold\n") and head.calls == ["check"]
 
@@ -811,13 +811,13 @@ def test_the_interface_can_be_found_by_the_way_to_the_head(worker):
         ({"RAY_TLS_DIR": "/no/such"}, "RAY_TLS_DIR: /no/such/ca.crt cannot be read"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(head, changed, says):
+def test_settings_that_cannot_work_rejected(head, changed, says):
     code, said = head.run(**changed)
     assert code == 2 and re.search(says, said), said
     assert said.count("\n") == 1 and not head.calls
 
 
-def test_a_setting_that_is_given_twice_is_refused(head):
+def test_a_setting_that_is_given_twice_rejected(head):
     settings = write_cluster_file(head.folder / "twice.env", **head.settings)
     settings.write_text(settings.read_text() + "HCCL_BUFFSIZE=200\n")
     code, said = head.run("--cluster", str(settings))
@@ -833,13 +833,13 @@ def test_a_setting_that_is_given_twice_is_refused(head):
         (["--cluster", "/no/such"], "--cluster: the file /no/such does not exist"),
     ],
 )
-def test_arguments_that_are_not_understood_are_refused(head, arguments, says):
+def test_arguments_that_are_not_understood_rejected(head, arguments, says):
     code, said = head.run(*arguments)
     assert code == 2 and says in said
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "172.32.0.1", "100.128.0.1"])
-def test_a_public_address_is_refused_unless_it_is_allowed(tmp_path, port, address):
+def test_a_public_address_rejected_unless_it_is_allowed(tmp_path, port, address):
     machine = Machine(tmp_path, port, address)
     code, said = machine.run("--dry-run", MASTER_ADDR=address)
     assert code == 2 and f"{address} is a public address" in said
@@ -898,6 +898,6 @@ def test_the_head_may_be_named_on_the_command_line(head):
         (["--master"], "--master needs a value"),
     ],
 )
-def test_a_head_that_cannot_be_is_refused(head, arguments, sentence):
+def test_a_head_that_cannot_be_rejected(head, arguments, sentence):
     code, said = head.run(*arguments, HEAD_TIMEOUT_S=1)
     assert code == 2 and sentence in said and not head.calls

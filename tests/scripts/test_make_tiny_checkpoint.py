@@ -1,4 +1,4 @@
-"""The two small tools: what they print, what they write, and how they refuse."""
+"""The two small tools: what they print, what they write, and how they reject."""
 
 from scripts import make_arithmetic_data, make_tiny_checkpoint
 

@@ -87,7 +87,7 @@ def planned(capsys, trained, *more: str) -> tuple[int, dict]:
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_the_die_needs_what_the_plan_says_and_five_percent_less_is_refused(capsys, trained):
+def test_the_die_needs_what_the_plan_says_and_five_percent_less_rejected(capsys, trained):
     peaks = json.loads((trained.folder / "memory" / "0.json").read_text())["peak_bytes"]
     _, found = planned(capsys, trained, "--die-memory", "1GiB")
     most = max(found["phases"].values())

@@ -1,4 +1,4 @@
-"""The launchers of one node: what they refuse, what they run in which order, and the job itself on emulated dies."""
+"""The launchers of one node: what they reject, what they run in which order, and the job itself on emulated dies."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_job_that_does_not_fit_is_not_trained(machine):
 
 
 @pytest.mark.exhaustive
-def test_a_die_with_five_percent_less_than_the_plan_is_refused_before_anything_starts(machine, tmp_path, capsys):
+def test_a_die_with_five_percent_less_than_the_plan_rejected_before_anything_starts(machine, tmp_path, capsys):
     """By the launcher and scripts/plan.py itself, for the sizes that a die is said to have."""
     file = tmp_path / "a model" / "config.json"
     file.write_text(json.dumps(NAMED | dict(zip(NAMES, QWEN["1.5B"][0], strict=True))))
@@ -176,7 +176,7 @@ def test_a_step_says_which_run_it_is_of(machine, tmp_path):
     assert ended.returncode == 0 and f"trainer.default_local_dir='{tmp_path}/a run/checkpoints'" in words(train)
 
 
-def test_a_configuration_that_is_refused_is_not_trained(machine):
+def test_a_configuration_that_rejected_is_not_trained(machine):
     ended, calls = machine(ONE_CARD, CHECK_STATUS="2")
     assert ended.returncode == 2 and len(calls) == 2 and "--check" in calls[-1]
 
@@ -199,8 +199,8 @@ def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
             ended = subprocess.run(
                 [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
             )
-            refused = "savefreq" in command[-1]
-            assert ended.returncode == (2 if refused else 0), ended.stdout + ended.stderr
+            rejected = "savefreq" in command[-1]
+            assert ended.returncode == (2 if rejected else 0), ended.stdout + ended.stderr
 
 
 def words(line: str) -> list[str]:

@@ -47,7 +47,7 @@ def test_configuration_of_run_masked(variables, tmp_path, capsys):
     assert not leaks(said.out, said.err) and (code == 2 or "project_name: '***'" in said.out)
 
 
-def test_refusal_of_secret_override_masked(variables, capsys):
+def test_rejection_of_secret_override_masked(variables, capsys):
     assert main_ppo.main(["trainer.no_such_key=${oc.env:WANDB_API_KEY}", f"trainer.password={VALUE}"]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: ") and not leaks(said.out, said.err)

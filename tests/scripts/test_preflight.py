@@ -100,7 +100,7 @@ def test_a_disk_without_room_for_checkpoints_is_found(tmp_path, job, monkeypatch
     assert any(line.startswith("disk: ") for line in stages["plan"][1].splitlines())
 
 
-def test_a_clusters_file_that_is_not_filled_in_is_refused(tmp_path, capsys):
+def test_a_clusters_file_that_is_not_filled_in_rejected(tmp_path, capsys):
     assert (
         preflight.main(["--config-name", "rehearsal", "--cluster", str(SHIPPED), "--output", str(tmp_path / "out")])
         == 2

@@ -154,14 +154,14 @@ def test_a_plain_ray_start_would_run_the_job_of_a_stranger(launch):
     seen = launch(plain_ray=f"--dashboard-agent-listen-port={agent} --ray-client-server-port={client}")
     assert seen["takes_jobs"] == [agent] and seen["job_ran"] and "server" in seen["listeners"]
     # Nor is it encrypted, whether or not a certificate is shown.
-    assert seen["tls"] == {"without a certificate": "refused", "with a certificate": "refused"}
+    assert seen["tls"] == {"without a certificate": "rejected", "with a certificate": "rejected"}
 
 
 @pytest.mark.slow
 def test_mutual_tls_keeps_out_whoever_has_no_certificate(launch, tmp_path):
     make_certificates(tmp_path)
     seen = launch(RAY_TLS_DIR=tmp_path)
-    assert seen["tls"] == {"without a certificate": "refused", "with a certificate": "accepted"}
+    assert seen["tls"] == {"without a certificate": "rejected", "with a certificate": "accepted"}
 
 
 def make_certificates(folder: Path) -> None:

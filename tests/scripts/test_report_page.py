@@ -152,7 +152,7 @@ def test_nothing_else_is_served_and_no_other_site_may_ask(server):
 
 
 @pytest.mark.parametrize("arguments", [[], ["README.md"], [".", "--port", "x"], [".", "more"], [".", "--wrong"]])
-def test_watch_refuses_what_it_does_not_understand(arguments):
+def test_watch_rejects_what_it_does_not_understand(arguments):
     ended = subprocess.run(
         ["bash", "scripts/watch.sh", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600
     )

@@ -1,4 +1,4 @@
-"""The command `ray` without its servers: Ray Client is not asked for, and a Ray that asks otherwise is refused."""
+"""The command `ray` without its servers: Ray Client is not asked for, and a Ray that asks otherwise is rejected."""
 
 import sys
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def test_ray_is_run_and_finds_no_ray_client(rays_command):
     assert rays_command.asked == [False]
 
 
-def test_a_ray_that_asks_otherwise_is_refused(rays_command):
+def test_a_ray_that_asks_otherwise_rejected(rays_command):
     del rays_command.check_ray_client_dependencies_installed
     with pytest.raises(SystemExit, match="this Ray asks otherwise whether to start Ray Client"):
         program.main()

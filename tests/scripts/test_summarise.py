@@ -72,8 +72,8 @@ def columns(capsys, *arguments: str) -> list[dict]:
     return json.loads(capsys.readouterr().out)
 
 
-def refused(capsys, *arguments: str) -> str:
-    """The one sentence of a refusal."""
+def rejected(capsys, *arguments: str) -> str:
+    """The one sentence of a rejection."""
     assert summarise.main(list(arguments)) == 2
     ended = capsys.readouterr()
     assert ended.out == "" and ended.err.startswith("error: ") and ended.err.count("\n") == 1
@@ -126,7 +126,7 @@ def test_one_step_and_several_runs(tmp_path, capsys):
     assert ours["figures"]["total"] == TRUE_WEIGHTS.figures.total
     assert other["figures"]["total"] == RANDOM_WEIGHTS.figures.total
     assert "it has not made all of its 3 steps" in ours["notes"]
-    assert "first has no step 3: its steps are 1 to 2." in refused(capsys, str(first), "--step", "3")
+    assert "first has no step 3: its steps are 1 to 2." in rejected(capsys, str(first), "--step", "3")
 
 
 def test_the_benchmarks_conditions_are_told(tmp_path, capsys):
@@ -192,14 +192,14 @@ def test_what_was_not_measured_is_a_dash(tmp_path, capsys):
 def test_garbage_is_one_sentence(tmp_path, capsys, damage, says):
     run = write_run(tmp_path / "run", metrics(TRUE_WEIGHTS))
     damage(run)
-    assert says in refused(capsys, str(run))
+    assert says in rejected(capsys, str(run))
 
 
 def test_no_run_is_one_sentence(tmp_path, capsys):
-    assert "is not a folder: give the folder of a run" in refused(capsys, str(tmp_path / "nothing"))
+    assert "is not a folder: give the folder of a run" in rejected(capsys, str(tmp_path / "nothing"))
     (tmp_path / "file").touch()
-    assert "is not a folder" in refused(capsys, str(tmp_path / "file"))
-    assert "has no config.yaml" in refused(capsys, str(tmp_path))
+    assert "is not a folder" in rejected(capsys, str(tmp_path / "file"))
+    assert "has no config.yaml" in rejected(capsys, str(tmp_path))
 
 
 @pytest.mark.parametrize("arguments", [[], ["run", "--peak", "0"], ["run", "--peak", "nan"], ["run", "--step", "x"]])

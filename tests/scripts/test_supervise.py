@@ -242,7 +242,7 @@ def test_damaged_records_set_aside_between_starts(bench):
     assert [entry["cause"] for entry in bench.record if "cause" in entry] == ["unknown", "OOM"]
 
 
-def test_two_supervisors_of_one_folder_refused(bench):
+def test_two_supervisors_of_one_folder_rejected(bench):
     """The second is rejected before it starts anything; the first goes on, and its record is its own."""
     first = subprocess.Popen(
         bench.command([after(3, "silent")]), cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
@@ -405,7 +405,7 @@ def processes_that_name(text: str) -> list[str]:
         (["--output", "/dev/null/x", "--", "true"], "--output /dev/null/x cannot be made"),
     ],
 )
-def test_what_cannot_be_supervised_is_refused_before_anything_starts(arguments, sentence):
+def test_what_cannot_be_supervised_rejected_before_anything_starts(arguments, sentence):
     command = [sys.executable, "scripts/supervise.py", *arguments]
     ended = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False

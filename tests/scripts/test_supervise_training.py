@@ -228,7 +228,7 @@ def test_memory_that_runs_out_at_the_third_step_changes_no_gradient(tmp_path):
         assert [found[step][name] for name in names] == [expected[step][name] for name in names]
 
 
-def test_a_refused_configuration_is_not_started_again(tmp_path):
+def test_a_rejected_configuration_is_not_started_again(tmp_path):
     plan = planned(tmp_path / "run")
     assert train(supervised(plan, tmp_path / "policy.yaml", "trainer.save_freq=often"), plan) == 2
     assert [entry.get("cause") for entry in record_of(plan) if "cause" in entry] == ["bad_configuration"]

@@ -220,7 +220,7 @@ REHEARSAL = ["--", "bash", "scripts/rehearse.sh"]
         (["--trials", "0", *REHEARSAL], "--trials"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_before_anything_starts(arguments, sentence, capsys, tmp_path):
+def test_what_cannot_be_searched_rejected_before_anything_starts(arguments, sentence, capsys, tmp_path):
     given = arguments if "--output" in arguments else ["--output", str(tmp_path / "out"), *arguments]
     try:
         code = main(given)
@@ -231,7 +231,7 @@ def test_what_cannot_be_searched_is_refused_before_anything_starts(arguments, se
     assert not (tmp_path / "out").exists()
 
 
-def test_a_key_of_the_space_that_does_not_exist_is_refused(tmp_path, capsys):
+def test_a_key_of_the_space_that_does_not_exist_rejected(tmp_path, capsys):
     space = tmp_path / "space.yaml"
     space.write_text("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpus: [1, 2]\n")
     assert main(["--space", str(space), "--output", str(tmp_path / "out"), *REHEARSAL]) == 2

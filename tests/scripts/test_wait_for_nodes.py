@@ -72,11 +72,11 @@ def test_what_ray_says_at_the_start_is_one_line_and_a_code():
         "Version mismatch: The cluster was started with:\n    Ray: 2.9.3\n    Python: 3.10.1\n"
         "This process on node 10.0.0.1 was started with:\n    Ray: 2.46.0\n    Python: 3.11.7\n"
     )
-    code, line = script.refusal("10.0.0.1:6379", mismatch)
+    code, line = script.rejection("10.0.0.1:6379", mismatch)
     assert code == 3 and " ".join(line.split()) == (
         "BAD Ray 10.0.0.1:6379 runs Ray 2.9.3 with Python 3.10.1, this node Ray 2.46.0 with Python 3.11.7; "
         "install the same image"
     )
-    gone = script.refusal("10.0.0.1:6379", ConnectionError("Could not find a Ray at it.\nAnd why.\n"))
+    gone = script.rejection("10.0.0.1:6379", ConnectionError("Could not find a Ray at it.\nAnd why.\n"))
     assert gone == (4, "Ray at 10.0.0.1:6379 does not answer: Could not find a Ray at it.")
-    assert script.refusal("10.0.0.1:6379", RuntimeError())[1].endswith("does not answer: RuntimeError")
+    assert script.rejection("10.0.0.1:6379", RuntimeError())[1].endswith("does not answer: RuntimeError")

@@ -40,7 +40,7 @@ def _leave_out_gradient_synchronisation() -> None:
 
 
 def _train_in_float32() -> None:
-    """Megatron refuses grouped products in other types than bfloat16 when it validates arguments, and only there."""
+    """Megatron rejects grouped products in other types than bfloat16 when it validates arguments, and only there."""
     import torch
     from mindspeed_llm.training import initialize
 
@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
         _train_in_float32()
     if request["leave_out"] == "gradient synchronisation":
         _leave_out_gradient_synchronisation()
-    # The kernels are documented for 16 bits, so that strict mode would refuse float32.
+    # The kernels are documented for 16 bits, so that strict mode would reject float32.
     os.environ["NPU_EMULATOR_STRICT"] = "1" if request["dtype"] == "bfloat16" else "0"
     runpy.run_path(request["script"], run_name="__main__")
     meters.write()

@@ -78,7 +78,7 @@ def run(
 ) -> list[Outcome]:
     """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on a chip.
 
-    The queue of the real torch_npu is off: a refusal there would end all later work of a file. Strict mode is on: these
+    The queue of the real torch_npu is off: a rejection there would end all later work of a file. Strict mode is on: the
     tests keep to what documents demand, and show where these are wrong. `keep` is a folder for the outcome of each
     file; a file that has one there is not run again.
     """

@@ -99,7 +99,7 @@ def run_file(test: Path, folder: Path, project: Project, limit: float, test_limi
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         # Tests start "python" and "torchrun" themselves.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "TASK_QUEUE_ENABLE": "0",  # a refusal in the queue would end all later work of a file
+        "TASK_QUEUE_ENABLE": "0",  # a rejection in the queue would end all later work of a file
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",  # what needs a hub says so at once, and not after its retries
         "PYTHONDONTWRITEBYTECODE": "1",

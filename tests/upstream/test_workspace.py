@@ -132,12 +132,12 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
     registry = spoilt / "verl" / "models" / "mcore" / "registry.py"
     registry.write_text(registry.read_text().replace("def init_mcore_model(", "def init_another_model("))
     before = (workspace / "verl" / "models" / "mcore" / "registry.py").read_bytes()
-    refused = subprocess.run(
+    rejected = subprocess.run(
         ["bash", "scripts/assemble_workspace.sh", "--from", str(upstream), f"vllm={workspace}", f"verl={spoilt}",
          "--any-commit"],
         cwd=workspace, env=environment(workspace), capture_output=True, text=True,
     )  # fmt: skip
-    assert refused.returncode != 0 and "do not fit the patches" in refused.stdout + refused.stderr
+    assert rejected.returncode != 0 and "do not fit the patches" in rejected.stdout + rejected.stderr
     assert (workspace / "verl" / "models" / "mcore" / "registry.py").read_bytes() == before
 
 

@@ -1,7 +1,7 @@
 """Entry point: `python -m verl_patches.trainer.main_ppo --config-name rehearsal key=value ...`.
 
 It composes the configuration over verl's own, checks it before anything starts, brings up Ray with the overlay in every
-worker, and runs verl's `run_ppo`. Exit codes: 0 done, 1 failed, 2 configuration refused, or a folder of the run is in
+worker, and runs verl's `run_ppo`. Exit codes: 0 done, 1 failed, 2 configuration rejected, or a folder of the run is in
 use by another one, 129 hung up, 130 interrupted, 131 quit, 143 ended.
 """
 
@@ -177,20 +177,20 @@ def carry_out(composed: Callable[[], DictConfig], action: Action, start_workers:
         try:
             _check_free(config)
         except OSError as error:  # another user's folder
-            return _refuse_folder(config, error)
+            return _reject_folder(config, error)
     except (HydraException, OmegaConfBaseException) as error:
-        return refuse(sentence_of(error))
+        return reject(sentence_of(error))
     except FolderInUse as error:
-        return refuse(str(error), "in_use")
+        return reject(str(error), "in_use")
     except (ConfigurationError, SettingsError, DataError, EnvironmentRejected, DiesInUse) as error:
-        return refuse(str(error))
+        return reject(str(error))
     if action == "check":
         return 0
     secrets.learn(OmegaConf.to_container(config, resolve=True))
     return run(config, start_workers)
 
 
-def refuse(sentence: str, reason: Cause = "bad_configuration") -> int:
+def reject(sentence: str, reason: Cause = "bad_configuration") -> int:
     from post_training.start_status import report_status
     from post_training.terminal import escaped
 
@@ -240,9 +240,9 @@ def run(config: DictConfig, start_workers: StartWorkers = no_source) -> int:
             owned = stack.enter_context(owning([Path(folder) for folder in _own_folders(config)], _ROLE))
             _write_resolved(config)
         except FolderInUse as error:
-            return refuse(str(error), "in_use")
+            return reject(str(error), "in_use")
         except OSError as error:
-            return _refuse_folder(config, error)
+            return _reject_folder(config, error)
         report_status(phase="training")
         code, sentence, reason = _carry_out(config, start_workers)
         report_status(phase="ended", exit_reason=reason)
@@ -253,12 +253,12 @@ def run(config: DictConfig, start_workers: StartWorkers = no_source) -> int:
         return code
 
 
-def _refuse_folder(config: DictConfig, error: OSError) -> int:
+def _reject_folder(config: DictConfig, error: OSError) -> int:
     folder, failed = config.actor_rollout_ref.overlay.measure.output_dir, Path(error.filename or "/")
     key = "actor_rollout_ref.overlay.measure.output_dir"
     if not folder or not (failed.is_relative_to(folder) or Path(folder).is_relative_to(failed)):
         key, folder = "trainer.default_local_dir", config.trainer.default_local_dir
-    return refuse(f"{key}={folder} cannot be written ({error.strerror}); choose a folder that takes files")
+    return reject(f"{key}={folder} cannot be written ({error.strerror}); choose a folder that takes files")
 
 
 def _own_folders(config: DictConfig) -> list[str]:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None, start_workers: main_ppo.StartWo
     options = _parser().parse_intermixed_args(words)
     for word in words:
         if word in _NOT_TAKEN:
-            return main_ppo.refuse(f"{word} is Hydra's and not supported here: start one command for each job")
+            return main_ppo.reject(f"{word} is Hydra's and not supported here: start one command for each job")
     action: main_ppo.Action = "print" if options.cfg else "check" if options.check else "run"
     with masked_output() as secrets:
         return main_ppo.carry_out(

@@ -48,7 +48,7 @@ def init(
 @wrap(
     f"{_TRACKING}.log",
     evidence="executed",
-    why="a resumed run gives its trackers steps that they have, and a tracker that dies or refuses a value ends the "
+    why="a resumed run gives its trackers steps that they have, and a tracker that dies or rejects a value ends the "
     "training",
     feature=TRACKING,
     upstream="docs/upstream/verl-tracking-runs.md",
@@ -65,7 +65,7 @@ def log_where_it_is_new(
 @wrap(
     f"{_TRACKING}.__del__",
     why="verl ends its trackers' runs as good ones whatever happened, MLflow's never, and raises where one was "
-    "refused; here they have ended with the training loop",
+    "rejected; here they have ended with the training loop",
     feature=TRACKING,
     upstream="docs/upstream/verl-tracking-runs.md",
     remove_when="the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",

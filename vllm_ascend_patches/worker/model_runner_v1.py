@@ -121,11 +121,11 @@ def execute_model(
     remove_when="vLLM-Ascend lets a caller map and unmap weights without its sleep mode",
 )
 def load_model(upstream: Callable[..., None], self: NPUModelRunner) -> None:
-    from verl_patches.features.residency.graph import refuse_captured_graphs
+    from verl_patches.features.residency.graph import reject_captured_graphs
 
     reserves = RESIDENCY.current().reserves_addresses
     if not reserves:
-        refuse_captured_graphs(self)
+        reject_captured_graphs(self)
     upstream(self)
     if reserves:
         from verl_patches.features.residency.reserved import reserve_weights

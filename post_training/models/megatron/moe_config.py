@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from post_training.models.expert_placement import ExpertPlacement, expert_placement_findings
-from post_training.models.sentences import refuse
+from post_training.models.sentences import reject
 
 
 @dataclass
@@ -56,7 +56,7 @@ class MoETransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse(
+        reject(
             expert_placement_findings(
                 ExpertPlacement(
                     layers=self.num_layers,

@@ -1,4 +1,4 @@
-"""The patches that let verl 0.4.0 use megatron-core 0.8.0: what they add, and what they refuse."""
+"""The patches that let verl 0.4.0 use megatron-core 0.8.0: what they add, and what they reject."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_expert_tensor_parallel_size_is_taken_away_where_it_says_nothing():
     assert parallel_state_patch.initialize_model_parallel(arguments, expert_tensor_parallel_size=1) == ((1,), {})
 
 
-def test_an_expert_tensor_parallel_size_of_its_own_is_refused():
+def test_an_expert_tensor_parallel_size_of_its_own_rejected():
     with pytest.raises(ValueError, match="expert_tensor_parallel_size=1"):
         parallel_state_patch.initialize_model_parallel(arguments, 2, expert_tensor_parallel_size=1)
 
@@ -56,21 +56,21 @@ def test_transformer_config_has_the_fields_that_verl_reads():
 @pytest.mark.parametrize(
     "field", [{"num_layers_in_first_pipeline_stage": 1}, {"account_for_embedding_in_pipeline_split": True}]
 )
-def test_transformer_config_refuses_what_0_8_0_cannot_do(field):
+def test_transformer_config_rejects_what_0_8_0_cannot_do(field):
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     with pytest.raises(ValueError, match=next(iter(field))):
         TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=2, **field)
 
 
-def test_transformer_config_still_refuses_unknown_fields():
+def test_transformer_config_still_rejects_unknown_fields():
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     with pytest.raises(TypeError, match="no_such_field"):
         TransformerConfig(num_layers=2, hidden_size=8, num_attention_heads=2, no_such_field=1)
 
 
-def test_multi_token_prediction_is_refused():
+def test_multi_token_prediction_rejected():
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
 
     with pytest.raises(ValueError, match="multi-token prediction"):

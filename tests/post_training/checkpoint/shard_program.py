@@ -36,7 +36,7 @@ class ShardTrial(Trial):
         megatron_workers.load_mcore_dist_weights([self.model], str(shards), is_value_model=False)
 
 
-def refusal(folder: Path, layout: Layout, shards: Path) -> str:
+def rejection(folder: Path, layout: Layout, shards: Path) -> str:
     try:
         ShardTrial(folder, layout, shards)
     except CheckpointError as error:
@@ -48,14 +48,14 @@ def main(folder: Path) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
     reference = torch.load(folder / "reference.pt", weights_only=True)
-    results = {"logits": {}, "refused": {}}
+    results = {"logits": {}, "rejected": {}}
     for layout in LAYOUTS:
         start_layout(layout)
         trial = ShardTrial(folder, layout, folder / layout.name)
         results["logits"][layout.name] = logits_error(trial.run(reference["batch"], backward=False), reference)
     start_layout(LAYOUTS[0])
     for name in ("damaged", "expert4", "unfinished"):
-        results["refused"][name] = refusal(folder, LAYOUTS[0], folder / name)
+        results["rejected"][name] = rejection(folder, LAYOUTS[0], folder / name)
     for name in ("other_weights", "published"):
         trial = ShardTrial(folder, LAYOUTS[0], folder / name)
         results[name] = logits_error(trial.run(reference["batch"], backward=False), reference)

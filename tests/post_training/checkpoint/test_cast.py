@@ -101,6 +101,6 @@ def test_the_same_command_again_verifies_and_writes_nothing(checkpoint, converte
     assert {path for path in before if before[path] != after[path]} <= {converted / "manifest.json"}
 
 
-def test_a_checkpoint_without_fp8_is_refused(converted, tmp_path):
+def test_a_checkpoint_without_fp8_rejected(converted, tmp_path):
     with pytest.raises(CheckpointError, match="nothing to cast"):
         plan(parse_arguments(["--input-fp8-hf-path", str(converted), "--output-bf16-hf-path", str(tmp_path)]))

@@ -25,7 +25,7 @@ def test_what_sha256sum_prints_is_read(tmp_path, option):
 
 
 @pytest.mark.parametrize("line", [f"{DIGEST[:-1]}  model.safetensors", DIGEST, f"{DIGEST}  ", "model.safetensors", ""])
-def test_a_line_without_a_whole_digest_and_a_name_is_refused(tmp_path, line):
+def test_a_line_without_a_whole_digest_and_a_name_rejected(tmp_path, line):
     file = tmp_path / "list"
     file.write_text(f"{DIGEST}  config.json\n{line}\n")
     with pytest.raises(CheckpointError, match="is no line of sha256sum"):

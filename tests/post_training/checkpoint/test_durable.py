@@ -111,7 +111,7 @@ def test_space_that_cannot_be_reserved_is_an_error_but_where_nothing_can_be(monk
         assert list(tmp_path.iterdir()) == []
 
 
-def refusing_fsync(monkeypatch, of_folders: bool, code: int) -> None:
+def rejecting_fsync(monkeypatch, of_folders: bool, code: int) -> None:
     """fsync(2) as a file system answers it that cannot sync folders, or files."""
     fsync = os.fsync
 
@@ -126,14 +126,14 @@ def refusing_fsync(monkeypatch, of_folders: bool, code: int) -> None:
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
 def test_folder_that_cannot_be_synced_is_tolerated(tmp_path, monkeypatch, code):
     """FUSE file systems answer EINVAL to fsync(2) of a folder."""
-    refusing_fsync(monkeypatch, True, code)
+    rejecting_fsync(monkeypatch, True, code)
     written = write_durably(tmp_path / "file", iter(CONTENT), SIZE, lambda _: None)
     assert written.bytes == SIZE == (tmp_path / "file").stat().st_size
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 def test_folder_whose_sync_fails_is_an_error(tmp_path, monkeypatch, code):
-    refusing_fsync(monkeypatch, True, code)
+    rejecting_fsync(monkeypatch, True, code)
     with pytest.raises(OSError) as raised:
         sync_folder(tmp_path)
     assert raised.value.errno == code
@@ -141,7 +141,7 @@ def test_folder_whose_sync_fails_is_an_error(tmp_path, monkeypatch, code):
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EIO])
 def test_file_that_cannot_be_synced_is_an_error(tmp_path, monkeypatch, code):
-    refusing_fsync(monkeypatch, False, code)
+    rejecting_fsync(monkeypatch, False, code)
     with pytest.raises(OSError):
         write_durably(tmp_path / "file", iter(CONTENT), SIZE, lambda _: None)
     assert not list(tmp_path.iterdir())

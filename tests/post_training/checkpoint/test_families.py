@@ -1,4 +1,4 @@
-"""What the weight tools do for families other than the one that they were written for, and what they refuse."""
+"""What the weight tools do for families other than the one that they were written for, and what they reject."""
 
 import pytest
 import torch
@@ -37,14 +37,14 @@ def test_the_copy_of_a_tied_output_layer_is_not_compared(tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_shards_of_a_family_that_has_none_are_refused_in_one_sentence(name, tmp_path, capsys):
+def test_shards_of_a_family_that_has_none_rejected_in_one_sentence(name, tmp_path, capsys):
     folder = write(name, tmp_path / "model")
     family = next(each for each in families() if each.architecture == CONFIGS[name].architectures[0])
-    for refused in (
+    for rejected in (
         lambda: convert(folder, tmp_path / "shards"),
         lambda: export(tmp_path / "model", folder, tmp_path / "export"),
     ):
-        assert refused() == 2
+        assert rejected() == 2
         sentence = capsys.readouterr().err
         assert f"shards are made of DeepSeek-V3, and this model is {family.name}: training reads its" in sentence
         assert sentence.count("\n") == 1

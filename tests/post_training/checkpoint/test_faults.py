@@ -65,7 +65,7 @@ def assert_complete(output: Path, expected: dict[str, dict[str, torch.Tensor]]) 
     assert not list(output.rglob("*.partial"))
 
 
-def assert_refused(status: int, output: Path, capsys: pytest.CaptureFixture, *words: str) -> None:
+def assert_rejected(status: int, output: Path, capsys: pytest.CaptureFixture, *words: str) -> None:
     """Exit status 2, a message with these words, and no mark of success."""
     message = capsys.readouterr().err.split("error: ")[-1]
     assert status == 2 and all(word in message for word in words), message
@@ -178,7 +178,7 @@ def test_a_killed_worker_is_an_error_and_a_rerun_completes(monkeypatch, pristine
             write(*arguments)
 
         patch.setattr(durable, "_write_all", kill_worker)
-        assert_refused(convert(pristine, output, *OPTIONS), output, capsys, "worker process was killed", "again")
+        assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "worker process was killed", "again")
     assert convert(pristine, output, *OPTIONS) == 0
     assert_complete(output, expected)
 
@@ -231,14 +231,14 @@ def test_truncated_input(length, source, output, capsys):
     content = a_file(source).read_bytes()
     a_file(source).write_bytes(content[:length])
     for tool, options in ((convert, OPTIONS), (cast, [])):
-        assert_refused(tool(source, output, *options), output, capsys, a_file(source).name, "download it again")
+        assert_rejected(tool(source, output, *options), output, capsys, a_file(source).name, "download it again")
     assert_untouched(output)
 
 
 def test_input_with_bytes_too_many(source, output, capsys):
     with a_file(source).open("ab") as file:
         file.write(b"x")
-    assert_refused(convert(source, output, *OPTIONS), output, capsys, "longer than its header says")
+    assert_rejected(convert(source, output, *OPTIONS), output, capsys, "longer than its header says")
 
 
 def test_input_truncated_while_it_is_read(tmp_path):
@@ -256,7 +256,7 @@ def test_flipped_byte_in_input_against_known_checksums(source, output, capsys):
     checksums.write_text("".join(lines))
     flip(source / names[1], -3)
     status = convert(source, output, *OPTIONS, "--source-checksums", str(checksums))
-    assert_refused(status, output, capsys, names[1], "download it again")
+    assert_rejected(status, output, capsys, names[1], "download it again")
     assert_untouched(output)
     flip(source / names[1], -3)
     assert convert(source, output, *OPTIONS, "--source-checksums", str(checksums)) == 0
@@ -267,7 +267,7 @@ def test_flipped_byte_in_input_between_two_runs(monkeypatch, source, output, cap
         patch.setattr(conversion, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert convert(source, output, *OPTIONS) == 130
     flip(a_file(source), -3)
-    assert_refused(convert(source, output, *OPTIONS), output, capsys, a_file(source).name, "the file has changed")
+    assert_rejected(convert(source, output, *OPTIONS), output, capsys, a_file(source).name, "the file has changed")
 
 
 def test_flipped_byte_in_input_after_the_conversion(source, output, capsys):
@@ -281,7 +281,7 @@ def test_flipped_byte_in_input_after_the_conversion(source, output, capsys):
 def test_flipped_byte_in_a_cast_that_is_converted(source, output, tmp_path, capsys):
     assert cast(source, tmp_path / "bf16") == 0
     flip(a_file(tmp_path / "bf16"), -3)
-    assert_refused(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "the file has changed")
+    assert_rejected(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "the file has changed")
 
 
 def test_flipped_byte_in_every_header_is_an_error_or_found(source, output):
@@ -306,7 +306,7 @@ def test_not_a_number_in_fp8(source, output, capsys):
     damaged = next(name for name in load_file(a_file(source, 1)) if f"{name}_scale_inv" in load_file(a_file(source, 1)))
     for tool, options in ((convert, OPTIONS), (cast, [])):
         folder = output / tool.__name__
-        assert_refused(tool(source, folder, *options), folder, capsys, f"tensor {damaged}, rows 0 to", "NaN")
+        assert_rejected(tool(source, folder, *options), folder, capsys, f"tensor {damaged}, rows 0 to", "NaN")
 
 
 @pytest.fixture(scope="module")
@@ -323,7 +323,7 @@ def test_missing_tensor_of_multi_token_prediction(part, predicting, tmp_path, ou
     for number, file in enumerate(sorted(source.glob("*.safetensors"))):
         if name in load_file(file):
             edit(source, lambda tensors: [tensors.pop(name), tensors.pop(f"{name}_scale_inv", None)], number)
-    assert_refused(cast(source, output), output, capsys, f"tensor {name} is missing")
+    assert_rejected(cast(source, output), output, capsys, f"tensor {name} is missing")
     assert_untouched(output)
     for pair in ((source, predicting), (predicting, source), (source, source)):
         assert verify(*pair) == 2
@@ -350,20 +350,20 @@ def a_scale(tensors: dict[str, torch.Tensor]) -> str:
 def test_missing_scale(tool, source, output, capsys):
     edit(source, lambda tensors: tensors.pop(a_scale(tensors)))
     status = tool(source, output, *(OPTIONS if tool is convert else []))
-    assert_refused(status, output, capsys, "is FP8, but", "_scale_inv is missing")
+    assert_rejected(status, output, capsys, "is FP8, but", "_scale_inv is missing")
     assert_untouched(output)
 
 
 def test_scale_of_another_shape(source, output, capsys):
     edit(source, lambda tensors: tensors.update({a_scale(tensors): torch.ones(1, 1)}))
-    assert_refused(convert(source, output, *OPTIONS), output, capsys, "_scale_inv", "needs float32")
+    assert_rejected(convert(source, output, *OPTIONS), output, capsys, "_scale_inv", "needs float32")
 
 
 @pytest.mark.parametrize("tool", [cast, convert])
 def test_missing_tensor(tool, source, output, capsys):
     edit(source, lambda tensors: tensors.pop("model.layers.1.input_layernorm.weight"))
     status = tool(source, output, *(OPTIONS if tool is convert else []))
-    assert_refused(status, output, capsys, "model.layers.1.input_layernorm.weight is missing")
+    assert_rejected(status, output, capsys, "model.layers.1.input_layernorm.weight is missing")
     assert_untouched(output)
 
 
@@ -371,13 +371,13 @@ def test_missing_tensor(tool, source, output, capsys):
 def test_unexpected_tensor(name, source, output, capsys):
     edit(source, lambda tensors: tensors.update({name: torch.ones(2)}))
     for tool, options in ((convert, OPTIONS), (cast, [])):
-        assert_refused(tool(source, output, *options), output, capsys, f"{name} has no place in the model")
+        assert_rejected(tool(source, output, *options), output, capsys, f"{name} has no place in the model")
     assert_untouched(output)
 
 
 def test_tensor_of_another_shape(source, output, capsys):
     edit(source, lambda tensors: tensors.update({"model.layers.1.input_layernorm.weight": torch.ones(8)}))
-    assert_refused(convert(source, output, *OPTIONS), output, capsys, "input_layernorm", "has shape (8,)")
+    assert_rejected(convert(source, output, *OPTIONS), output, capsys, "input_layernorm", "has shape (8,)")
 
 
 @pytest.mark.parametrize("where", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
@@ -386,24 +386,24 @@ def test_index_that_points_outside_the_folder(where, source, output, capsys):
     index = json.loads((source / INDEX).read_text())
     index["weight_map"]["model.norm.weight"] = where
     (source / INDEX).write_text(json.dumps(index))
-    assert_refused(convert(source, output, *OPTIONS), output, capsys, "model.norm.weight", "outside the folder")
+    assert_rejected(convert(source, output, *OPTIONS), output, capsys, "model.norm.weight", "outside the folder")
 
 
 def test_index_of_the_fp8_checkpoint_copied_over_a_cast(source, output, tmp_path, capsys):
     """A step of the published recipe: the index then lists scales that are in no file."""
     assert cast(source, tmp_path / "bf16") == 0
     shutil.copy(source / INDEX, tmp_path / "bf16" / INDEX)
-    assert_refused(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "_scale_inv is missing", INDEX)
+    assert_rejected(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "_scale_inv is missing", INDEX)
 
 
 def test_a_cast_that_has_not_ended_is_no_source(monkeypatch, source, output, tmp_path, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(conversion, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         assert cast(source, tmp_path / "bf16") == 130
-    assert_refused(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, f"no {INDEX}")
+    assert_rejected(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, f"no {INDEX}")
     assert cast(source, tmp_path / "complete") == 0
     shutil.copy(tmp_path / "complete" / INDEX, tmp_path / "bf16" / INDEX)
-    assert_refused(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "has not ended")
+    assert_rejected(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "has not ended")
     assert_untouched(output)
 
 
@@ -411,7 +411,7 @@ def test_a_cast_that_has_not_ended_is_no_source(monkeypatch, source, output, tmp
 def test_size_of_files_that_is_none(size, pristine, output, tmp_path, capsys):
     assert convert(pristine, output, *OPTIONS) == 0
     status = export(output, pristine, tmp_path / "exported", f"--max-file-gb={size}")
-    assert_refused(status, tmp_path / "exported", capsys, f"--max-file-gb is {size}: it must be a size above 0")
+    assert_rejected(status, tmp_path / "exported", capsys, f"--max-file-gb is {size}: it must be a size above 0")
     assert_untouched(tmp_path / "exported")
 
 
@@ -429,7 +429,7 @@ def test_size_of_files_that_is_none(size, pristine, output, tmp_path, capsys):
 def test_configuration_that_is_none(damage, words, source, output, capsys):
     (source / "config.json").write_text(damage((source / "config.json").read_text()))
     for tool, options in ((convert, OPTIONS), (cast, [])):
-        assert_refused(tool(source, output, *options), output, capsys, words)
+        assert_rejected(tool(source, output, *options), output, capsys, words)
     assert verify(source, source) == 2
     assert_untouched(output)
 
@@ -474,7 +474,7 @@ def test_ranks_that_disagree_are_noticed(replica, pristine, output, tmp_path, ca
     (output / "manifest.json").unlink()
     options = [option.replace("--target-", "--source-") for option in OPTIONS]
     status = export(output, pristine, tmp_path / "exported", *options)
-    assert_refused(status, tmp_path / "exported", capsys, "ranks disagree: model.norm.weight: [5]")
+    assert_rejected(status, tmp_path / "exported", capsys, "ranks disagree: model.norm.weight: [5]")
 
 
 # Full disks, occupied folders, wrong layouts
@@ -484,13 +484,13 @@ def test_disk_too_small_is_said_before_anything_is_written(monkeypatch, pristine
     real = os.statvfs(pristine)
     small = os.statvfs_result((real.f_bsize, real.f_frsize, *real[2:4], 2, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: small)
-    assert_refused(convert(pristine, output, *OPTIONS), output, capsys, "GiB more, its disk has 0.00 GiB free")
+    assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "GiB more, its disk has 0.00 GiB free")
     assert_untouched(output)
 
 
 def test_memory_too_small_is_said_before_anything_is_written(monkeypatch, pristine, output, capsys):
     monkeypatch.setattr(conversion, "_available_memory", lambda: 1 << 20)
-    assert_refused(convert(pristine, output, *OPTIONS), output, capsys, "fewer --workers")
+    assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "fewer --workers")
     assert_untouched(output)
 
 
@@ -519,7 +519,7 @@ def test_disk_that_fills_up(monkeypatch, pristine, output, expected, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(durable, "_write_all", limited)
-        assert_refused(convert(pristine, output, *OPTIONS), output, capsys, "No space left", "again")
+        assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "No space left", "again")
     finished = len(json.loads((output / "manifest.json").read_text())["files"])
     assert 0 < finished < len(expected) and not list(output.rglob("*.partial"))
     assert convert(pristine, output, *OPTIONS) == 0
@@ -544,7 +544,7 @@ def test_output_folder_that_is_not_empty(pristine, output, capsys):
     output.mkdir()
     (output / "mine.txt").write_text("keep")
     for tool, options in ((convert, OPTIONS), (cast, [])):
-        assert_refused(tool(pristine, output, *options), output, capsys, "not empty", "mine.txt")
+        assert_rejected(tool(pristine, output, *options), output, capsys, "not empty", "mine.txt")
     assert [path.name for path in output.iterdir()] == ["mine.txt"]
 
 
@@ -561,7 +561,7 @@ def test_two_conversions_into_one_folder(monkeypatch, pristine, output, capsys):
     descriptor = os.open(output, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     monkeypatch.setattr(conversion, "_LOCK_WAIT_S", 0)
-    assert_refused(convert(pristine, output, *OPTIONS), output, capsys, "another conversion")
+    assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "another conversion")
     os.close(descriptor)
 
 
@@ -587,7 +587,7 @@ def test_two_conversions_into_one_folder(monkeypatch, pristine, output, capsys):
 )
 def test_layout_that_does_not_divide(options, words, pristine, output, capsys):
     grouped = [] if "--moe-tp-extend-ep" in options else ["--moe-grouped-gemm"]
-    assert_refused(convert(pristine, output, *grouped, *options), output, capsys, words)
+    assert_rejected(convert(pristine, output, *grouped, *options), output, capsys, words)
     assert_untouched(output)
 
 
@@ -597,12 +597,12 @@ def test_heads_that_a_split_would_cut(tmp_path, output, capsys):
     layout = ShardLayout(tp=4, stages=(2,), tp_extend_ep=True)
     assert convert(folder, output, *layout.options()) == 0
     status = convert(folder, tmp_path / "other", *layout.options(), "--mla-mm-split")
-    assert_refused(status, tmp_path / "other", capsys, "whole heads")
+    assert_rejected(status, tmp_path / "other", capsys, "whole heads")
 
 
-def test_an_embedding_of_its_own_for_multi_token_prediction_is_refused(tmp_path, output, capsys):
+def test_an_embedding_of_its_own_for_multi_token_prediction_rejected(tmp_path, output, capsys):
     """Shards have one embedding; a checkpoint with two would lose one of them."""
     folder = Synthetic(small_config(num_hidden_layers=2, num_nextn_predict_layers=1), files=1).write(tmp_path / "fp8")
     edit(folder, lambda tensors: tensors["model.layers.2.embed_tokens.weight"][7].add_(1), number=0)
     layout = ShardLayout(stages=(2,), mtp=True)
-    assert_refused(convert(folder, output, *layout.options()), output, capsys, "embed_tokens.weight: [7, 0]")
+    assert_rejected(convert(folder, output, *layout.options()), output, capsys, "embed_tokens.weight: [7, 0]")

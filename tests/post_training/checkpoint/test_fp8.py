@@ -74,7 +74,7 @@ def test_a_neighbours_scale_would_be_noticed():
         ({"values": torch.zeros(130, 4)}, "float8"),
     ],
 )
-def test_what_is_no_quantised_weight_is_refused(change, message):
+def test_what_is_no_quantised_weight_rejected(change, message):
     values = torch.zeros(130, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match=message):
         dequantise(**{"values": values, "scales": torch.ones(2, 1), "box": ((0, 130), (0, 4))} | change)

@@ -288,7 +288,7 @@ def test_a_defect_is_one_clear_sentence(tmp_path: Path, change: str, words: list
     assert "\n" not in message
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_rejected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="config.json: cannot be read"):
         load(tmp_path)
     (tmp_path / "config.json").write_text("{}")

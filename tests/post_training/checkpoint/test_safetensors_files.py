@@ -36,13 +36,13 @@ def test_header_longer_than_its_file_is_said_to_be_cut_off(tmp_path, length):
         {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
     ],
 )
-def test_a_header_that_says_what_cannot_be_is_refused(tmp_path, entry):
+def test_a_header_that_says_what_cannot_be_rejected(tmp_path, entry):
     """A key that is missing, an unknown type, a size that is not that of the shape, a shape that is no list."""
     path = tmp_path / "model.safetensors"
-    for told, is_refused in (({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, False), (entry, True)):
+    for told, is_rejected in (({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, False), (entry, True)):
         content = json.dumps({"weight": told}).encode()
         path.write_bytes(struct.pack("<Q", len(content)) + content + bytes(8))
-        if is_refused:
+        if is_rejected:
             with pytest.raises(
                 CheckpointError, match=r"model\.safetensors: its header is damaged .*; download it again"
             ):

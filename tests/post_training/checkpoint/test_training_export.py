@@ -186,11 +186,11 @@ def test_what_cannot_be_exported_is_one_sentence(change, says, tmp_path, capsys)
     assert not (tmp_path / "out" / "model.safetensors.index.json").exists()
 
 
-def test_a_folder_that_is_given_twice_is_refused(tmp_path, capsys):
+def test_a_folder_that_is_given_twice_rejected(tmp_path, capsys):
     for arguments in (("a",), ("a", "b", "--load-dir", "c"), ()):
-        with pytest.raises(SystemExit) as refused:
+        with pytest.raises(SystemExit) as rejected:
             export_hf.parse_arguments(list(arguments))
-        assert refused.value.code == 2
+        assert rejected.value.code == 2
 
 
 def _edit(path):

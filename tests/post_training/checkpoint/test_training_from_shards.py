@@ -77,5 +77,5 @@ def test_weights_of_another_model_are_noticed(results):
     ("name", "words"),
     [("damaged", "the file has changed"), ("expert4", "have the layout"), ("unfinished", "complete conversion")],
 )
-def test_shards_that_are_not_the_ones_are_refused(results, name, words):
-    assert all(words in rank["refused"][name] for rank in results), [rank["refused"][name] for rank in results]
+def test_shards_that_are_not_the_ones_rejected(results, name, words):
+    assert all(words in rank["rejected"][name] for rank in results), [rank["rejected"][name] for rank in results]

@@ -114,12 +114,12 @@ def test_repeated_prompts_are_a_note_and_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("column", ["images", "videos"])
-def test_columns_of_media_are_refused(tmp_path, column):
+def test_columns_of_media_rejected(tmp_path, column):
     with pytest.raises(DataError, match=f"column {column}: verl would make a multi-modal prompt"):
         check_file(write(tmp_path / "media.parquet", [{**row, column: "x"} for row in SOUND]))
 
 
-def test_gsm8ks_own_parquet_is_refused_before_verl_fails_on_it(tmp_path):
+def test_gsm8ks_own_parquet_rejected_before_verl_fails_on_it(tmp_path):
     path = write(tmp_path / "raw.parquet", [{"question": "x", "answer": "#### 1"}])
     findings = inspect_file(path).errors
     assert [finding.column for finding in findings] == ["data_source", "prompt", "reward_model"]
@@ -134,7 +134,7 @@ def test_other_names_of_columns(tmp_path):
         check_file(path)
 
 
-def test_unreadable_files_are_refused(tmp_path):
+def test_unreadable_files_rejected(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         check_file(tmp_path / "absent.parquet")
     (tmp_path / "text.parquet").write_text("no parquet at all")
@@ -149,7 +149,7 @@ def test_unreadable_files_are_refused(tmp_path):
         check_file(tmp_path / "empty.parquet")
 
 
-def test_columns_of_one_name_are_refused(tmp_path):
+def test_columns_of_one_name_rejected(tmp_path):
     table = pyarrow.Table.from_pylist(SOUND)
     twice = pyarrow.Table.from_arrays([*table.columns, table["prompt"]], [*table.column_names, "prompt"])
     pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
@@ -157,7 +157,7 @@ def test_columns_of_one_name_are_refused(tmp_path):
         check_file(tmp_path / "twice.parquet")
 
 
-def test_bytes_that_are_no_text_are_refused_with_their_row(tmp_path):
+def test_bytes_that_are_no_text_rejected_with_their_row(tmp_path):
     rows = pyarrow.Table.from_pylist([SOUND[n % 4] for n in range(3000)])
     sources = [b"own"] * 3000
     sources[2500] = b"ab\xff"

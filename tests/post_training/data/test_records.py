@@ -113,7 +113,7 @@ def test_only_white_space_makes_no_other_question(tmp_path):
     assert reading.repeated == [Repetition("record 4", "record 1", True)]
 
 
-def test_columns_of_one_name_and_bytes_that_are_no_text_are_refused(tmp_path):
+def test_columns_of_one_name_and_bytes_that_are_no_text_rejected(tmp_path):
     path = tmp_path / "twice.parquet"
     columns = [pyarrow.array(["1+1"]), pyarrow.array(["2+2"]), pyarrow.array(["2"])]
     pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, ["problem", "problem", "answer"]), path)
@@ -184,7 +184,7 @@ def test_split_is_a_partition_that_the_seed_decides(count, seed, data):
     assert (train, test) == split(range(count), test_count, seed)
 
 
-def test_seeds_differ_and_bad_sizes_are_refused():
+def test_seeds_differ_and_bad_sizes_rejected():
     assert split(range(100), 10, 1) != split(range(100), 10, 2)
     assert all(part != sorted(part) for part in split(range(100), 10, 1)), "nothing was shuffled"
     for count in (0, 3, 4):

@@ -117,7 +117,7 @@ def test_questions_of_both_kinds_of_files_are_the_same(tmp_path):
     assert plain[0].text == "2+2 Box it." and trained[0].extra["solution"] == "It is 4."
 
 
-def test_a_file_without_the_columns_is_refused(tmp_path):
+def test_a_file_without_the_columns_rejected(tmp_path):
     (tmp_path / "wrong.jsonl").write_text('{"question": "2+2", "target": "4"}\n')
     with pytest.raises(DataError, match="has the columns question, target"):
         read_questions(tmp_path / "wrong.jsonl")
@@ -156,7 +156,7 @@ def test_a_reward_that_gives_no_number_is_not_passed_over(tmp_path, body):
         judge(load_reward(write_reward(tmp_path, body)), question(1), "1", {})
 
 
-def test_a_reward_that_is_not_there_is_refused(tmp_path):
+def test_a_reward_that_is_not_there_rejected(tmp_path):
     good = write_reward(tmp_path, "return 1")
     for given, said in (("absent.py", "is no file"), (good + ":other", "has no function other")):
         with pytest.raises(RewardError, match=said):

@@ -73,7 +73,7 @@ def test_more_ranks_than_key_heads_share_them() -> None:
         table(shape).vllm_ascend(RolloutPlacement(tp=3, vocab_multiple=12), 0)
 
 
-def test_misfits_are_refused() -> None:
+def test_misfits_rejected() -> None:
     with pytest.raises(ValueError, match="query groups"):
         table(SMALL).megatron(TrainPlacement(tp=4, pp=1, ep=1, dp=1, num_layer_list=(3,)), 0)
     with pytest.raises(ValueError, match="does not add up to 3 layers"):

@@ -74,12 +74,12 @@ def test_the_last_rank_of_a_rollout_takes_the_experts_that_are_left_over() -> No
         (dict(tp=0, pp=1, ep=1, dp=1, num_layer_list=(3,)), "positive"),
     ],
 )
-def test_impossible_training_placements_are_refused(arguments: dict, message: str) -> None:
+def test_impossible_training_placements_rejected(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainPlacement(**arguments)
 
 
-def test_impossible_tables_are_refused() -> None:
+def test_impossible_tables_rejected() -> None:
     with pytest.raises(ValueError, match="tp \\* dp"):
         RolloutPlacement(tp=2, dp=2, ep=2)
     with pytest.raises(ValueError, match="does not add up"):
@@ -88,7 +88,7 @@ def test_impossible_tables_are_refused() -> None:
         megatron(SMALL, TrainPlacement(tp=5, pp=1, ep=1, dp=1, num_layer_list=(3,)), 0)
 
 
-def test_a_config_without_low_rank_queries_is_refused() -> None:
+def test_a_config_without_low_rank_queries_rejected() -> None:
     with pytest.raises(ValueError, match="q_lora_rank"):
         DeepseekV3Shape.from_config({"q_lora_rank": None})
 

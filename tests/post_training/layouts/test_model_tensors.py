@@ -87,7 +87,7 @@ def test_absorbed_weights_whose_memory_was_given_back_are_made_anew() -> None:
     assert built[1].impl.W_UV is value
 
 
-def test_a_quantised_projection_is_refused() -> None:
+def test_a_quantised_projection_rejected() -> None:
     weight = torch.zeros(HEADS * (NOPE + VALUE), LATENT, dtype=torch.int8)
     with pytest.raises(TypeError, match="quantised"):
         refresh_absorbed_weights(attention_model(weight, torch.zeros(1), torch.zeros(1)))

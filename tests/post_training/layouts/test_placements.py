@@ -67,7 +67,7 @@ def test_the_shared_expert_is_whole_as_vllm_ascend_decides(graph, multistream, o
     assert placement.shared_expert_replicated == (streams or prefills)
 
 
-def test_another_order_of_ranks_is_refused():
+def test_another_order_of_ranks_rejected():
     config = SimpleNamespace(parallel_config=SimpleNamespace(**AT_THE_PIN))
     with rank_of(world=8, rank=5, tensor_rank=0), pytest.raises(PlacementError, match="rank 5 is"):
         rollout_placement(config)
@@ -96,7 +96,7 @@ def rank_of_megatron(rank: int, tensor: int, stage: int, replica: int, expert: i
         yield
 
 
-def test_another_order_of_megatrons_ranks_is_refused():
+def test_another_order_of_megatrons_ranks_rejected():
     """Rank 6 in the order tp-cp-ep-dp-pp is tensor rank 0 of the second replica in stage 1."""
     config = SimpleNamespace(num_layers=3)
     with rank_of_megatron(6, tensor=0, stage=1, replica=1, expert=1):

@@ -1,4 +1,4 @@
-"""The batch that is sent through verl's workers, which sequences it refuses, and where their log-probs are recorded."""
+"""The batch that is sent through verl's workers, which sequences it rejects, and where their log-probs are recorded."""
 
 import sys
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_prompts_alone_have_no_responses(monkeypatch, batch):
         ((1, PADDING), (PADDING,), None),
     ],
 )
-def test_what_the_batch_does_not_hold_is_refused(prompt, response, says):
+def test_what_the_batch_does_not_hold_rejected(prompt, response, says):
     given = [SEQUENCES[0], TokenSequence(prompt, response)]
     if says is None:
         return capture.check_lengths(worker().config, given, PADDING)

@@ -228,7 +228,7 @@ def test_each_dtype_has_its_tolerance_up_to_which_all_is_well(dtype, relative, l
         (changed(ROLLOUT, points.EMBEDDING, lambda values: values), None),
     ],
 )
-def test_dumps_that_cannot_be_compared_are_refused(other, word):
+def test_dumps_that_cannot_be_compared_rejected(other, word):
     if word is None:
         compare(other, TRAINING)
         return

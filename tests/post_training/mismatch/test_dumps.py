@@ -1,4 +1,4 @@
-"""Dumps as files: what is written is read, ranks' parts become one, and damaged files are refused in a sentence."""
+"""Dumps as files: what is written is read, ranks' parts become one, and damaged files are rejected in a sentence."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_copies_that_differ_are_told():
     assert replicas == {point: pytest.approx(0.5)}
 
 
-def test_columns_of_other_tokens_are_refused():
+def test_columns_of_other_tokens_rejected():
     parts = [{(points.LOGITS, 0): captured([0], [1.0])}, {(points.LOGITS, 1): captured([1], [1.0])}]
     with pytest.raises(DumpError, match="different tokens"):
         merged(parts)
@@ -97,13 +97,13 @@ def spoilt(path, tensors=None, header=None):
         ({"layers.0.nose": torch.zeros(10, 8), "layers.0.nose.rows": torch.arange(10)}, {}, "no point"),
     ],
 )
-def test_files_that_are_no_dumps_are_refused_in_a_sentence(tmp_path, tensors, header, word):
-    with pytest.raises(DumpError, match=word) as refused:
+def test_files_that_are_no_dumps_rejected_in_a_sentence(tmp_path, tensors, header, word):
+    with pytest.raises(DumpError, match=word) as rejected:
         read_dump(spoilt(tmp_path / "dump", tensors, header))
-    assert "\n" not in str(refused.value) and str(tmp_path) in str(refused.value)
+    assert "\n" not in str(rejected.value) and str(tmp_path) in str(rejected.value)
 
 
-def test_missing_and_cut_files_are_refused_in_a_sentence(tmp_path):
+def test_missing_and_cut_files_rejected_in_a_sentence(tmp_path):
     with pytest.raises(DumpError, match="cannot be read"):
         read_dump(tmp_path / "nothing")
     write_dump(tmp_path / "dump", dump())

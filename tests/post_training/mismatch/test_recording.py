@@ -136,7 +136,7 @@ def test_training_is_recorded_token_by_token(ranks, batches):
     check(parts)
 
 
-def test_batches_that_are_not_packed_are_refused():
+def test_batches_that_are_not_packed_rejected():
     model = megatron(0, 1)
     with (
         recorded_training([model], [], 0, 1, VOCABULARY, Recorder(SEQUENCES)),

@@ -86,7 +86,7 @@ def test_a_family_is_found_by_architecture_before_type():
         ({"architectures": ["Qwen3MoeForCausalLM"], "decoder_sparse_step": 2}, "needs experts in every layer"),
     ],
 )
-def test_a_variant_without_a_layout_is_refused_in_one_sentence(values, sentence):
+def test_a_variant_without_a_layout_rejected_in_one_sentence(values, sentence):
     with pytest.raises(ValueError, match=sentence):
         table_for(values)
 

@@ -15,7 +15,7 @@ from rehearsal.plan import run_environment
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from scripts import plan
 from tests.ranks import run_ranks
-from tests.rig.processes import VENDOR_ENVIRONMENT
+from tests.worker_processes.processes import VENDOR_ENVIRONMENT
 from verl_patches.trainer.configuration_checks.values import resolved
 from verl_patches.trainer.main_ppo import compose
 
@@ -191,7 +191,7 @@ def test_a_critic_of_another_model_is_not_planned(capsys, tmp_path):
     assert "critic.model.path=/other is another model than" in capsys.readouterr().err
 
 
-def test_a_die_with_less_than_the_plan_is_refused(capsys, tmp_path):
+def test_a_die_with_less_than_the_plan_rejected(capsys, tmp_path):
     fixed = "+actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override=100"
     _, found = figures(capsys, tmp_path, ONE_CARD, "1.5B", "--emulated", fixed)
     most = max(found["phases"].values())

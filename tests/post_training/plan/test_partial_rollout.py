@@ -121,7 +121,7 @@ def test_without_what_is_due_tokens_get_older():
 
 
 def test_below_the_least_threshold_tokens_get_older():
-    """The control of the refusal: what is due does not fit into the batch."""
+    """The control of the rejection: what is due does not fit into the batch."""
     assert oldest(simulated(PartialRollout(2, 0.2, 1), 12, 1, 3)) > 1
 
 

@@ -144,7 +144,7 @@ def test_only_a_page_of_a_run_that_goes_on_asks_for_a_newer_one(tmp_path):
     assert "setInterval" not in render_page(run, live=True)
 
 
-def test_a_run_without_a_step_has_a_page_and_no_run_is_refused(tmp_path):
+def test_a_run_without_a_step_has_a_page_and_no_run_rejected(tmp_path):
     run = write_run(tmp_path / "run", steps=0)
     assert "Not recorded by this run: Reward" in StrictPage(render_page(run)).text
     with pytest.raises(ReportError, match="is not a folder"):

@@ -290,8 +290,8 @@ def fifty_steps() -> dict:
     return {"differing": case.differing(), "moved": addresses != case.addresses(), "before": before, "after": after}
 
 
-def refused(case: Case) -> str:
-    """The sentence with which the run was refused, or nothing."""
+def rejected(case: Case) -> str:
+    """The sentence with which the run was rejected, or nothing."""
     try:
         case.resharder.run()
     except LayoutError as error:
@@ -304,18 +304,18 @@ def misfits() -> dict[str, str]:
     missing = Case(3, torch.float32, 1 << 20)
     if missing.rank == 2:
         del missing.target["model.norm.weight"]
-    absent = refused(missing)
+    absent = rejected(missing)
     mixed = Case(3, torch.float32, 1 << 20)
     mixed.target["model.norm.weight"] = mixed.target["model.norm.weight"].bfloat16()
-    cast = refused(mixed)
-    undeclared = refused(Case(3, torch.bfloat16, 1 << 20, fp32_bias=True, castable=()))
+    cast = rejected(mixed)
+    undeclared = rejected(Case(3, torch.bfloat16, 1 << 20, fp32_bias=True, castable=()))
     odd = Case(3, torch.float32, 1 << 20)
     if odd.rank == 3:
         odd.target["model.norm.weight"] = odd.target["model.norm.weight"].bfloat16()
-    different = refused(odd)
+    different = rejected(odd)
     other = Case(3, torch.float32, (1 << 20) if odd.rank else 2000)
     said = {"absent": absent, "cast": cast, "undeclared": undeclared, "different": different}
-    return said | {"disagreed": refused(other)}
+    return said | {"disagreed": rejected(other)}
 
 
 def main(folder: Path) -> None:

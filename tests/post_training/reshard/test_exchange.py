@@ -1,4 +1,4 @@
-"""The exchange on four emulated dies: exact for random layouts, bounded, and refused when models do not fit."""
+"""The exchange on four emulated dies: exact for random layouts, bounded, and rejected when models do not fit."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_one_flipped_byte_is_found(results: list[dict]) -> None:
         assert name.endswith("up_proj.weight")
 
 
-def test_a_misfit_is_refused_on_every_rank(results: list[dict]) -> None:
+def test_a_misfit_rejected_on_every_rank(results: list[dict]) -> None:
     said = results[0]["misfits"]
     assert "rank 2" in said["absent"] and "model.norm.weight" in said["absent"]
     assert "model.norm.weight" in said["cast"] and "no cast is declared" in said["cast"]

@@ -21,7 +21,7 @@ def outcome(folder: Path, way: str) -> dict[int, dict]:
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in SURVIVORS}
 
 
-def assert_refused(told: dict) -> None:
+def assert_rejected(told: dict) -> None:
     assert (told["before"]["type"], told["before"]["differing"]) == (None, [])
     assert told["reshard"]["type"] == "ReshardError"
     assert told["generate"]["type"] == "WeightsNotWholeError"
@@ -44,7 +44,7 @@ def test_a_rank_that_raises_is_quoted_by_all_and_the_next_reshard_succeeds(tmp_p
     )
     assert re.search(place, texts.pop())
     for told in found.values():
-        assert_refused(told)
+        assert_rejected(told)
         assert told["reshard"]["seconds"] < TIMEOUT / 2
         assert (told["after"]["type"], told["after"]["differing"]) == (None, [])
 
@@ -52,7 +52,7 @@ def test_a_rank_that_raises_is_quoted_by_all_and_the_next_reshard_succeeds(tmp_p
 @pytest.mark.parametrize(("way", "number"), [("dies", 2), ("does not come", 1)])
 def test_a_rank_that_is_gone_is_named(tmp_path: Path, way: str, number: int) -> None:
     for rank, told in outcome(tmp_path, way).items():
-        assert_refused(told)
+        assert_rejected(told)
         text = told["reshard"]["text"]
         said = rf"rank {rank} did not hear from ranks \[{CULPRIT}\], in round "
         reached = re.search(said + r"(\d+) of \d+ of the leg from training weights or before it: ", text)

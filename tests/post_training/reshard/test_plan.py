@@ -128,7 +128,7 @@ def test_a_region_enters_a_node_once() -> None:
     assert flat.remote.bytes.sum() == plan.remote.bytes.sum() + plan.relay.bytes.sum()
 
 
-def test_an_incomplete_source_is_refused() -> None:
+def test_an_incomplete_source_rejected() -> None:
     train, rollout = layouts((TrainPlacement(1, 1, 1, 1, (3,)), RolloutPlacement(1)))
     name = "model.layers.1.mlp.experts.3.up_proj.weight"
     without = [[piece for piece in train[0] if piece.canonical != name]]
@@ -140,7 +140,7 @@ def test_an_incomplete_source_is_refused() -> None:
         make_plan(both, rollout, lambda name: 4)
 
 
-def test_overlapping_sources_are_refused() -> None:
+def test_overlapping_sources_rejected() -> None:
     held = [[Piece("weight", ((0, 3), (0, 2)), "a")], [Piece("weight", ((2, 4), (0, 2)), "a")]]
     need = [[Piece("weight", ((0, 4), (0, 2)), "b")], []]
     with pytest.raises(LayoutError, match="weight.*overlapping"):
@@ -152,7 +152,7 @@ def test_world_sizes_must_agree() -> None:
         make_plan([[], []], [[]], lambda name: 4)
 
 
-def test_a_bucket_that_holds_no_row_is_refused() -> None:
+def test_a_bucket_that_holds_no_row_rejected() -> None:
     pair = (TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))
     with pytest.raises(ValueError, match="too small"):
         round_count(plan_of(pair).remote, 2, 10)

@@ -53,7 +53,7 @@ def of(study, outcome):
     return [trial for trial in study.trials if outcome_of(trial) == outcome]
 
 
-def test_what_is_refused_is_not_measured_and_keeps_its_sentence(tmp_path):
+def test_what_rejected_is_not_measured_and_keeps_its_sentence(tmp_path):
     measured = []
 
     def measure(settings, trial):
@@ -66,7 +66,7 @@ def test_what_is_refused_is_not_measured_and_keeps_its_sentence(tmp_path):
     assert len(of(study, MEASURED)) + len(of(study, REFUSED)) == counted(study)
 
 
-def test_the_sampler_keeps_away_from_what_is_refused(tmp_path):
+def test_the_sampler_keeps_away_from_what_rejected(tmp_path):
     """The optimum lies where nothing can run; the control is a search without refusals, which goes there."""
     refused = len(of(search(tmp_path, trials=24, refusal=lambda each: "no" if each["size"] == 8 else None), REFUSED))
     (tmp_path / "control").mkdir()

@@ -132,7 +132,7 @@ def test_close_ends_the_template_and_removes_its_socket(template):
     assert not template.socket_path.parent.exists()
 
 
-def test_refused_where_a_real_npu_driver_is(monkeypatch, tmp_path):
+def test_rejected_where_a_real_npu_driver_is(monkeypatch, tmp_path):
     device = tmp_path / "davinci_manager"
     device.touch()
     monkeypatch.setattr(launch, "NPU_DRIVER", device)

@@ -178,7 +178,7 @@ def test_files_can_be_read_by_other_users(random_checkpoint):
     assert modes.pop("model.safetensors") == 0o444 and set(modes.values()) == {0o444}
 
 
-def test_a_folder_that_is_no_checkpoint_of_ours_is_refused(random_request, tmp_path):
+def test_a_folder_that_is_no_checkpoint_of_ours_rejected(random_request, tmp_path):
     (tmp_path / "precious").write_text("")
     with pytest.raises(FileExistsError, match="choose another folder"):
         make_checkpoint(random_request, tmp_path, ignore)

@@ -56,10 +56,10 @@ def of_job(job: str, overrides: tuple[str, ...], models: dict[str, Path]) -> dic
     try:
         return {
             model: {
-                "worker": refusal(
+                "worker": rejection(
                     partial(check_workers_model, {**node, "model": {**node["model"], "path": str(path)}})
                 ),
-                "built": refusal(partial(build, node, path)),
+                "built": rejection(partial(build, node, path)),
             }
             for model, path in models.items()
         }
@@ -83,7 +83,7 @@ def begin_groups(node: dict[str, Any], dies: int) -> None:
         )
 
 
-def refusal(call: Callable[[], None]) -> str | None:
+def rejection(call: Callable[[], None]) -> str | None:
     """What the call raised: the sentence of a check, the kind and text of anything else."""
     try:
         call()

@@ -158,7 +158,7 @@ def test_ray_as_it_comes_listens_everywhere_and_runs_the_job_of_a_stranger(tmp_p
 
 
 @pytest.mark.parametrize("folder", ["/proc/foo", "/dev/null/x"])
-def test_a_folder_that_cannot_be_written_is_refused_before_ray_starts(inputs, tmp_path, folder):
+def test_a_folder_that_cannot_be_written_rejected_before_ray_starts(inputs, tmp_path, folder):
     line, environment, _ = command(inputs, folder)
     done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
@@ -314,8 +314,8 @@ def test_what_verl_passes_over_fails_the_run_at_its_end(inputs, tmp_path):
 def test_strict_mode_holds_in_the_workers_of_a_run(inputs, tmp_path):
     """Kernels for 16 bits are given float32 by a worker, as in `float32_run`, whose environment lets them."""
     error, printed = failed_run(inputs, tmp_path, NPU_EMULATOR_STRICT="1")
-    refused = re.findall(r"EZ1001\): Tensor (\w+) must be float16 or bfloat16", printed)
-    assert refused and re.search(r"ray::\w*WorkerDict", printed), printed[-4000:]
+    rejected = re.findall(r"EZ1001\): Tensor (\w+) must be float16 or bfloat16", printed)
+    assert rejected and re.search(r"ray::\w*WorkerDict", printed), printed[-4000:]
     assert re.fullmatch(r"error: \w+: AclNN_Parameter_Error\(EZ1001\): Tensor \w+ must be float16 or bfloat16\.", error)
     assert not (tmp_path / "metrics.jsonl").exists()
 

@@ -69,7 +69,7 @@ def config(output, checkpoints, save_freq=5):
     return OmegaConf.create({"trainer": trainer, "actor_rollout_ref": {"overlay": {"measure": measure}}})
 
 
-def test_run_into_a_living_runs_output_refused(tmp_path, owned, runs, capsys, monkeypatch):
+def test_run_into_a_living_runs_output_rejected(tmp_path, owned, runs, capsys, monkeypatch):
     holder = owned(tmp_path)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "status.json"))
     assert main_ppo.run(config(tmp_path, tmp_path / "checkpoints")) == 2
@@ -111,7 +111,7 @@ def test_training_reports_why_it_ended(tmp_path, monkeypatch, error, code, reaso
     assert StartStatus.read(tmp_path / "status.json") == StartStatus(phase="ended", exit_reason=reason)
 
 
-def test_other_output_with_same_checkpoints_refused(tmp_path, owned, runs, capsys):
+def test_other_output_with_same_checkpoints_rejected(tmp_path, owned, runs, capsys):
     """Two runs whose files differ, and whose `trainer.default_local_dir` is one: each would delete the other's."""
     shared = tmp_path / "checkpoints"
     owned(shared)
@@ -145,7 +145,7 @@ def test_folder_that_takes_no_file_named_by_its_key(tmp_path, runs, capsys):
 
 
 @pytest.mark.parametrize("role", ["run", "rehearsal"])
-def test_rehearsal_into_a_living_runs_folder_refused(tmp_path, owned, monkeypatch, role):
+def test_rehearsal_into_a_living_runs_folder_rejected(tmp_path, owned, monkeypatch, role):
     """A training that was started without a rehearsal counts too; `--resume` of a run that goes on as well."""
     owned(tmp_path, role)
     monkeypatch.setattr(stages, "check_before_anything", lambda plan: None)
@@ -155,7 +155,7 @@ def test_rehearsal_into_a_living_runs_folder_refused(tmp_path, owned, monkeypatc
     assert {each.name for each in tmp_path.iterdir()} == {f".{role}.owner.1"}
 
 
-def test_second_proof_in_one_folder_refused(tmp_path, owned, capsys):
+def test_second_proof_in_one_folder_rejected(tmp_path, owned, capsys):
     owned(tmp_path, "proof")
     assert prove_resume.main(["--config-name", "rehearsal", "--output", str(tmp_path)]) == 2
     assert "is in use by process" in capsys.readouterr().err
@@ -175,7 +175,7 @@ def with_ray(config, address, dies=2):
     return OmegaConf.merge(config, {"ray_init": {"address": address}, "trainer": trainer})
 
 
-def test_run_whose_dies_another_job_has_refused(tmp_path, machine, monkeypatch, capsys):
+def test_run_whose_dies_another_job_has_rejected(tmp_path, machine, monkeypatch, capsys):
     """By the check and by the run itself; a Ray that somebody else has started holds the dies itself."""
     local = with_ray(config(tmp_path, tmp_path / "checkpoints"), "local")
     for name in ("_conclude", "_write_resolved"):

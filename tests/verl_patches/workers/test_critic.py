@@ -14,8 +14,8 @@ from post_training.plan.device import _engine_buffers, device_memory
 from post_training.plan.job import read_job
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from tests.ranks import run_ranks
-from tests.rig.conftest import DATA, random_checkpoint
-from tests.rig.processes import VENDOR_ENVIRONMENT
+from tests.worker_processes.conftest import DATA, random_checkpoint
+from tests.worker_processes.processes import VENDOR_ENVIRONMENT
 from verl_patches.trainer.configuration_checks.values import resolved
 from verl_patches.trainer.main_ppo import compose
 

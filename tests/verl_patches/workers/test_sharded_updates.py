@@ -11,7 +11,7 @@ import pytest
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from tests.post_training.plan.test_fsdp import DATA, ONE_CARD, STEP
 from tests.ranks import run_ranks
-from tests.rig.processes import VENDOR_ENVIRONMENT
+from tests.worker_processes.processes import VENDOR_ENVIRONMENT
 
 pytestmark = pytest.mark.slow
 PROGRAM = "tests.verl_patches.workers.sharded_update_program"

@@ -56,7 +56,7 @@ def check_folder(config: Mapping[str, Any], settings: Any) -> None:
                     "served in bfloat16; give there a folder with the tokenizer and a config.json without that entry"
                 )
             _check_same_sizes(table.shapes, table_for(described).shapes)
-    except ValueError as error:  # CheckpointError and a table's own refusals are ValueErrors
+    except ValueError as error:  # CheckpointError and a table's own rejections are ValueErrors
         raise ConfigurationError(f"{KEY}={folder} cannot be loaded: {error}") from error
 
 

@@ -61,7 +61,7 @@ def _parallelism(megatron: Mapping[str, Any]) -> Arguments:
         "tensor_model_parallel_size": tensor,
         "sequence_parallel": tensor > 1,
         "pipeline_model_parallel_size": megatron["pipeline_model_parallel_size"],
-        # A list of one stage says nothing, and MindSpeed-LLM refuses it.
+        # A list of one stage says nothing, and MindSpeed-LLM rejects it.
         "num_layer_list": ",".join(map(str, stages)) if stages and len(stages) > 1 else None,
         "expert_model_parallel_size": megatron["expert_model_parallel_size"],
         # Whole experts over TP x EP, as the reshard tables have them; with TP1 the two arrangements are one.

@@ -85,21 +85,21 @@ def _check_layout(config: Mapping[str, Any]) -> None:
     megatron = config["actor_rollout_ref"]["actor"]["megatron"]
     key = "actor_rollout_ref.actor.megatron"
     if megatron.get("virtual_pipeline_model_parallel_size"):
-        raise _refused(f"{key}.virtual_pipeline_model_parallel_size", "set it to null")
+        raise _rejected(f"{key}.virtual_pipeline_model_parallel_size", "set it to null")
     if megatron["tensor_model_parallel_size"] > 1 and not megatron["sequence_parallel"]:
-        raise _refused(f"{key}.sequence_parallel=False", "set it to True: experts with tensor parallelism need it")
+        raise _rejected(f"{key}.sequence_parallel=False", "set it to True: experts with tensor parallelism need it")
     if not megatron["use_distributed_optimizer"]:
-        raise _refused(f"{key}.use_distributed_optimizer=False", "set it to True")
+        raise _rejected(f"{key}.use_distributed_optimizer=False", "set it to True")
     overrides = megatron.get("override_transformer_config") or {}
     for name, value in overrides.items():
         if name in ALWAYS and value != ALWAYS[name]:
-            raise _refused(
+            raise _rejected(
                 f"{key}.override_transformer_config.{name}={value}", f"set it to {ALWAYS[name]}, or take it away"
             )
         if name not in (*MODEL_KEYS, *ALWAYS):
-            raise _refused(f"{key}.override_transformer_config.{name}", f"only {' and '.join(MODEL_KEYS)} are")
+            raise _rejected(f"{key}.override_transformer_config.{name}", f"only {' and '.join(MODEL_KEYS)} are")
     if overrides.get("moe_tp_extend_ep") is False:
-        raise _refused(f"{key}.override_transformer_config.moe_tp_extend_ep=False", "set it to true")
+        raise _rejected(f"{key}.override_transformer_config.moe_tp_extend_ep=False", "set it to true")
 
 
 def _check_model(config: Mapping[str, Any]) -> None:
@@ -108,12 +108,12 @@ def _check_model(config: Mapping[str, Any]) -> None:
     experts = (model.get("override_config") or {}).get("moe_config") or {}
     for name in ("freeze_moe_router", "fix_moe_router"):
         if experts.get(name):
-            raise _refused(f"{key}.override_config.moe_config.{name}", "set it to False")
+            raise _rejected(f"{key}.override_config.moe_config.{name}", "set it to False")
     if not model.get("enable_gradient_checkpointing"):
         return
     granularity = model["gradient_checkpointing_kwargs"]["activations_checkpoint_granularity"]
     if granularity != "full":
-        raise _refused(
+        raise _rejected(
             f"{key}.gradient_checkpointing_kwargs.activations_checkpoint_granularity={granularity}", "choose full"
         )
 
@@ -127,7 +127,7 @@ def check_precision(config: Mapping[str, Any], settings: Any) -> None:
         )
 
 
-def _refused(key: str, remedy: str) -> ConfigurationError:
+def _rejected(key: str, remedy: str) -> ConfigurationError:
     return ConfigurationError(f"{key} is not translated for MindSpeed-LLM; {remedy}, or set {MINDSPEED.switch}=off")
 
 

@@ -82,7 +82,7 @@ def _set_arguments(dtype: torch.dtype) -> None:
 
     args = arguments.parse_args()
     arguments.validate_args(args, {})
-    # Megatron refuses grouped products in other types than bfloat16 when it validates arguments, and only there.
+    # Megatron rejects grouped products in other types than bfloat16 when it validates arguments, and only there.
     args.bf16, args.params_dtype = dtype is torch.bfloat16, dtype
     global_vars.set_args(args)
 

@@ -54,11 +54,11 @@ def check_company(config: Mapping[str, Any], settings: Any) -> None:
             f"{_SWITCH}=true trains on tokens of older weights, which {ROLLOUT_CORRECTION.switch}=False takes for "
             "those of the present ones; set that to true"
         )
-    refused = (
+    rejected = (
         (DYNAMIC_SAMPLING, "chooses among the answers of one step"),
         (ROLLOUT_REBALANCE, "moves answers away from the engine that would stop them"),
     )
-    for feature, why in refused:
+    for feature, why in rejected:
         if feature.is_on(settings):
             raise ConfigurationError(
                 f"{_SWITCH}=true cannot be combined with {feature.switch}=true, which {why}; switch one of them off"

@@ -16,7 +16,7 @@ def run_dtype(precision: str) -> torch.dtype:
 def as_if_half(model_config: Any) -> Any:
     """A copy of vLLM's model configuration that says bfloat16 where it says float32.
 
-    vLLM's check for its V1 engine refuses float32 because its CUDA attention kernels are half precision; on an NPU the
+    vLLM's check for its V1 engine rejects float32 because its CUDA attention kernels are half precision; on an NPU the
     attention kernels come from vLLM-Ascend, so every other question of that check still matters and this one does not.
     """
     if model_config.dtype != torch.float32:

@@ -24,7 +24,7 @@ class ReshardSettings:
 
 WHOLE_WEIGHTS = Feature(
     name="whole_weights",
-    purpose="The rollout samples from whole weights: derived ones follow the others, half-written ones are refused.",
+    purpose="The rollout samples from whole weights: derived ones follow the others, half-written ones are rejected.",
 )
 
 RESHARD = Feature(

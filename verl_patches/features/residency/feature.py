@@ -47,10 +47,10 @@ def check_offload(config: Mapping[str, Any], settings: Any) -> None:
 def check_addresses(config: Mapping[str, Any], settings: Any) -> None:
     """Reserved addresses need an allocator that takes memory from pools. The driver has the environment of the dies."""
     if settings.residency.reserves_addresses:
-        refuse_expandable_segments()
+        reject_expandable_segments()
 
 
-def refuse_expandable_segments() -> None:
+def reject_expandable_segments() -> None:
     """Raise ConfigurationError where torch_npu was told to use expandable segments: it then takes no memory from pools,
     and vLLM-Ascend's allocator, which asks for another vendor's variable, does not notice."""
     options = os.environ.get("PYTORCH_NPU_ALLOC_CONF", "").replace(" ", "").split(",")

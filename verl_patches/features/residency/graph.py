@@ -9,7 +9,7 @@ from typing import Any
 from overlay import ConfigurationError
 
 
-def refuse_captured_graphs(runner: Any) -> None:
+def reject_captured_graphs(runner: Any) -> None:
     """Raise ConfigurationError for a vLLM-Ascend model runner that captures ACL graphs: unlike torchair's they cannot
     read the addresses of their weights at every run."""
     if runner.use_aclgraph:

@@ -14,7 +14,7 @@ import torch
 
 from post_training.tensor_parts import copy_in_parts, host_copy
 from verl_patches.features.residency.absorbed import absorbed_tensors
-from verl_patches.features.residency.feature import refuse_expandable_segments
+from verl_patches.features.residency.feature import reject_expandable_segments
 from verl_patches.features.residency.live_tensors import parameter_tensors
 from verl_patches.features.residency.storages import Resident, bytes_of, device_storages
 
@@ -35,7 +35,7 @@ class ReservedMemory:
     """
 
     def __init__(self, allocator: Any):
-        refuse_expandable_segments()
+        reject_expandable_segments()
         self._allocator = allocator
         self._mapped = True
         self._allocated = 0

@@ -138,7 +138,7 @@ _EMPTY = ("stop", "bad_words", "extra_args")
 
 
 def require_movable(params: Any, switch: str) -> None:
-    """Refuse SamplingParams with which another engine would not go on alike.
+    """Reject SamplingParams with which another engine would not go on alike.
 
     Raises:
         ValueError: names the parameter.

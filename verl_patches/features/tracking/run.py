@@ -97,7 +97,7 @@ class RunTrackers:
         set_variables(kind.defaults(self._folder or Path.cwd()), only_absent=True)
         if run is not None:
             set_variables(kind.resuming(run), only_absent=False)
-        # A run that goes on keeps the configuration that it began with: MLflow refuses another one.
+        # A run that goes on keeps the configuration that it began with: MLflow rejects another one.
         self._make(name, None if run is not None and name == "mlflow" else self._config)
         ((actual, logger),) = self.tracking.logger.items()
         last = self._resumed_step

@@ -86,7 +86,7 @@ class StepPublisher:
                 f"warning: step {step} has no {keep.keep_best.metric}, so its checkpoint is none of the best by "
                 "actor_rollout_ref.overlay.checkpoint.keep_best.metric"
             )
-        with _refused_by(save.root):
+        with _rejected_by(save.root):
             # As JSON holds it: what of the state is still the driver's own goes on with the next step.
             self._logged = save, json.loads(json.dumps({**state(), "score": score}))
         if save.finish is None:
@@ -103,7 +103,7 @@ class StepPublisher:
         root, step, keep = save.root, save.step, save.keep
         if save.finish is not None:
             save.finish()
-        with _refused_by(root):
+        with _rejected_by(root):
             complete_step(root, step, state)
             for aside in set_aside(root, self.previous):
                 print(f"of a run that went on from another step, set aside: {aside}")
@@ -152,7 +152,7 @@ def save_step(trainer: Any, keep: CheckpointSettings, in_background: bool = Fals
     process_publisher().finish()
     options, step = trainer.config.trainer, trainer.global_steps
     root = Path(options.default_local_dir)
-    with _refused_by(root):
+    with _rejected_by(root):
         partial = begin_step(root, step)
         trainer.actor_rollout_wg.save_checkpoint(str(partial / ACTOR), None, step)
         if _has_critic(trainer):
@@ -169,7 +169,7 @@ def _has_critic(trainer: Any) -> bool:
 
 
 @contextmanager
-def _refused_by(root: Path) -> Iterator[None]:
+def _rejected_by(root: Path) -> Iterator[None]:
     """A write that fails in the block is told in one sentence."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""One sentence for what Hydra refuses while it composes a configuration."""
+"""One sentence for what Hydra rejects while it composes a configuration."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The keys of verl's PPO configuration for FSDP, as `schema` has those for Megatron.
 
-What has not been run with this overlay is refused by its value: LoRA, hybrid sharding, a critic without padding.
+What has not been run with this overlay is rejected by its value: LoRA, hybrid sharding, a critic without padding.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from verl_patches.trainer.configuration_checks.schema import SEE
 from verl_patches.trainer.configuration_checks.values import shown
 
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-# What verl itself gives the engine, and which of its keys it takes it from; given twice, Python refuses the call.
+# What verl itself gives the engine, and which of its keys it takes it from; given twice, Python rejects the call.
 GIVEN_BY_VERL = {
     "model": "actor_rollout_ref.model.path",
     "tensor_parallel_size": "actor_rollout_ref.rollout.tensor_model_parallel_size",

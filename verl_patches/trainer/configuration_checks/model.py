@@ -45,19 +45,19 @@ def check_model(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> N
     """
     backend, node = backend_of(config), config["actor_rollout_ref"]
     if model is not None:
-        _refuse(model_findings(model, ModelUse(node, backend, number_of_dies(config))))
+        _reject(model_findings(model, ModelUse(node, backend, number_of_dies(config))))
     path = config["critic"]["model"]["path"] if config["algorithm"]["adv_estimator"] == "gae" else None
     if path and path != node["model"]["path"] and (critic := described(path)) is not None:
         use = ModelUse(node, backend, number_of_dies(config), serves=False)
-        _refuse(f"critic.model.path={path}: {each}" for each in model_findings(critic, use))
+        _reject(f"critic.model.path={path}: {each}" for each in model_findings(critic, use))
 
 
 def check_stages(config: Mapping[str, Any]) -> None:
     """Check that a list of layers has an entry for each stage, also without a config.json on this machine."""
     if backend_of(config) == "megatron":
-        _refuse(stage_list_findings(config["actor_rollout_ref"]["actor"]["megatron"]))
+        _reject(stage_list_findings(config["actor_rollout_ref"]["actor"]["megatron"]))
 
 
-def _refuse(sentences: Iterable[str]) -> None:
+def _reject(sentences: Iterable[str]) -> None:
     for sentence in sentences:
         raise ConfigurationError(sentence)

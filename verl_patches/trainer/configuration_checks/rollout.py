@@ -98,6 +98,6 @@ def check_task_queue(config: Mapping[str, Any]) -> None:
     if captures and os.environ.get("TASK_QUEUE_ENABLE") == "2":
         raise ConfigurationError(
             f"TASK_QUEUE_ENABLE=2 does not go with ACL graphs, which {_ROLLOUT}.enforce_eager=False captures where "
-            "torchair's graph is not enabled: torch_npu refuses the capture; set TASK_QUEUE_ENABLE=1 in the file of "
+            "torchair's graph is not enabled: torch_npu rejects the capture; set TASK_QUEUE_ENABLE=1 in the file of "
             "the cluster, or enforce_eager=True"
         )

@@ -56,7 +56,7 @@ def _require_groups(config: Mapping[str, Any]) -> None:
                 raise ConfigurationError(_ABSENT.format(key=key))
             node = node[part]
         if not isinstance(node, dict | str):
-            raise ConfigurationError(f"{key}={shown(node)} is refused: {_A_GROUP}")
+            raise ConfigurationError(f"{key}={shown(node)} is invalid: {_A_GROUP}")
 
 
 def check_values(config: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ def _sentence(error: Mapping[str, Any], schema: type[BaseModel]) -> str:
     groups = ("model_type", "model_attributes_type", "dict_type")
     expected = _A_GROUP if error["type"] in groups else re.sub("^(Input|Value)", "it", error["msg"])
     remedy = _remedy(error["loc"], schema)
-    return f"{key}={shown(error['input'])} is refused: {expected}" + (f"; {remedy}" if remedy else "")
+    return f"{key}={shown(error['input'])} is invalid: {expected}" + (f"; {remedy}" if remedy else "")
 
 
 def _first_value(key: str, value: Any) -> tuple[str, str]:

@@ -47,7 +47,7 @@ def listening_at_its_address(store: Callable[..., Any]) -> Callable[..., Any]:
             listener = _listen(host_name, port)
             if listener is not None:
                 port = listener.getsockname()[1]
-                # Torch 2.5 refuses such a socket with libuv; the other server speaks the same.
+                # Torch 2.5 rejects such a socket with libuv; the other server speaks the same.
                 options |= {"master_listen_fd": listener.detach(), "use_libuv": False}
         return store(host_name, port, world_size, is_master, *rest, **options)
 

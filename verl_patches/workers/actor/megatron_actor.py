@@ -194,7 +194,7 @@ def forward_backward_recorded(
     feature=VERL_ON_NPU,
     evidence="executed",
     why="verl sends a batch as one storage of bytes, and torch_npu's deepcopy of a tensor takes the type that its "
-    "storage was made with: the copy of position_ids for the labels is refused",
+    "storage was made with: the copy of position_ids for the labels is rejected",
     upstream="docs/upstream/torch-npu-deepcopy.md",
     remove_when="torch_npu copies a tensor whose storage was made with another type, or verl clones position_ids",
 )

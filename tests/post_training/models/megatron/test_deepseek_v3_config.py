@@ -1,4 +1,4 @@
-"""The typed configuration refuses what the model cannot honour, and places layers on uneven stages."""
+"""The typed configuration rejects what the model cannot honour, and places layers on uneven stages."""
 
 import pytest
 from transformers import DeepseekV3Config
@@ -64,7 +64,7 @@ def test_even_stages_need_no_list():
         ),
     ],
 )
-def test_impossible_combinations_are_refused(changes, sentence):
+def test_impossible_combinations_rejected(changes, sentence):
     if "pipeline_model_parallel_size" in changes:
         changes = {**changes, "pipeline_dtype": float}
     with pytest.raises(ValueError, match=sentence):

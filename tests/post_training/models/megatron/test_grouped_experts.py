@@ -32,7 +32,7 @@ def test_values_and_gradients_equal_a_loop(counts, dtype):
         torch.testing.assert_close(found.grad.cpu(), expected.grad.to(dtype))
 
 
-def test_the_device_would_refuse_to_split_the_rows_of_a_plain_grouped_product():
+def test_the_device_would_reject_to_split_the_rows_of_a_plain_grouped_product():
     """Why the weights' gradient does not go through it: torch_npu 2.5.1 answers so before any kernel is asked."""
     import torch_npu
 

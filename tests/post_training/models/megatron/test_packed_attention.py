@@ -38,9 +38,9 @@ def test_the_mask_hides_what_comes_later_and_nothing_else(earlier_diagonal):
 
 
 @pytest.mark.parametrize(
-    ("of_the_configuration", "own", "refused"), [(0.0, None, 0), (0.1, None, 0.1), (0.1, 0.0, 0), (0.0, 0.2, 0.2)]
+    ("of_the_configuration", "own", "rejected"), [(0.0, None, 0), (0.1, None, 0.1), (0.1, 0.0, 0), (0.0, 0.2, 0.2)]
 )
-def test_dropout_is_refused_wherever_it_is_asked_for(of_the_configuration, own, refused):
+def test_dropout_rejected_wherever_it_is_asked_for(of_the_configuration, own, rejected):
     """Megatron's layers leave it to the configuration, or give it themselves."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -49,5 +49,5 @@ def test_dropout_is_refused_wherever_it_is_asked_for(of_the_configuration, own, 
     config = TransformerConfig(
         num_layers=1, hidden_size=8, num_attention_heads=2, attention_dropout=of_the_configuration
     )
-    with pytest.raises(ValueError, match=f"attention_dropout is {refused}") if refused else nullcontext():
+    with pytest.raises(ValueError, match=f"attention_dropout is {rejected}") if rejected else nullcontext():
         PackedDotProductAttention(config, 1, None, "self", own)

@@ -197,7 +197,7 @@ def test_a_bad_cluster_is_one_sentence(tmp_path, nodes, sentence):
 
 
 @pytest.mark.parametrize("response", [5000, float("nan"), 0])
-def test_lengths_beyond_the_configuration_are_refused(response, true_weights):
+def test_lengths_beyond_the_configuration_rejected(response, true_weights):
     with pytest.raises(ValueError, match="must lie within"):
         step_job(true_weights, read_job(true_weights, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, response)
 

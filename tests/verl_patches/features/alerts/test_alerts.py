@@ -236,8 +236,8 @@ def test_thresholds_of_a_guide_fire_at_their_step_once_and_absent_metrics_are_na
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"metrics": ["reward"]}, "monitoring_config.metrics.0=reward is refused: it should be 'reward_score', "),
-        ({"alerting": {"threshold": {"reward_score": "high"}}}, "threshold.reward_score=high is refused"),
+        ({"metrics": ["reward"]}, "monitoring_config.metrics.0=reward is invalid: it should be 'reward_score', "),
+        ({"alerting": {"threshold": {"reward_score": "high"}}}, "threshold.reward_score=high is invalid"),
         ({"alerting": {"threshold": {"memory_usage": 0.9}}}, "write a rule in actor_rollout_ref.overlay.alerts.rules"),
         ({"alerts": {}}, "unknown key monitoring_config.alerts, .*did you mean monitoring_config.alerting"),
     ],

@@ -107,7 +107,7 @@ def test_without_a_shuffle_the_order_is_the_files():
         ({"epoch": "x"}, "does not say how far"),
     ],
 )
-def test_a_place_of_other_data_is_refused(change, sentence):
+def test_a_place_of_other_data_rejected(change, sentence):
     state = our_loader(12, 3).state_dict() | {"epoch": 1, "position": 3}
     our_loader(12, 3).load_state_dict(state)
     with pytest.raises(DataOrderError, match=sentence):

@@ -1,4 +1,4 @@
-"""The key load_from_hf: what the driver refuses, in one sentence with the key and the thing that is wrong."""
+"""The key load_from_hf: what the driver rejects, in one sentence with the key and the thing that is wrong."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def check(folder, *overrides, model_path=None):
     )
 
 
-def refused(folder, *overrides, model_path=None) -> str:
+def rejected(folder, *overrides, model_path=None) -> str:
     with pytest.raises(ConfigurationError) as caught:
         check(folder, *overrides, model_path=model_path)
     assert KEY in str(caught.value) and "\n" not in str(caught.value)
@@ -71,14 +71,14 @@ def test_without_the_key_nothing_is_looked_at():
     assert settings.load_from_hf == "" and not DIRECT_LOADING.is_on(settings)
 
 
-def test_a_value_that_is_no_path_is_refused():
+def test_a_value_that_is_no_path_rejected():
     with pytest.raises(ConfigurationError, match=f"{KEY}=.* should be a valid string"):
         check_configuration(compose("rehearsal", [f"{KEY}=[a,b]"]))
 
 
 def test_missing_folder_and_missing_description(folder, tmp_path):
-    assert "is not a folder" in refused(tmp_path / "absent")
-    assert "config.json of actor_rollout_ref.model.path cannot be read" in refused(folder, model_path=tmp_path)
+    assert "is not a folder" in rejected(tmp_path / "absent")
+    assert "config.json of actor_rollout_ref.model.path cannot be read" in rejected(folder, model_path=tmp_path)
     check(folder, model_path="hdfs://somewhere/model")
 
 
@@ -91,8 +91,8 @@ def test_missing_folder_and_missing_description(folder, tmp_path):
         ("actor_rollout_ref.rollout.load_format=auto", "use dummy_megatron"),
     ],
 )
-def test_other_ways_of_loading_are_refused(folder, override, words):
-    assert words in refused(folder, override)
+def test_other_ways_of_loading_rejected(folder, override, words):
+    assert words in rejected(folder, override)
 
 
 def rewrite_config(folder: Path, **changes) -> None:
@@ -112,7 +112,7 @@ def drop(folder: Path, name: str) -> None:
 def test_a_defect_of_the_folder_is_named(copied):
     name = "model.layers.1.input_layernorm.weight"
     drop(copied, name)
-    assert f"tensor {name} is missing" in refused(copied)
+    assert f"tensor {name} is missing" in rejected(copied)
 
 
 def test_a_missing_scale_is_named(copied):
@@ -120,31 +120,31 @@ def test_a_missing_scale_is_named(copied):
     if name not in json.loads((copied / "model.safetensors.index.json").read_text())["weight_map"]:
         pytest.skip("only FP8 has scales")
     drop(copied, name)
-    assert f"{name} is missing" in refused(copied)
+    assert f"{name} is missing" in rejected(copied)
 
 
 def test_a_truncated_file_is_named(copied):
     file = sorted(copied.glob("*.safetensors"))[1]
     file.write_bytes(file.read_bytes()[:-1])
-    assert file.name in refused(copied) and "truncated" in refused(copied)
+    assert file.name in rejected(copied) and "truncated" in rejected(copied)
 
 
-def test_a_quantised_description_is_refused(copied, folder):
+def test_a_quantised_description_rejected(copied, folder):
     quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     rewrite_config(copied, quantization_config=quantised, num_nextn_predict_layers=0)
-    assert "Remove quantization_config and give bf16 weights" in refused(folder, model_path=copied)
+    assert "Remove quantization_config and give bf16 weights" in rejected(folder, model_path=copied)
 
 
-def test_another_architecture_is_refused(copied, folder):
+def test_another_architecture_rejected(copied, folder):
     rewrite_config(copied, architectures=["LlamaForCausalLM"])
     known = ", ".join(family.architecture for family in families())
     expected = f"['LlamaForCausalLM'], and only {known} can be loaded this way"
-    assert expected in refused(copied)
+    assert expected in rejected(copied)
     with pytest.raises(ConfigurationError, match="describes architecture LlamaForCausalLM; known are"):
         check(folder, model_path=copied)
 
 
-def test_another_size_at_the_model_path_is_refused(copied, folder):
+def test_another_size_at_the_model_path_rejected(copied, folder):
     rewrite_config(copied, n_routed_experts=4, quantization_config=None, num_nextn_predict_layers=0)
-    sentence = refused(folder, model_path=copied)
+    sentence = rejected(folder, model_path=copied)
     assert "must describe one model" in sentence and "experts" in sentence

@@ -244,5 +244,5 @@ def _naive(requests: list[tuple[int, int]], limit: int) -> int:
     return made
 
 
-def test_a_window_of_no_step_is_refused():
+def test_a_window_of_no_step_rejected():
     assert DpSyncSettings.__dataclass_fields__["lease_steps"].metadata["at_least"] == 1

@@ -180,7 +180,7 @@ def test_each_pass_has_verls_keys():
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(other, says):
+def test_what_does_not_go_together_rejected(other, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", [UPDATE, other]))
 

@@ -207,7 +207,7 @@ def test_a_metric_that_the_reward_does_not_give_is_named_at_the_first_wave(tmp_p
     assert len(trainer.actor_rollout_wg.asked) == 1
 
 
-def test_a_metric_that_is_no_number_is_refused(tmp_path):
+def test_a_metric_that_is_no_number_rejected(tmp_path):
     def reward(data, return_dict=False):
         return {"reward_tensor": torch.zeros(len(data), 4), "reward_extra_info": {"acc": ["seven"] * len(data)}}
 
@@ -357,13 +357,13 @@ def test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches(siz
 @settings(max_examples=100)
 @given(SIZES, st.randoms(use_true_random=False))
 def test_no_prompt_is_lost_and_none_is_trained_twice_in_an_epoch(sizes, random):
-    """A prompt that was given back may fail the second time: trained, refused and remaining are all of them, once."""
+    """A prompt that was given back may fail the second time: trained, rejected and remaining are all of them, once."""
     rows, epochs, batch, largest, multiple = sizes
-    refused = Counter()
+    rejected = Counter()
 
     def verdict(prompt, attempt):
         qualified = random.random() < 0.6
-        refused[prompt] = not qualified
+        rejected[prompt] = not qualified
         return qualified
 
     source = scripted_source(rows, epochs, batch, largest, multiple, verdict)
@@ -378,7 +378,7 @@ def test_no_prompt_is_lost_and_none_is_trained_twice_in_an_epoch(sizes, random):
     everything = {(epoch, row) for epoch in range(epochs) for row in range(rows)}
     assert max((trained + remaining).values(), default=1) == 1
     gone = everything - set(trained) - set(remaining)
-    assert all(refused[prompt] for prompt in gone)
+    assert all(rejected[prompt] for prompt in gone)
 
 
 def test_a_surplus_that_is_thrown_away_is_noticed(monkeypatch):
@@ -408,7 +408,7 @@ ON = (f"{FILTER}.enable=true",)
         ((f"{FILTER}.lower_bound=.nan",), "lower_bound"),
     ],
 )
-def test_what_the_filter_cannot_do_is_refused(overrides, says):
+def test_what_the_filter_cannot_do_rejected(overrides, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", [*ON, *overrides]))
 

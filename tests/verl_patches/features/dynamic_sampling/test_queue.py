@@ -72,7 +72,7 @@ def test_a_prompt_that_is_not_given_back_is_noticed():
         ({"returned": [3]}, "written with algorithm.filter_groups.enable=False"),
     ],
 )
-def test_a_state_of_other_data_is_refused(change, sentence):
+def test_a_state_of_other_data_rejected(change, sentence):
     first = queue()
     first.take(2)
     queue().load_state_dict(first.state_dict())

@@ -150,7 +150,7 @@ def test_the_mode_is_verls_key():
     assert OverlaySettings.from_config(config.actor_rollout_ref).exact_loss.enabled
 
 
-def test_megatrons_own_division_by_tokens_is_refused():
+def test_megatrons_own_division_by_tokens_rejected():
     key = "actor_rollout_ref.actor.megatron.override_transformer_config.calculate_per_token_loss"
     with pytest.raises(ConfigurationError, match=f"{key}=True makes Megatron divide by tokens that verl does not"):
         check_configuration(compose("rehearsal", [f"+{key}=true"]))

@@ -1,4 +1,4 @@
-"""Where prompts cannot be dealt out to any engine is refused in one sentence."""
+"""Where prompts cannot be dealt out to any engine is rejected in one sentence."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def settings(enabled: bool = True, noise: bool = True, partial: bool = False) ->
         (job("async"), settings(), "rollout.mode=async sends them one by one; set it to sync"),
     ],
 )
-def test_what_cannot_deal_prompts_out_is_refused(config, chosen, sentence):
-    with pytest.raises(ConfigurationError, match=sentence) as refused:
+def test_what_cannot_deal_prompts_out_rejected(config, chosen, sentence):
+    with pytest.raises(ConfigurationError, match=sentence) as rejected:
         check(config, chosen)
-    assert "first_placement.enabled=true" in str(refused.value) and "\n" not in str(refused.value)
+    assert "first_placement.enabled=true" in str(rejected.value) and "\n" not in str(rejected.value)
     check(config, settings(enabled=False))
 
 

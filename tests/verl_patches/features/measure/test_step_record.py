@@ -21,7 +21,7 @@ def test_agreement_keeps_every_digit(lone_rank, figures):
     assert step_record.largest_over_ranks(figures) == figures
 
 
-def test_nan_is_kept_and_negative_figures_are_refused(lone_rank):
+def test_nan_is_kept_and_negative_figures_rejected(lone_rank):
     for sign in (1, -1):  # what the processor makes of inf - inf has the sign bit set
         nan = math.copysign(float("nan"), sign)
         assert math.isnan(step_record.largest_over_ranks({"a": nan})["a"])

@@ -213,13 +213,13 @@ def test_the_vocabulary_is_never_padded():
     assert (found["vocab_size"], found["padded_vocab_size"], found["make_vocab_size_divisible_by"]) == (333, 333, 1)
 
 
-def test_without_yarn_nothing_is_scaled_and_other_kinds_are_refused():
+def test_without_yarn_nothing_is_scaled_and_other_kinds_rejected():
     assert not [name for name in arguments(model=published(rope_scaling=None)) if name.startswith("rope_scaling")]
     with pytest.raises(ValueError, match="'linear' is not supported"):
         arguments(model=published(rope_scaling={"type": "linear", "factor": 2}))
 
 
-def test_multi_token_prediction_is_refused():
+def test_multi_token_prediction_rejected():
     with pytest.raises(ValueError, match="num_nextn_predict_layers to 0"):
         arguments(model=published(num_nextn_predict_layers=1))
 

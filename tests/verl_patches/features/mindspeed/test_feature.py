@@ -53,7 +53,7 @@ def test_auto_means_where_everything_can_be_imported(tmp_path, monkeypatch):
     assert not is_importable()
 
 
-def test_on_is_refused_where_they_cannot():
+def test_on_rejected_where_they_cannot():
     with pytest.raises(ConfigurationError, match="mindspeed.engine=on needs .*mindspeed_llm.*assemble_workspace.sh"):
         check("actor_rollout_ref.overlay.mindspeed.engine=on")
     check("actor_rollout_ref.overlay.mindspeed.engine=auto")
@@ -89,7 +89,7 @@ def test_the_rehearsal_and_the_recomputing_configuration_pass(installed):
         ),
     ],
 )
-def test_what_is_not_translated_is_refused_by_name(installed, overrides, says):
+def test_what_is_not_translated_rejected_by_name(installed, overrides, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check(*overrides)
     assert "\n" not in str(caught.value)

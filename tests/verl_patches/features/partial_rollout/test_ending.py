@@ -92,7 +92,7 @@ PLAIN = {
 @pytest.mark.parametrize(
     ("name", "value"), [("presence_penalty", 0.5), ("repetition_penalty", 1.1), ("seed", 0), ("stop", ["end"])]
 )
-def test_parameters_that_look_at_the_beginning_are_refused(name, value):
+def test_parameters_that_look_at_the_beginning_rejected(name, value):
     check_parameters(SimpleNamespace(**PLAIN))
     with pytest.raises(ValueError, match=f"the sampling parameter {name}="):
         check_parameters(SimpleNamespace(**PLAIN | {name: value}))

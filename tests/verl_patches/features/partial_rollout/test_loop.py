@@ -281,7 +281,7 @@ def test_a_resume_without_part_of_what_was_in_flight_differs(make, tmp_path, los
     assert fit(trainer) != {step: record for step, record in expected.items() if step > 2}
 
 
-def test_a_checkpoint_of_another_run_is_refused(make, tmp_path):
+def test_a_checkpoint_of_another_run_rejected(make, tmp_path):
     source = make(tmp_path, *ON).train_dataloader
     state = json.loads(json.dumps(source.state_dict()))
     with pytest.raises(DataOrderError, match="has no answers in flight"):
@@ -313,13 +313,13 @@ def test_a_checkpoint_of_another_run_is_refused(make, tmp_path):
         (("algorithm.adv_estimator=remax",), "remax"),
     ],
 )
-def test_what_cannot_go_with_partial_rollouts_is_refused(overrides, says):
-    with pytest.raises((ConfigurationError, SettingsError), match=says) as refused:
+def test_what_cannot_go_with_partial_rollouts_rejected(overrides, says):
+    with pytest.raises((ConfigurationError, SettingsError), match=says) as rejected:
         check_configuration(compose("rehearsal", [*ON, *overrides]))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(rejected.value)
 
 
-def test_skipping_old_log_prob_is_refused():
+def test_skipping_old_log_prob_rejected():
     off = [
         "actor_rollout_ref.actor.recompute_old_log_prob=false",
         f"{CORRECTION}=false",

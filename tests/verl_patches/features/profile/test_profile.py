@@ -1,4 +1,4 @@
-"""Exactly the chosen steps and ranks are recorded, as torch_npu writes it, and what cannot be recorded is refused."""
+"""Exactly the chosen steps and ranks are recorded, as torch_npu writes it, and what cannot be recorded is rejected."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ KEY = "actor_rollout_ref.overlay.profile"
         ([f"{KEY}.steps=[1]", "actor_rollout_ref.overlay.measure.output_dir=''"], "which is empty"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused(overrides, says):
+def test_what_cannot_be_recorded_rejected(overrides, says):
     with pytest.raises((ConfigurationError, SettingsError), match=says):
         check_configuration(compose("rehearsal", overrides))
 

@@ -207,7 +207,7 @@ def test_what_is_written_while_switched_off_is_copied_afterwards():
     assert resident.changed
 
 
-def test_generation_without_a_reshard_before_it_is_refused():
+def test_generation_without_a_reshard_before_it_rejected():
     residency, _, _ = full()
     residency.enter("update")
     with pytest.raises(ValueError, match="rollout may only follow reshard, not update"):
@@ -254,7 +254,7 @@ def test_switching_off_brings_everything_back():
     assert resident.present
 
 
-def test_unknown_names_are_refused():
+def test_unknown_names_rejected():
     residency = Residency(lambda: True)
     with pytest.raises(ValueError, match="no phase needs a group 'gradients'; groups are actor_params"):
         residency.register("gradients", Recorded("gradients", []))

@@ -83,7 +83,7 @@ def test_the_address_is_the_one_that_reaches_the_peer():
     ("world", "tensor_parallel", "expert_parallel", "sentence"),
     [(4, 2, 3, "instance of 3 ranks does not divide"), (8, 2, 6, "8 ranks do not divide into rollout instances")],
 )
-def test_other_arrangements_are_refused(world, tensor_parallel, expert_parallel, sentence):
+def test_other_arrangements_rejected(world, tensor_parallel, expert_parallel, sentence):
     with pytest.raises(ValueError, match=sentence):
         check_expert_parallel(EnginePlace(0, world, tensor_parallel, expert_parallel))
 

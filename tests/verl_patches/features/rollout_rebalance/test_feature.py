@@ -1,4 +1,4 @@
-"""Where requests could not move, or would for nothing, is refused in one sentence."""
+"""Where requests could not move, or would for nothing, is rejected in one sentence."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def settings(enabled: bool = True, windows: bool = True, noise: bool = True, exp
         ),
     ],
 )
-def test_what_cannot_move_requests_is_refused(config, chosen, sentence):
-    with pytest.raises(ConfigurationError, match=sentence) as refused:
+def test_what_cannot_move_requests_rejected(config, chosen, sentence):
+    with pytest.raises(ConfigurationError, match=sentence) as rejected:
         check(config, chosen)
-    assert "rollout_rebalance.enabled=true" in str(refused.value) and "\n" not in str(refused.value)
+    assert "rollout_rebalance.enabled=true" in str(rejected.value) and "\n" not in str(rejected.value)
     check(config, settings(enabled=False))
 
 

@@ -104,7 +104,7 @@ def test_what_is_left_of_the_least_number_of_tokens_is_never_below_none(done, le
     ("field", "value"),
     [("repetition_penalty", 1.1), ("presence_penalty", 0.5), ("prompt_logprobs", 1), ("stop", ["end"])],
 )
-def test_a_parameter_that_looks_at_where_a_request_began_is_refused(field, value):
+def test_a_parameter_that_looks_at_where_a_request_began_rejected(field, value):
     params = SamplingParams(temperature=0.0, **{field: value})
     with pytest.raises(ValueError, match=rf"enabled=true cannot be combined with the sampling parameter {field}="):
         require_movable(params, "enabled")

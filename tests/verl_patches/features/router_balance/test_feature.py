@@ -31,7 +31,7 @@ def test_weights_that_are_read_are_not_trained_with_it():
         check(FORCED)
 
 
-def test_a_model_without_such_a_router_is_refused(tmp_path):
+def test_a_model_without_such_a_router_rejected(tmp_path):
     def of_type(name):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **TINY_MODELS[name]}))
         return check(FORCED, RANDOM_WEIGHTS, f"actor_rollout_ref.model.path={tmp_path}")

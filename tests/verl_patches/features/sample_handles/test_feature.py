@@ -1,4 +1,4 @@
-"""What cannot go with handles of samples is refused in one sentence."""
+"""What cannot go with handles of samples is rejected in one sentence."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ JOB = {
         ("reward_model", {"enable": True}, "reward_model.enable=True: a reward model's worker reads"),
     ],
 )
-def test_what_reads_samples_elsewhere_is_refused(section, changes, sentence):
+def test_what_reads_samples_elsewhere_rejected(section, changes, sentence):
     check(JOB, None)
-    with pytest.raises(ConfigurationError, match=sentence) as refused:
+    with pytest.raises(ConfigurationError, match=sentence) as rejected:
         check(JOB | {section: JOB[section] | changes}, None)
-    assert "sample_handles.enabled=true" in str(refused.value) and "\n" not in str(refused.value)
+    assert "sample_handles.enabled=true" in str(rejected.value) and "\n" not in str(rejected.value)
 
 
 def test_it_is_off_unless_it_is_asked_for():

@@ -17,13 +17,13 @@ MLFLOW = backends.BACKENDS["mlflow"]
 class Scripted:
     """verl's Tracking with trackers that keep what they get; `dies` raises from that step on."""
 
-    def __init__(self, tmp_path, *names, dies=None, refused=(), config=None):
+    def __init__(self, tmp_path, *names, dies=None, rejected=(), config=None):
         self.tracking, self.sent, self.configs = SimpleNamespace(logger=None), {}, {}
-        self.dies, self.refused = dies or {}, refused
+        self.dies, self.rejected = dies or {}, rejected
         self.trackers = RunTrackers(self.tracking, self.make, names, config or {}, tmp_path)
 
     def make(self, name, config):
-        if name in self.refused:
+        if name in self.rejected:
             raise ConnectionError("no route to the server\nand more")
         self.configs[name] = config
         self.tracking.logger = {name: SimpleNamespace(writer=SimpleNamespace(close=lambda: None))}
@@ -63,7 +63,7 @@ def clients(monkeypatch):
 
 
 def test_a_tracker_that_dies_is_dropped_with_one_warning_and_the_others_go_on(tmp_path, capsys):
-    run = Scripted(tmp_path, "mlflow", "wandb", "swanlab", dies={"mlflow": 2}, refused=("wandb",))
+    run = Scripted(tmp_path, "mlflow", "wandb", "swanlab", dies={"mlflow": 2}, rejected=("wandb",))
     for step in (1, 2, 3, 4):
         run.log(step, a=1.0)
     assert (run.steps("mlflow"), run.steps("wandb"), run.steps("swanlab")) == ([1], [], [1, 2, 3, 4])

@@ -140,7 +140,7 @@ def test_a_pickle_in_the_folder_is_never_opened(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["pickle", "torch"])
-def test_a_pickle_in_place_of_a_ranks_file_is_refused_and_not_opened(tmp_path, content):
+def test_a_pickle_in_place_of_a_ranks_file_rejected_and_not_opened(tmp_path, content):
     folder, mark = tmp_path / "actor", tmp_path / "unpickled"
     folder.mkdir()
     save_all(folder, "qwen2", ONE, full_states("qwen2"))

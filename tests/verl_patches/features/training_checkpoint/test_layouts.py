@@ -81,7 +81,7 @@ def test_an_optimizer_that_swaps_to_the_host_is_saved_from_there_and_loaded_into
         assert all(not shard.moments() and not shard.away["exp_avg"].any() for shard in made.shards)
 
 
-def test_an_optimizer_whose_memory_is_away_and_that_says_not_where_is_refused(tmp_path):
+def test_an_optimizer_whose_memory_is_away_and_that_says_not_where_rejected(tmp_path):
     made = rank_of("qwen2", ONE, 0, full_states("qwen2"), form="swap")
     for part in made.optimizer.chained_optimizers:
         part.param_to_cpu_states_map = {}
@@ -168,17 +168,17 @@ def _of_other_steps(folder):
         (_of_other_steps, "say different things of optimizer_steps"),
     ],
 )
-def test_a_damaged_checkpoint_is_refused_before_anything_is_written(tmp_path, damage, sentence):
+def test_a_damaged_checkpoint_rejected_before_anything_is_written(tmp_path, damage, sentence):
     folder = save_all(tmp_path, "deepseek_v3", PLACEMENTS["tp2"], full_states("deepseek_v3"))
     damage(folder)
     made = rank_of("deepseek_v3", ONE, 0)
-    with pytest.raises(CheckpointError, match=sentence) as refusal:
+    with pytest.raises(CheckpointError, match=sentence) as rejection:
         load_training(folder, made)
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(rejection.value)
     assert all(tensor.isnan().all() for tensor in made.tensors.values()) and not any(s.state for s in made.shards)
 
 
-def test_another_models_checkpoint_is_refused(saved):
+def test_another_models_checkpoint_rejected(saved):
     with pytest.raises(CheckpointError, match="is no tensor of this model; resume with the model that was saved"):
         load_training(saved("qwen2", "tp2"), rank_of("deepseek_v3", ONE, 0))
     with pytest.raises(CheckpointError, match="no file has any part of lm_head.weight|is no tensor of this model"):

@@ -1,4 +1,4 @@
-"""The driver's side of a checkpoint: what a kill leaves at any write, what is taken up again, and what is refused."""
+"""The driver's side of a checkpoint: what a kill leaves at any write, what is taken up again, and what is rejected."""
 
 import errno
 import json
@@ -144,7 +144,7 @@ def test_a_checkpoint_whose_critic_is_not_whole_is_passed_over(with_critic, caps
     assert made.global_steps == 2 and "global_step_4/critic" in capsys.readouterr().out
 
 
-def test_a_checkpoint_without_a_critic_is_refused_where_there_is_one(trainer, with_critic):
+def test_a_checkpoint_without_a_critic_rejected_where_there_is_one(trainer, with_critic):
     saved(trainer, 2)
     made = with_critic()
     with pytest.raises(CheckpointError, match="was written without a critic, and algorithm.adv_estimator=gae"):
@@ -393,7 +393,7 @@ def test_auto_takes_an_older_one_and_says_what_it_skips(trainer, damage, sentenc
     assert made.global_steps == 0 and not hasattr(made.actor_rollout_wg, "loaded")
 
 
-def test_other_data_and_a_folder_that_is_none_are_refused(trainer, tmp_path):
+def test_other_data_and_a_folder_that_is_none_rejected(trainer, tmp_path):
     root = saved(trainer, 2).root
     made = trainer()
     made.data.write_text("other rows")
@@ -457,7 +457,7 @@ def test_random_numbers_and_states_of_other_features_go_on_too(trainer):
     assert kept_in_checkpoint(trainer().config.trainer, "another") is None and root.is_dir()
 
 
-def test_other_batches_and_another_model_are_refused(trainer, tmp_path):
+def test_other_batches_and_another_model_rejected(trainer, tmp_path):
     def of(model_size):
         folder = tmp_path / f"model{model_size}"
         folder.mkdir(exist_ok=True)

@@ -33,9 +33,9 @@ def test_a_node_with_a_folder_of_its_own_is_named(tmp_path, seen, monkeypatch):
             (own / Path(path).name).write_text("left from another run")
         return {"10.0.0.1": read_nonce(path), "10.0.0.2": read_nonce(str(own / Path(path).name))}
 
-    with pytest.raises(ConfigurationError, match="not one folder on all nodes: 10.0.0.2 did not see") as refusal:
+    with pytest.raises(ConfigurationError, match="not one folder on all nodes: 10.0.0.2 did not see") as rejection:
         check_shared(tmp_path / "checkpoints", read)
-    assert "\n" not in str(refusal.value) and list((tmp_path / "checkpoints").iterdir()) == []
+    assert "\n" not in str(rejection.value) and list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_a_file_that_appears_late_is_waited_for(tmp_path, monkeypatch):
@@ -43,7 +43,7 @@ def test_a_file_that_appears_late_is_waited_for(tmp_path, monkeypatch):
     assert read_nonce(str(tmp_path / "nonce")) == "there"
 
 
-def test_a_folder_that_takes_no_file_is_refused(tmp_path):
+def test_a_folder_that_takes_no_file_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="takes no file .Not a directory.; choose another folder"):
         check_shared(tmp_path / "file" / "checkpoints", lambda path: {})

@@ -1,4 +1,4 @@
-"""What the driver says and does about processes that stop, and the limits that it refuses."""
+"""What the driver says and does about processes that stop, and the limits that it rejects."""
 
 import errno
 import json
@@ -194,7 +194,7 @@ def test_a_process_that_has_ended_by_itself_ends_the_run_too(tmp_path):
         ({"interval_s": 30.0}, "warn_s.silent=60 is less than 3 signs of life, which come every .*interval_s=30"),
     ],
 )
-def test_limits_that_contradict_each_other_are_refused(changes, says):
+def test_limits_that_contradict_each_other_rejected(changes, says):
     with pytest.raises(ConfigurationError, match=says):
         check_limits({}, SimpleNamespace(watch=WatchSettings(**changes)))
 
@@ -211,6 +211,6 @@ def test_the_configurations_end_where_dies_wait_before_the_device_does(name):
         assert chosen == WatchSettings(), "the configuration shows the defaults"
 
 
-def test_a_limit_of_an_unknown_phase_is_refused():
+def test_a_limit_of_an_unknown_phase_rejected():
     with pytest.raises(SettingsError, match="unknown key actor_rollout_ref.overlay.watch.warn_s.updaet"):
         OverlaySettings.from_config({"overlay": {"watch": {"warn_s": {"updaet": 1}}}})

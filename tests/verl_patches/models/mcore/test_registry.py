@@ -44,7 +44,7 @@ def test_deepseek_v3_never_reaches_upstream():
     [("DeepseekV3ForCausalLM", True), ("Qwen2ForCausalLM", False), ("Qwen3MoeForCausalLM", False), ("Other", False)],
 )
 def test_only_a_router_of_ours_is_told_to_deal_out_experts(architecture, balanced):
-    """Upstream's configurations refuse a name that they do not know."""
+    """Upstream's configurations reject a name that they do not know."""
     model = SimpleNamespace(architectures=[architecture])
     told = registry.hf_to_balanced_config(arguments, model, "dtype", bf16=True)
     more = {"moe_router_force_load_balancing": True} if balanced else {}
@@ -77,7 +77,7 @@ def test_layer_offset_comes_from_the_configuration_where_it_knows():
     assert get_transformer_layer_offset(arguments, 1, None, "even") == ((1, None, "even"), {})
 
 
-def test_saving_deepseek_v3_for_huggingface_is_refused_and_says_what_can_be_saved():
+def test_saving_deepseek_v3_for_huggingface_rejected_and_says_what_can_be_saved():
     assert get_weight_saver(arguments, "Qwen2ForCausalLM") == (("Qwen2ForCausalLM",), {})
     with pytest.raises(NotImplementedError, match="docs/weights.md says what can be saved"):
         get_weight_saver(never, "DeepseekV3ForCausalLM")("model", dtype="bfloat16")

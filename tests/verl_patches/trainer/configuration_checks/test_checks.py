@@ -98,10 +98,10 @@ def test_the_rehearsal_configuration_passes():
         ),
     ],
 )
-def test_what_cannot_run_is_refused_in_one_sentence(overrides, says):
-    with pytest.raises(ConfigurationError, match=says) as refusal:
+def test_what_cannot_run_rejected_in_one_sentence(overrides, says):
+    with pytest.raises(ConfigurationError, match=says) as rejection:
         check_configuration(rehearsal(*overrides))
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(rejection.value)
 
 
 @pytest.mark.parametrize(
@@ -135,17 +135,17 @@ def test_the_same_values_run_where_they_are_sound(overrides):
 
 
 @pytest.mark.parametrize(
-    ("options", "addresses", "refused"),
+    ("options", "addresses", "rejected"),
     [
         ("expandable_segments:True", "reserved", True),
         ("expandable_segments:True", "released", False),
         ("expandable_segments:False", "reserved", False),
     ],
 )
-def test_reserved_addresses_do_not_go_with_expandable_segments(options, addresses, refused, monkeypatch):
+def test_reserved_addresses_do_not_go_with_expandable_segments(options, addresses, rejected, monkeypatch):
     monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", options)
     config = rehearsal(f"actor_rollout_ref.overlay.residency.rollout_addresses={addresses}")
-    with pytest.raises(ConfigurationError, match="=reserved needs a memory pool") if refused else nullcontext():
+    with pytest.raises(ConfigurationError, match="=reserved needs a memory pool") if rejected else nullcontext():
         check_configuration(config)
 
 
@@ -193,7 +193,7 @@ def test_the_entry_point_prints_the_resolved_configuration(capsys, tmp_path, mon
         ({"CPU": 5.0, "NPU": 4.0}, "Ray has 5 of the 6 CPU slots that this run needs; start Ray with more CPU slots"),
     ],
 )
-def test_a_ray_without_the_slots_is_refused(resources, says):
+def test_a_ray_without_the_slots_rejected(resources, says):
     with pytest.raises(ConfigurationError, match=says):
         check_cluster_resources(rehearsal(), resources)
     check_cluster_resources(rehearsal(), {"CPU": 6.0, "NPU": 4.0, "memory": 1.0})
@@ -206,7 +206,7 @@ def test_paths_become_absolute(monkeypatch, tmp_path, capsys):
     assert reward.startswith("/") and reward.endswith("/verl_patches/utils/reward/rule_reward.py")
 
 
-def test_data_in_another_shape_are_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
+def test_data_in_another_shape_rejected_before_anything_starts(tmp_path, monkeypatch, capsys):
     raw = tmp_path / "raw.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"question": ["x"], "answer": ["#### 1"]}), raw)
     monkeypatch.setattr(main_ppo, "run", lambda config: pytest.fail("the run was started"))

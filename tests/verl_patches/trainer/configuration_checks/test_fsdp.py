@@ -1,4 +1,4 @@
-"""A configuration for FSDP: what it resolves to, and what is refused of it in one sentence."""
+"""A configuration for FSDP: what it resolves to, and what is rejected of it in one sentence."""
 
 from __future__ import annotations
 
@@ -98,24 +98,24 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ("actor_rollout_ref.overlay.measure.verify_weights=true", "verify_weights=True .* find stale weights; set"),
         ("actor_rollout_ref.overlay.rollout.expert_parallel_size=2", "expert_parallel_size=2 is for Megatron"),
         ("actor_rollout_ref.ref.strategy=fsdp2", "ref.strategy=fsdp2 is not .*strategy=fsdp, .*; set it to fsdp$"),
-        ("reward_model.strategy=fsdp2", "strategy=fsdp2 is refused: it should be 'fsdp'"),
-        ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron is refused: .*trains with FSDP; for Megatron"),
+        ("reward_model.strategy=fsdp2", "strategy=fsdp2 is invalid: it should be 'fsdp'"),
+        ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron is invalid: .*trains with FSDP; for Megatron"),
         (
             "+actor_rollout_ref.actor.megatron.seed=1",
             "unknown key actor_rollout_ref.actor.megatron.seed, .*: it belongs to Megatron",
         ),
-        ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is refused"),
-        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "fsdp_size=2 is refused"),
-        ("critic.model.use_remove_padding=true", "critic.model.use_remove_padding=true is refused"),
-        ("actor_rollout_ref.model.lora_rank=8", "lora_rank=8 is refused"),
+        ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is invalid"),
+        ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "fsdp_size=2 is invalid"),
+        ("critic.model.use_remove_padding=true", "critic.model.use_remove_padding=true is invalid"),
+        ("actor_rollout_ref.model.lora_rank=8", "lora_rank=8 is invalid"),
         (f"{ULYSSES}=2", "=2 cuts sequences whose padding is removed alone; set .*use_remove_padding to true"),
         (f"{REFERENCE}=2", "ref.ulysses_sequence_parallel_size=2 is not .*=1, .*; set it to 1"),
-        ("critic.ulysses_sequence_parallel_size=2", "critic.ulysses_sequence_parallel_size=2 is refused"),
-        ("+actor_rollout_ref.actor.recompute_old_log_prob=false", "recompute_old_log_prob=false is refused"),
-        ("actor_rollout_ref.actor.optim.warmup_style=linear", "warmup_style=linear is refused"),
+        ("critic.ulysses_sequence_parallel_size=2", "critic.ulysses_sequence_parallel_size=2 is invalid"),
+        ("+actor_rollout_ref.actor.recompute_old_log_prob=false", "recompute_old_log_prob=false is invalid"),
+        ("actor_rollout_ref.actor.optim.warmup_style=linear", "warmup_style=linear is invalid"),
         ("actor_rollout_ref.rollout.n=1", "rollout.n=1 gives algorithm.adv_estimator=grpo one response"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "8 dies cannot hold whole rollout instances"),
-        ("trainer.device=cuda", "trainer.device=cuda is refused: it should be 'npu'"),
+        ("trainer.device=cuda", "trainer.device=cuda is invalid: it should be 'npu'"),
         ("data.train_batch_size=100", "data.train_batch_size=100 does not divide among 8 dies"),
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=24", "=24 does not divide the 40 sequences"),
         ("+trainer.savefreq=5", "unknown key trainer.savefreq, .*did you mean trainer.save_freq"),
@@ -193,7 +193,7 @@ def test_fsdp2_is_one_key_for_all_models():
     [
         ("actor_rollout_ref.ref.strategy=fsdp", "ref.strategy=fsdp is not .*strategy=fsdp2, .*; set it to fsdp2"),
         ("critic.strategy=fsdp", "critic.strategy=fsdp is not .*strategy=fsdp2"),
-        ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is refused"),
+        ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is invalid"),
         ("actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params=1", "=1 is read by strategy fsdp alone, .*;"),
         ("+critic.model.fsdp_config.wrap_policy.disable=true", "critic.*wrap_policy.disable=true is read by strategy"),
         ("+actor_rollout_ref.ref.fsdp_config.mixed_precision={buffer_dtype: bf16}", "ref.*buffer_dtype=bf16 is read"),
@@ -220,15 +220,15 @@ def test_a_critic_begins_as_the_actor_and_with_its_micro_batches():
         ("critic.model.path=null", "critic.model.path is not set; give a folder"),
         ("critic.ppo_micro_batch_size_per_gpu=24", "critic.ppo_micro_batch_size_per_gpu=24 does not divide the 40"),
         ("critic.ppo_micro_batch_size_per_gpu=null", "critic.ppo_micro_batch_size_per_gpu=None does not divide the 40"),
-        ("critic.ppo_micro_batch_size=8", "ppo_micro_batch_size=8 is refused: .*set ppo_micro_batch_size_per_gpu"),
-        ("critic.forward_micro_batch_size=8", "=8 is refused: .*set forward_micro_batch_size_per_gpu"),
+        ("critic.ppo_micro_batch_size=8", "ppo_micro_batch_size=8 is invalid: .*set ppo_micro_batch_size_per_gpu"),
+        ("critic.forward_micro_batch_size=8", "=8 is invalid: .*set forward_micro_batch_size_per_gpu"),
         ("critic.ppo_mini_batch_size=48", "not a multiple of critic.ppo_mini_batch_size=48"),
         ("critic.ppo_mini_batch_size=1", "=1 prompts x 5 responses do not divide among 8 training replicas"),
         ("critic.rollout_n=4", "critic.rollout_n=4 is not actor_rollout_ref.rollout.n=5"),
         ("critic.strategy=fsdp2", "critic.strategy=fsdp2 is not .*strategy=fsdp, .*; set it to fsdp$"),
-        ("critic.model.fsdp_config.fsdp_size=2", "critic.model.fsdp_config.fsdp_size=2 is refused"),
-        ("critic.model.lora_rank=8", "critic.model.lora_rank=8 is refused"),
-        ("critic.optim.min_lr_ratio=0.1", "min_lr_ratio=0.1 is refused: .*reads none"),
+        ("critic.model.fsdp_config.fsdp_size=2", "critic.model.fsdp_config.fsdp_size=2 is invalid"),
+        ("critic.model.lora_rank=8", "critic.model.lora_rank=8 is invalid"),
+        ("critic.optim.min_lr_ratio=0.1", "min_lr_ratio=0.1 is invalid: .*reads none"),
         ("+critic.optim.lrr=0.1", "unknown key critic.optim.lrr, .*did you mean critic.optim.lr"),
         ("critic.checkpoint.contents=[model]", "critic.checkpoint.contents=.* is not what a checkpoint holds"),
     ],
@@ -239,13 +239,13 @@ def test_a_critic_that_cannot_run_is_one_sentence(override, says):
     assert "\n" not in str(caught.value)
 
 
-def test_a_token_limit_below_a_sequence_is_refused_of_a_critic():
+def test_a_token_limit_below_a_sequence_rejected_of_a_critic():
     dynamic = ("critic.use_dynamic_bsz=true", "critic.ppo_max_token_len_per_gpu=639")
     with pytest.raises(ConfigurationError, match="ppo_max_token_len_per_gpu=639 is less than the 640 tokens"):
         check_configuration(compose(NAME, [MODEL, GAE, *dynamic]))
 
 
-def test_a_critic_of_another_vocabulary_is_refused(tmp_path):
+def test_a_critic_of_another_vocabulary_rejected(tmp_path):
     for name, size in (("actor", 100), ("critic", 101)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(SMALLEST | {"vocab_size": size}))
@@ -285,7 +285,7 @@ def test_token_limit_below_a_sequence_is_rejected(group, switch, limit):
         check(2047, "true", *shared)
 
 
-def test_heads_that_do_not_divide_are_refused(tmp_path):
+def test_heads_that_do_not_divide_rejected(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALLEST))
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"]
     with pytest.raises(ConfigurationError, match="=4 does not divide the model's 14 attention heads"):

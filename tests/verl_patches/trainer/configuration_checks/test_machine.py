@@ -45,15 +45,15 @@ def logging_to(*names, stays_offline=False):
     return {"trainer": {"logger": list(names)}, "actor_rollout_ref": node}
 
 
-def refusal(*overrides, model_is_there=False):
+def rejection(*overrides, model_is_there=False):
     with pytest.raises(ConfigurationError) as caught:
         check_machine(compose("rehearsal", list(overrides)), model_is_there)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_tracker_whose_package_is_absent_is_refused():
-    assert "swanlab is not installed in this environment" in refusal("trainer.logger=[console,swanlab]")
+def test_a_tracker_whose_package_is_absent_rejected():
+    assert "swanlab is not installed in this environment" in rejection("trainer.logger=[console,swanlab]")
     check_machine(compose("rehearsal", [setting("custom_reward_function.path", OUR_RULES)]), model_is_there=False)
 
 
@@ -71,7 +71,7 @@ def test_a_tracker_whose_package_is_absent_is_refused():
         ("clearml", "set CLEARML_API_ACCESS_KEY", [{"CLEARML_API_ACCESS_KEY": "x", "CLEARML_API_SECRET_KEY": "y"}]),
     ],
 )
-def test_a_tracker_without_a_login_is_refused_and_with_one_it_is_not(name, remedy, logins, packages, monkeypatch):
+def test_a_tracker_without_a_login_rejected_and_with_one_it_is_not(name, remedy, logins, packages, monkeypatch):
     with pytest.raises(ConfigurationError, match=f"trainer.logger has {name}, which has no login here; {remedy}"):
         check_trackers(logging_to("console", name))
     for login in logins:
@@ -110,7 +110,7 @@ def test_trackers_that_stay_offline_need_no_login(packages):
 
 def test_the_models_folder_must_be_there(tmp_path):
     reward = setting("custom_reward_function.path", OUR_RULES)
-    said = refusal(reward, f"actor_rollout_ref.model.path={tmp_path}/model", model_is_there=True)
+    said = rejection(reward, f"actor_rollout_ref.model.path={tmp_path}/model", model_is_there=True)
     assert f"model.path={tmp_path}/model is no folder with a config.json" in said
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
@@ -146,7 +146,7 @@ def test_the_models_tokenizer_must_have_a_chat_template(tmp_path, tokenizer, bes
     if says is None:
         check_machine(compose("rehearsal", overrides))
     else:
-        assert re.search(says, refusal(*overrides, model_is_there=True))
+        assert re.search(says, rejection(*overrides, model_is_there=True))
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_the_models_tokenizer_must_have_a_chat_template(tmp_path, tokenizer, bes
         (["+custom_reward_function.reward_kwargs.time_limit_s=true"], "time_limit_s=True is invalid: it is no time"),
     ],
 )
-def test_a_reward_that_cannot_be_called_is_refused(overrides, says):
-    said = refusal(setting("custom_reward_function.path", OUR_RULES), *overrides)
+def test_a_reward_that_cannot_be_called_rejected(overrides, says):
+    said = rejection(setting("custom_reward_function.path", OUR_RULES), *overrides)
     assert re.search(says, said), said
 
 
@@ -181,7 +181,7 @@ def test_a_reward_of_the_users_own(tmp_path):
         overrides = [f"custom_reward_function.path={file}", f"custom_reward_function.name={name}"]
         overrides.append(f"+custom_reward_function.reward_kwargs={arguments}")
         if says:
-            assert says in refusal(*overrides)
+            assert says in rejection(*overrides)
         else:
             check_machine(compose("rehearsal", overrides), model_is_there=False)
     check_machine(compose("rehearsal", ["custom_reward_function.path=null"]), model_is_there=False)
@@ -196,17 +196,17 @@ def test_acl_graphs_do_not_go_with_the_second_stage_of_the_task_queue(monkeypatc
     ]
     additional = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config"
     torchair = [*graphs, f"{additional}.torchair_graph_config.enabled=true"]
-    for value, refused in (("2", True), ("1", False), ("0", False)):
+    for value, rejected in (("2", True), ("1", False), ("0", False)):
         monkeypatch.setenv("TASK_QUEUE_ENABLE", value)
         check_machine(compose("rehearsal", [reward]), model_is_there=False)
         check_machine(compose("rehearsal", torchair), model_is_there=False)
-        if refused:
-            assert "set TASK_QUEUE_ENABLE=1 in the file of the cluster" in refusal(*graphs)
+        if rejected:
+            assert "set TASK_QUEUE_ENABLE=1 in the file of the cluster" in rejection(*graphs)
         else:
             check_machine(compose("rehearsal", graphs), model_is_there=False)
 
 
-def test_a_python_that_ray_cannot_start_workers_with_is_refused(monkeypatch):
+def test_a_python_that_ray_cannot_start_workers_with_rejected(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/data/o'neil/bin/python")
     with pytest.raises(ConfigurationError, match="/data/o'neil/bin/python, and Ray starts no workers from there"):
         check_interpreter()

@@ -31,7 +31,7 @@ def check(model, *overrides):
         (TINY, [f"{TRANSFORMER}.num_layer_list=[5,5]"], r"num_layer_list=\[5, 5\] adds up to 10 layers, .* has 3"),
         (TINY, [f"{TRANSFORMER}.num_layer_list=[3]"], r"num_layer_list=\[3\] has length 1, .* makes 2 stages"),
         (TINY | {"num_hidden_layers": 24}, [], r"num_layer_list=\[2, 1\] adds up to 3 layers, and the model has 24"),
-        (TINY, [f"{TRANSFORMER}.num_layer_list=[3,0]"], "num_layer_list.1=0 is refused"),
+        (TINY, [f"{TRANSFORMER}.num_layer_list=[3,0]"], "num_layer_list.1=0 is invalid"),
         (TINY, [f"{TRANSFORMER}.num_layer_list=null"], "pipeline_model_parallel_size=2 does not divide the model's 3"),
         (TINY | {"num_attention_heads": 3}, [], "actor.megatron.tensor_model_parallel_size=2 does not divide .* 3 att"),
         (
@@ -72,7 +72,7 @@ def check(model, *overrides):
         (TINY, [f"{TORCHAIR}.enabled=true"], "enforce_eager=True and torchair_graph_config.enabled=True ask"),
         (TINY, [f"{TORCHAIR}.graph_batch_sizes=[8]"], r"graph_batch_sizes=\[8\] is valid only with enabled=True"),
         (TINY, [f"{TORCHAIR}.enable_kvnz=true"], "did you mean .*torchair_graph_config.enable_kv_nz"),
-        (TINY, [f"{ADDITIONAL}.dynamic_eplb=true"], "dynamic_eplb=true is refused: .*resharding"),
+        (TINY, [f"{ADDITIONAL}.dynamic_eplb=true"], "dynamic_eplb=true is invalid: .*resharding"),
         (
             TINY,
             [f"+{ROLLOUT}.engine_kwargs.vllm.max_seqs=8"],
@@ -108,10 +108,10 @@ def check(model, *overrides):
         (TINY, [f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null"], "rollout.log_prob_micro_batch_size_per_gpu=null"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_sentence(model, overrides, says):
-    with pytest.raises(ConfigurationError, match=says) as refusal:
+def test_what_does_not_fit_rejected_in_one_sentence(model, overrides, says):
+    with pytest.raises(ConfigurationError, match=says) as rejection:
         check(model, *overrides)
-    assert "\n" not in str(refusal.value)
+    assert "\n" not in str(rejection.value)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_any_value_of_any_key_is_one_sentence_or_runs(name, data):
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_value_of_another_type_is_refused_by_its_key(name):
+def test_a_value_of_another_type_rejected_by_its_key(name):
     """Every key: those of the overlay's own node are named by their settings, and `model_config` is the model's own."""
     schema = SCHEMAS[backend_of(composed(name))]
     typed = [key for key in leaves(name) if field_at(key.split("."), schema) is not None]
@@ -135,7 +135,7 @@ def test_any_override_of_the_command_line_ends_with_two_and_one_line_or_zero(dat
 @seed(15)
 @settings(max_examples=80, database=None)
 @given(data=st.data())
-def test_a_key_with_a_typo_is_refused_with_the_key_that_was_meant(data):
+def test_a_key_with_a_typo_rejected_with_the_key_that_was_meant(data):
     key = data.draw(st.sampled_from(sorted(key for key in known_keys() if len(key.rpartition(".")[2]) > 5)))
     parent, _, name = key.rpartition(".")
     place = data.draw(st.integers(1, len(name) - 2))
@@ -343,48 +343,48 @@ def test_a_range_ends_where_it_says(backend, key, sound, wrong):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("trainer.n_gpus_per_node=abc", "trainer.n_gpus_per_node=abc is refused: it should be a valid integer"),
-        ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node=0 is refused: it should be greater than or equal to 1"),
-        ("trainer.save_freq=abc", "trainer.save_freq=abc is refused: .*; give a number of steps, or -1 for never"),
-        ("trainer.save_freq=null", "trainer.save_freq=null is refused"),
-        ("ray_init.num_cpus=abc", "ray_init.num_cpus=abc is refused"),
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=0", "tensor_model_parallel_size=0 is refused"),
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=two", "tensor_model_parallel_size=two is refu"),
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=null", "tensor_model_parallel_size=null is re"),
-        ("data.train_batch_size=0", "data.train_batch_size=0 is refused"),
-        ("data.train_batch_size=many", "data.train_batch_size=many is refused"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "ppo_mini_batch_size=0 is refused"),
+        ("trainer.n_gpus_per_node=abc", "trainer.n_gpus_per_node=abc is invalid: it should be a valid integer"),
+        ("trainer.n_gpus_per_node=0", "trainer.n_gpus_per_node=0 is invalid: it should be greater than or equal to 1"),
+        ("trainer.save_freq=abc", "trainer.save_freq=abc is invalid: .*; give a number of steps, or -1 for never"),
+        ("trainer.save_freq=null", "trainer.save_freq=null is invalid"),
+        ("ray_init.num_cpus=abc", "ray_init.num_cpus=abc is invalid"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=0", "tensor_model_parallel_size=0 is invalid"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=two", "model_parallel_size=two is invalid"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=null", "model_parallel_size=null is invalid"),
+        ("data.train_batch_size=0", "data.train_batch_size=0 is invalid"),
+        ("data.train_batch_size=many", "data.train_batch_size=many is invalid"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "ppo_mini_batch_size=0 is invalid"),
         ("trainer.project_name=${nosuch.key}", "trainer.project_name refers .*'nosuch.key' not found"),
         ("~actor_rollout_ref.overlay", "actor_rollout_ref.overlay was taken away"),
         ("~trainer.nnodes", "trainer.nnodes was taken away"),
-        ("actor_rollout_ref=null", "actor_rollout_ref=null is refused: it should be a group of keys"),
-        ("actor_rollout_ref.actor.optim.lr=abc", "optim.lr=abc is refused: it should be a valid number"),
-        ("actor_rollout_ref.actor.optim.lr=-1", "optim.lr=-1 is refused: it should be greater than or equal to 0"),
-        ("actor_rollout_ref.actor.optim.lr=nan", "optim.lr=NaN is refused: it should be a finite number"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=-64", "ppo_micro_batch_size_per_gpu=-64 is refused"),
-        ("actor_rollout_ref.rollout.gpu_memory_utilization=5", "gpu_memory_utilization=5 is refused"),
+        ("actor_rollout_ref=null", "actor_rollout_ref=null is invalid: it should be a group of keys"),
+        ("actor_rollout_ref.actor.optim.lr=abc", "optim.lr=abc is invalid: it should be a valid number"),
+        ("actor_rollout_ref.actor.optim.lr=-1", "optim.lr=-1 is invalid: it should be greater than or equal to 0"),
+        ("actor_rollout_ref.actor.optim.lr=nan", "optim.lr=NaN is invalid: it should be a finite number"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=-64", "ppo_micro_batch_size_per_gpu=-64 is invalid"),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=5", "gpu_memory_utilization=5 is invalid"),
         ("trainer.nnodes=2", "trainer.nnodes=2 needs a Ray of 2 nodes, and ray_init.address=local"),
         ("ray_init.address=head", "ray_init.address=head is no address; give host:port"),
         *((f"ray_init.address={each}", "is no address; give host:port") for each in (":6379", "a:b", "a:0", "a:65536")),
         ("ray_init.temp_dir=/tmp/0123456789/0123456789/0123456789/0123456789", "ray_init.temp_dir=.* shorter one"),
-        ("algorithm.adv_estimator=foo", "adv_estimator=foo is refused: it should be 'grpo'"),
+        ("algorithm.adv_estimator=foo", "adv_estimator=foo is invalid: it should be 'grpo'"),
         ("+data.filter_groups.enable=True", "data.filter_groups is called algorithm.filter_groups"),
-        ("reward_model.enable=True", "reward_model.enable=true is refused: .*a reward model is not supported yet"),
-        ("actor_rollout_ref.actor.strategy=fsdp", "strategy=fsdp is refused: it should be 'megatron'; .* Megatron"),
+        ("reward_model.enable=True", "reward_model.enable=true is invalid: .*a reward model is not supported yet"),
+        ("actor_rollout_ref.actor.strategy=fsdp", "strategy=fsdp is invalid: it should be 'megatron'; .* Megatron"),
         (
             "+actor_rollout_ref.actor.fsdp_config.param_offload=True",
             "actor.fsdp_config.param_offload, .*: it belongs to FSDP",
         ),
-        ("actor_rollout_ref.actor.profile.use_profile=True", "use_profile=true is refused: .*records CUDA only"),
+        ("actor_rollout_ref.actor.profile.use_profile=True", "use_profile=true is invalid: .*records CUDA only"),
         ("+trainer.savefreq=5", "unknown key trainer.savefreq, which nothing reads; did you mean trainer.save_freq?"),
-        ("trainer.logger=[console,foo]", "trainer.logger.1=foo is refused: it should be 'console'"),
+        ("trainer.logger=[console,foo]", "trainer.logger.1=foo is invalid: it should be 'console'"),
         ("trainer.resume_mode=resume_path", "resume_mode=resume_path needs trainer.resume_from_path"),
         ("trainer.resume_from_path=global_step_2", "has no effect with trainer.resume_mode=disable"),
-        ("trainer.del_local_ckpt_after_load=true", "del_local_ckpt_after_load=true is refused: .*is kept until"),
-        ("trainer.default_hdfs_dir=hdfs://a", "default_hdfs_dir=.* is refused: .*default_local_dir alone"),
-        ("actor_rollout_ref.rollout.top_k=-2", "top_k=-2 is refused: .*a number of tokens, or -1 for all"),
+        ("trainer.del_local_ckpt_after_load=true", "del_local_ckpt_after_load=true is invalid: .*is kept until"),
+        ("trainer.default_hdfs_dir=hdfs://a", "default_hdfs_dir=.* is invalid: .*default_local_dir alone"),
+        ("actor_rollout_ref.rollout.top_k=-2", "top_k=-2 is invalid: .*a number of tokens, or -1 for all"),
         ("actor_rollout_ref.actor.checkpoint.contents=[model]", "is not what a checkpoint holds"),
-        ("data.train_files=[]", "data.train_files=.* is refused: it should have at least 1 item"),
+        ("data.train_files=[]", "data.train_files=.* is invalid: it should have at least 1 item"),
         ("+ray_init.port=6379", "unknown key ray_init.port, which nothing reads"),
     ],
 )
@@ -462,7 +462,7 @@ def test_a_critic_needs_a_folder_with_weights(tmp_path):
         ("global_profiler.global_tool_config.nsys.duration=300", "set actor_rollout_ref.overlay.profile instead"),
     ],
 )
-def test_keys_of_guides_to_verl_are_refused_with_the_right_key_and_value(override, says):
+def test_keys_of_guides_to_verl_rejected_with_the_right_key_and_value(override, says):
     values = OmegaConf.merge(resolved(composed("rehearsal")), OmegaConf.from_dotlist([override]))
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_values(resolved(values))
@@ -480,7 +480,7 @@ def test_references_are_followed_and_values_are_not_converted():
     assert resolved(OmegaConf.create(config)) == {"a": 3, "b": 3} and resolved({"a": 1}) == {"a": 1}
     values = resolved(composed("rehearsal"))
     values["data"]["train_batch_size"] = "32"
-    with pytest.raises(ConfigurationError, match="data.train_batch_size=32 is refused"):
+    with pytest.raises(ConfigurationError, match="data.train_batch_size=32 is invalid"):
         check_values(values)
     values["data"]["train_batch_size"], values["actor_rollout_ref"]["actor"]["optim"]["lr"] = 32, math.inf
     with pytest.raises(ConfigurationError, match="finite"):

@@ -63,7 +63,7 @@ def test_configuration_of_verl_alone_gets_the_overlays_keys(active):
     assert "overlay" not in given.actor_rollout_ref and "${" not in OmegaConf.to_yaml(config, resolve=False)
 
 
-def test_the_driver_refuses_what_cannot_run_before_verl_builds_anything(active):
+def test_the_driver_rejects_what_cannot_run_before_verl_builds_anything(active):
     config = compose("rehearsal", ["actor_rollout_ref.actor.megatron.grad_offload=true"])
     with pytest.raises(ConfigurationError, match="grad_offload=True and .*residency.enabled=true would both move"):
         ray_trainer.init(lambda self, config: pytest.fail("verl was called"), SimpleNamespace(), config)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig import jobs
-from tests.rig.processes import Processes
+from tests.worker_processes import jobs
+from tests.worker_processes.processes import Processes
 
 DATA = Path(__file__).parents[2] / "data" / "arithmetic" / "train.jsonl"
 PROMPTS = [[3, 10 + index, 20 + index, 30, 40 + index % 3, 4] for index in range(8)]
@@ -25,13 +25,13 @@ def random_checkpoint(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Path:
     """The weights that all tests begin with."""
-    return random_checkpoint(tmp_path_factory.mktemp("rig"))
+    return random_checkpoint(tmp_path_factory.mktemp("workers"))
 
 
 @pytest.fixture(scope="session")
 def description(checkpoint, tmp_path_factory) -> Path:
     """Configuration and tokenizer of the checkpoint, without any weight."""
-    folder = tmp_path_factory.mktemp("rig") / "description"
+    folder = tmp_path_factory.mktemp("workers") / "description"
     return shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
 
 
@@ -71,7 +71,7 @@ def processes(checkpoint, description) -> Processes:
 
 
 @pytest.fixture
-def rig(processes) -> Processes:
+def workers(processes) -> Processes:
     """The processes in the state in which they were built: weights, optimizer, settings, random numbers."""
     processes.run(jobs.recall)
     return processes

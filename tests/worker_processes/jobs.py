@@ -1,4 +1,4 @@
-"""What the rig's processes do: functions of the process's state, called on every rank alike."""
+"""What the worker processes do: functions of the process's state, called on every rank alike."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Processes:
         server = multiprocessing.forkserver._forkserver
         server._stop()
         self._preloaded_before = server._preload_modules
-        context.set_forkserver_preload(["tests.rig.preloaded"])
+        context.set_forkserver_preload(["tests.worker_processes.preloaded"])
         port = _free_port()
         self._connections: list[Connection] = []
         self._processes = []
@@ -159,5 +159,5 @@ def _distributed_environment(rank: int, port: int) -> Mapping[str, str]:
         "LOCAL_WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "NPU_EMULATOR_NODE": f"rig-{port}",  # dies that nothing else in this run of the tests has memory on
+        "NPU_EMULATOR_NODE": f"workers-{port}",  # dies that nothing else in this run of the tests has memory on
     }

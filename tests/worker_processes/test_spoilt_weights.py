@@ -4,19 +4,19 @@ import re
 
 import pytest
 
-from tests.rig import jobs
-from tests.rig.conftest import PROMPTS
-from tests.rig.processes import RANKS, RemoteError
+from tests.worker_processes import jobs
+from tests.worker_processes.conftest import PROMPTS
+from tests.worker_processes.processes import RANKS, RemoteError
 
 
 @pytest.mark.parametrize("rank", [0, RANKS - 1])
-def test_weights_that_no_update_can_mend_are_named_on_every_rank(rig, rank):
-    rig.run(jobs.rollout, PROMPTS)
-    rig.run(jobs.old_log_prob)
-    rig.run(jobs.reference_log_prob)
-    rig.run(jobs.spoil_weight, rank)
+def test_weights_that_no_update_can_mend_are_named_on_every_rank(workers, rank):
+    workers.run(jobs.rollout, PROMPTS)
+    workers.run(jobs.old_log_prob)
+    workers.run(jobs.reference_log_prob)
+    workers.run(jobs.spoil_weight, rank)
     with pytest.raises(RemoteError) as caught:
-        rig.run(jobs.update)
+        workers.run(jobs.update)
     said = r"after an update that was skipped, the actor's weights hold inf or nan in \S+ \(rank (\d)\); begin from"
     assert set(re.findall(said, str(caught.value))) == {str(rank)}
     assert str(list(range(RANKS))) in str(caught.value), "every rank raises the same sentence"

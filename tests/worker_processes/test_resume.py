@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from post_training.checkpoint.command_line import run_tool
 from post_training.checkpoint.manifest import Manifest
 from scripts import export_hf
-from tests.rig import jobs
-from tests.rig.conftest import PROMPTS
+from tests.worker_processes import jobs
+from tests.worker_processes.conftest import PROMPTS
 
 pytestmark = pytest.mark.slow
 # A schedule in which every step has another rate.

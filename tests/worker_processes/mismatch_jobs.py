@@ -1,4 +1,4 @@
-"""The same tokens through rollout and training of the rig's workers, with one of six faults planted in one of them."""
+"""The same tokens through rollout and training of the worker processes, with one of six faults in one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from post_training.mismatch.capture import capture_rollout, capture_training
 from post_training.mismatch.dumps import Part, TokenSequence
-from tests.rig.jobs import State, phase
+from tests.worker_processes.jobs import State, phase
 
 GROWTH = 1.05
 
@@ -95,7 +95,7 @@ def _one_shard(layers: nn.ModuleList, rank: int, experts: tuple[int, int]) -> It
 
 @contextmanager
 def _no_temperature(state: State) -> Iterator[None]:
-    from tests.rig.jobs import switch
+    from tests.worker_processes.jobs import switch
     from verl_patches.features import settings
 
     before = settings.current()

@@ -12,8 +12,8 @@ from post_training.mismatch.comparison import compare
 from post_training.mismatch.dumps import Dump, Header, TokenSequence, merged
 from post_training.mismatch.points import of_layer
 from post_training.mismatch.report import sentence
-from tests.rig import jobs, mismatch_jobs
-from tests.rig.conftest import PROMPTS
+from tests.worker_processes import jobs, mismatch_jobs
+from tests.worker_processes.conftest import PROMPTS
 
 pytestmark = pytest.mark.slow
 LAYERS, DENSE, EXPERTS_OF_A_RANK = 3, 1, 64
@@ -68,18 +68,18 @@ def test_in_float32_they_agree_at_every_point_and_token(without_fault):
         pytest.param("temperature", points.LOG_PROBS, "temperature", marks=LONG),
     ],
 )
-def test_a_planted_fault_is_named_with_its_layer(rig, fault, first, word):
-    found = compare(*captured(rig, fault))
+def test_a_planted_fault_is_named_with_its_layer(workers, fault, first, word):
+    found = compare(*captured(workers, fault))
     assert found.first is not None and found.first.point == first, sentence(found)
     assert word in sentence(found)
 
 
 @LONG
-def test_swapped_experts_are_named_with_their_layer(rig, without_fault):
+def test_swapped_experts_are_named_with_their_layer(workers, without_fault):
     chosen = Counter(without_fault[1].points[of_layer(2, points.EXPERTS)].values.flatten().tolist())
     used = max(range(EXPERTS_OF_A_RANK - 1), key=lambda expert: chosen[expert])
     assert chosen[used]
-    found = compare(*captured(rig, "swapped experts", experts=(used, used + 1)))
+    found = compare(*captured(workers, "swapped experts", experts=(used, used + 1)))
     assert found.first is not None and found.first.point == of_layer(2, points.MLP), sentence(found)
     assert used in found.first.experts and set(found.first.experts) <= {used, used + 1}
     assert "these experts" in sentence(found)
