@@ -4,7 +4,7 @@ Packing reads through the layout's view and scattering writes through it, so a t
 declared change of type costs no pass of its own and touches only what travels.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,18 +108,24 @@ class Exchange:
         may come in a later round than the one that failed, or after the last.
         """
         staging = Staging(self.rounds, self.slots, self.device)
-        flying: tuple[int, dist.Work] | None = None
+        for number, received in self.arrivals(attempt, staging):
+            direction = self.rounds[number].receive
+            attempt.step(f"{self._where(number)}, ", scatter, self.target, direction, received)
+        return staging.bytes
+
+    def arrivals(self, attempt: Attempt, staging: Staging) -> Iterator[tuple[int, torch.Tensor]]:
+        """Run all rounds; yield the number of each and the bytes that it received, which the next one overwrites.
+
+        Failures are those of `run`.
+        """
+        flying: list[tuple[int, dist.Work]] = []
         for number in range(len(self.rounds)):
             attempt.reached = self._where(number)
-            work = self._launch(number, attempt, staging)
-            if self.slots == 1:
-                self._land(number, work, attempt, staging)
-            elif flying is not None:
-                self._land(*flying, attempt, staging)
-            flying = number, work
-        if flying is not None and self.slots > 1:
-            self._land(*flying, attempt, staging)
-        return staging.bytes
+            flying.append((number, self._launch(number, attempt, staging)))
+            if len(flying) == self.slots:
+                yield self._land(*flying.pop(0), staging)
+        for waiting in flying:
+            yield self._land(*waiting, staging)
 
     def _launch(self, number: int, attempt: Attempt, staging: Staging) -> dist.Work:
         slot, step = number % self.slots, self.rounds[number]
@@ -133,11 +139,10 @@ class Exchange:
             async_op=True,
         )
 
-    def _land(self, number: int, work: dist.Work, attempt: Attempt, staging: Staging) -> None:
+    def _land(self, number: int, work: dist.Work, staging: Staging) -> tuple[int, torch.Tensor]:
         work.wait()
         self.progress()
-        received = self.rounds[number].receive
-        attempt.step(f"{self._where(number)}, ", scatter, self.target, received, staging.receive[number % self.slots])
+        return number, staging.receive[number % self.slots][: self.rounds[number].receive.size]
 
     def _where(self, number: int) -> str:
         return f"in round {number + 1} of {len(self.rounds)} of the {self.leg}"

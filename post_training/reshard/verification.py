@@ -5,7 +5,8 @@ only the layout tables with the exchange, so a fault in planning, cutting, packi
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -35,27 +36,75 @@ def differing_tensors(
     NaN is equal to nothing: a tensor that holds one differs even where both sides have the same bits.
     batch_bytes: how much is broadcast at once (at least one piece). Padding that is not zero is reported by local name.
     """
-    rank = dist.get_rank(group)
-    targets: dict[str, list[Piece]] = defaultdict(list)
-    for piece in rollout.pieces:
-        targets[piece.canonical].append(piece)
-    found = {piece.local for piece in targets.pop(PADDING, []) if bool(piece.locate(rollout.tensors).any())}
-    for holder, pieces in enumerate(first_copies(train_layouts)):
-        for batch in _batches(pieces, train, batch_bytes):
-            buffer = torch.zeros(sum(size for _, size in batch), dtype=torch.uint8, device=device)
-            regions = list(_regions(batch, buffer, train))
-            if rank == holder:
-                for piece, region in regions:
-                    copy_in_parts(region, piece.locate(train.tensors))
-            for part in parts_of(buffer):  # one piece may be larger than a batch
-                dist.broadcast(part, dist.get_global_rank(group, holder), group=group)
-            for piece, region in regions:
-                for target in targets[piece.canonical]:
-                    if not _equal_where_both(piece.box, region, target.box, target.locate(rollout.tensors)):
-                        found.add(piece.canonical)
+    targets = Targets(rollout)
+    found = targets.dirty_padding()
+    for batch in batches(train_layouts, train.wire_types, batch_bytes):
+        found |= targets.differing(batch, broadcast(batch, train, group, device), train.wire_types)
     gathered: list[set[str]] = [set() for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(gathered, found, group=group)
     return sorted(set().union(*gathered))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Training pieces that are broadcast at once by one holder, with the bytes of each in the buffer."""
+
+    holder: int
+    pieces: list[tuple[Piece, int]]
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.pieces)
+
+
+def batches(layouts: Layouts, wire_types: Mapping[str, torch.dtype], batch_bytes: int) -> Iterator[Batch]:
+    """Every training weight once, in batches of at most `batch_bytes` (at least one piece); the same on every rank."""
+    for holder, pieces in enumerate(first_copies(layouts)):
+        batch = Batch(holder, [])
+        for piece in pieces:
+            size = torch.Size(piece.extents).numel() * wire_types[piece.canonical].itemsize
+            size += -size % ALIGNMENT
+            if batch.pieces and batch.size + size > batch_bytes:
+                yield batch
+                batch = Batch(holder, [])
+            batch.pieces.append((piece, size))
+        if batch.pieces:
+            yield batch
+
+
+def broadcast(batch: Batch, train: Side, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+    """The bytes of a batch on every rank, each weight in its wire type. All ranks of the group must call it."""
+    buffer = torch.zeros(batch.size, dtype=torch.uint8, device=device)
+    if dist.get_rank(group) == batch.holder:
+        for piece, region in _regions(batch, buffer, train.wire_types):
+            copy_in_parts(region, piece.locate(train.tensors))
+    for part in parts_of(buffer):  # one piece may be larger than a batch
+        dist.broadcast(part, dist.get_global_rank(group, batch.holder), group=group)
+    return buffer
+
+
+class Targets:
+    """The rollout weights of one rank, to be compared with batches of training weights."""
+
+    def __init__(self, rollout: Side) -> None:
+        self._tensors = rollout.tensors
+        self._pieces: dict[str, list[Piece]] = defaultdict(list)
+        for piece in rollout.pieces:
+            self._pieces[piece.canonical].append(piece)
+
+    def dirty_padding(self) -> set[str]:
+        """The local names of padding that is not zero."""
+        pieces = self._pieces.get(PADDING, [])
+        return {piece.local for piece in pieces if bool(piece.locate(self._tensors).any())}
+
+    def differing(self, batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]) -> set[str]:
+        """The canonical names of those weights that differ from a batch where both hold them."""
+        return {
+            piece.canonical
+            for piece, region in _regions(batch, buffer, wire_types)
+            for target in self._pieces.get(piece.canonical, [])
+            if not _equal_where_both(piece.box, region, target.box, target.locate(self._tensors))
+        }
 
 
 def first_copies(layouts: Layouts) -> Iterator[list[Piece]]:
@@ -70,25 +119,12 @@ def first_copies(layouts: Layouts) -> Iterator[list[Piece]]:
         yield mine
 
 
-def _batches(pieces: Sequence[Piece], side: Side, batch_bytes: int) -> Iterator[list[tuple[Piece, int]]]:
-    batch: list[tuple[Piece, int]] = []
-    for piece in pieces:
-        size = torch.Size(piece.extents).numel() * side.wire_types[piece.canonical].itemsize
-        size += -size % ALIGNMENT
-        if batch and sum(held for _, held in batch) + size > batch_bytes:
-            yield batch
-            batch = []
-        batch.append((piece, size))
-    if batch:
-        yield batch
-
-
 def _regions(
-    batch: Sequence[tuple[Piece, int]], buffer: torch.Tensor, side: Side
+    batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]
 ) -> Iterator[tuple[Piece, torch.Tensor]]:
     offset = 0
-    for piece, size in batch:
-        wire_type = side.wire_types[piece.canonical]
+    for piece, size in batch.pieces:
+        wire_type = wire_types[piece.canonical]
         count = torch.Size(piece.extents).numel()
         yield piece, buffer[offset : offset + count * wire_type.itemsize].view(wire_type).view(piece.extents)
         offset += size

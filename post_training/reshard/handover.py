@@ -1,0 +1,293 @@
+"""Training weights to a rollout that is another process on the same die.
+
+Training's process and the rollout's share the die and no process group: HCCL takes one rank for each device in a
+communicator. So the training ranks exchange among themselves, and each hands the bytes over to the process on its die,
+bucket by bucket, through whatever carries named tensors between the two. The rollout's process writes them into its
+live weights. Neither ever holds a gathered tensor.
+
+    training rank               same die         rollout worker
+    Exporter.prepare()   ---- Manifest once --->  Importer(manifest)
+    Exporter.export()    ---- named buckets --->  Importer.take(), then finish()
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from post_training.layouts.layout import PADDING, Piece
+from post_training.reshard.agreement import agree_on_plan, agree_on_types
+from post_training.reshard.exchange import Exchange, Side, Staging, Tensors, pack, scatter
+from post_training.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
+from post_training.reshard.plan import Layouts, Plan, make_plan
+from post_training.reshard.resharder import ROLL_CALL_SECONDS
+from post_training.reshard.schedule import ALIGNMENT, Direction, Round, piece_origins, round_count, schedule
+from post_training.reshard.verification import Batch, Targets, batches, broadcast
+from post_training.tensor_parts import PART_ELEMENTS, zero_in_parts
+
+LOCAL, REMOTE, VERIFY, WHOLE = "local", "remote", "verify", "whole"
+"""Kinds of buckets, the first part of their names. A number follows; of `WHOLE`, the last one, the update's."""
+
+
+class HandoverError(RuntimeError):
+    """An update did not arrive as it was announced; the rollout's weights are not whole."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that a rollout worker has to know of the updates of one run.
+
+    pieces: its layout. wire_types: of each canonical tensor in it. buckets: where the chunks of each bucket lie, by the
+    bucket's name, in the order in which they come. comparison: batches of all training weights, which follow the
+    buckets when an update is to be verified. digest: of the plan.
+    """
+
+    digest: str
+    pieces: Sequence[Piece]
+    wire_types: Mapping[str, torch.dtype]
+    buckets: Mapping[str, Direction]
+    comparison: Sequence[Batch] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Of everything that an update brings before it is whole."""
+        return [*self.buckets, *(f"{VERIFY}/{number}" for number in range(len(self.comparison)))]
+
+
+@dataclass(frozen=True)
+class HandoverReport:
+    """What one update moved on this rank. Bytes are payload.
+
+    bytes_copied: those that stay on the die. staging_bytes: of device memory, for both directions together.
+    collectives: every one of the update, with the last, in which all ranks agree.
+    """
+
+    bytes_sent: int
+    bytes_received: int
+    bytes_copied: int
+    collectives: int
+    rounds: int
+    staging_bytes: int
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    manifest: Manifest
+    local: Sequence[Round]
+    exchange: Exchange
+    report: HandoverReport
+
+
+@dataclass
+class Exporter:
+    """The training side of one rank.
+
+    Attributes:
+        train_layouts: the pieces of all ranks. own_tensors: live training tensors of this rank by local name, read at
+            each update, so that offloading may replace them in between.
+        rollout_layouts: the pieces that the rollout worker on each rank's die serves.
+        rollout_tensors: shape and type of the worker's weights by local name, as tensors without memory.
+        group: the training ranks. device: where to stage.
+        bucket_bytes: upper bound of staging memory in each direction.
+        verify: let the worker compare every update with all training weights. That broadcasts the whole model.
+        progress: called after every bucket.
+    """
+
+    train_layouts: Layouts
+    own_tensors: Callable[[], Tensors]
+    rollout_layouts: Layouts
+    rollout_tensors: Tensors
+    group: dist.ProcessGroup
+    device: torch.device
+    bucket_bytes: int
+    verify: bool = False
+    progress: Callable[[], None] = lambda: None
+    report: HandoverReport | None = field(default=None, init=False)
+    _prepared: _Prepared | None = field(default=None, init=False)
+    _train: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.bucket_bytes = min(self.bucket_bytes, PART_ELEMENTS)
+
+    def prepare(self) -> Manifest:
+        """Plan. Every rank of the group must call it; it exchanges three small objects.
+
+        Raises LayoutError on every rank when models, layouts or types do not fit each other.
+        """
+        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        train, rollout = self.train_layouts[rank], self.rollout_layouts[rank]
+        self._train.update(self.own_tensors())
+        _, wire_types = agree_on_types(
+            [(self._train, self.train_layouts), (self.rollout_tensors, self.rollout_layouts)], self.group
+        )
+        plan = make_plan(self.train_layouts, self.rollout_layouts, lambda name: _itemsize(wire_types, name))
+        counts = [round_count(leg, world_size, self.bucket_bytes) for leg in (plan.local, plan.remote)]
+        agree_on_plan(f"{plan.digest} {counts}", self.group)
+        origins = piece_origins(train), piece_origins(rollout)
+        local = schedule(plan.local, world_size, rank, counts[0], origins)
+        remote = schedule(plan.remote, world_size, rank, counts[1], origins)
+        # A worker that gets nothing in a round is told nothing.
+        buckets = {f"{LOCAL}/{number}": step.receive for number, step in enumerate(local) if step.receive.size}
+        buckets |= {f"{REMOTE}/{number}": step.receive for number, step in enumerate(remote) if step.receive.size}
+        compared: list[Batch] = []
+        used = {piece.canonical: wire_types[piece.canonical] for piece in rollout if piece.canonical != PADDING}
+        if self.verify:
+            compared = list(batches(_within(self.train_layouts, wire_types), wire_types, self.bucket_bytes))
+            used = wire_types
+        manifest = Manifest(plan.digest[:16], rollout, used, buckets, compared)
+        self._prepared = self._prepare(plan, manifest, wire_types, local, remote)
+        return manifest
+
+    def _prepare(
+        self,
+        plan: Plan,
+        manifest: Manifest,
+        wire_types: Mapping[str, torch.dtype],
+        local: Sequence[Round],
+        remote: Sequence[Round],
+    ) -> _Prepared:
+        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        source = Side(self._train, self.train_layouts[rank], wire_types)
+        target = Side({}, self.rollout_layouts[rank], wire_types)
+        traffic = plan.remote.between(world_size)
+        exchange = Exchange(
+            "leg from training weights", remote, source, target, self.group, 1, self.device, self.progress
+        )
+        sizes = _largest(remote) + max((step.receive.size for step in remote), default=0)
+        report = HandoverReport(
+            bytes_sent=int(traffic[rank].sum()),
+            bytes_received=int(traffic[:, rank].sum()),
+            bytes_copied=int(plan.local.bytes[plan.local.target == rank].sum()),
+            collectives=len(remote) + len(manifest.comparison) + 1,
+            rounds=len(remote),
+            staging_bytes=max(sizes, _largest(local)),
+        )
+        return _Prepared(manifest, local, exchange, report)
+
+    def export(self, version: int, problem: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the buckets of one update by name: bytes on the device, which the next one overwrites.
+
+        Every rank of the group must exhaust it. `report` says afterwards what it moved. A rank that has a `problem`
+        takes part, so that all hear of it.
+
+        Raises:
+            ReshardError: on every rank, when one of them fails, dies or does not come.
+        """
+        assert self._prepared is not None, "prepare() comes first"
+        prepared, attempt = self._prepared, Attempt()
+        attempt.failure = problem
+        attempt.step("before the first round, ", self._refresh)
+        roll_call = RollCall(self.group, f"handover {prepared.manifest.digest} {version}", ROLL_CALL_SECONDS)
+        with torch.no_grad():
+            yield from self._local_buckets(prepared, attempt)
+            with naming_the_missing(attempt, roll_call):
+                yield from self._remote_buckets(prepared, attempt)
+                yield from self._comparison(prepared, attempt)
+                agree_on_success(attempt, self.group, self.device)
+        self.report = prepared.report
+        yield f"{WHOLE}/{version}", torch.zeros(ALIGNMENT, dtype=torch.uint8, device=self.device)
+
+    def _refresh(self) -> None:
+        """Training may hold its weights in other tensors than before."""
+        self._train.clear()
+        self._train.update(self.own_tensors())
+
+    def _local_buckets(self, prepared: _Prepared, attempt: Attempt) -> Iterator[tuple[str, torch.Tensor]]:
+        """What stays on the die: the worker cannot see training's memory, so it is staged too."""
+        buffer = torch.empty(_largest(prepared.local), dtype=torch.uint8, device=self.device)
+        for number, step in enumerate(prepared.local):
+            if step.send.size:
+                where = f"in bucket {number + 1} of {len(prepared.local)} of the die's own, "
+                attempt.step(where, pack, prepared.exchange.source, step.send, buffer)
+                yield f"{LOCAL}/{number}", buffer[: step.send.size]
+
+    def _remote_buckets(self, prepared: _Prepared, attempt: Attempt) -> Iterator[tuple[str, torch.Tensor]]:
+        staging = Staging(prepared.exchange.rounds, 1, self.device)
+        for number, received in prepared.exchange.arrivals(attempt, staging):
+            if received.numel():
+                yield f"{REMOTE}/{number}", received
+
+    def _comparison(self, prepared: _Prepared, attempt: Attempt) -> Iterator[tuple[str, torch.Tensor]]:
+        source = prepared.exchange.source
+        for number, batch in enumerate(prepared.manifest.comparison):
+            attempt.reached = f"in batch {number + 1} of {len(prepared.manifest.comparison)} of the comparison"
+            yield f"{VERIFY}/{number}", broadcast(batch, source, self.group, self.device)
+
+
+def _largest(rounds: Sequence[Round]) -> int:
+    """Bytes of staging memory for what these rounds send."""
+    return max((step.send.size for step in rounds), default=0)
+
+
+def _itemsize(wire_types: Mapping[str, torch.dtype], name: str) -> int:
+    """Of what the rollout does not hold nothing travels."""
+    return wire_types[name].itemsize if name in wire_types else 1
+
+
+def _within(layouts: Layouts, wire_types: Mapping[str, torch.dtype]) -> Layouts:
+    return [[piece for piece in pieces if piece.canonical in wire_types] for pieces in layouts]
+
+
+class Importer:
+    """The rollout's side of one die: writes the buckets of one update into live tensors.
+
+    Args:
+        manifest: from the die's training rank.
+        tensors: live weights by local name.
+        version: of the update that is expected.
+    """
+
+    def __init__(self, manifest: Manifest, tensors: Tensors, version: int) -> None:
+        self._manifest = manifest
+        self._side = Side(tensors, manifest.pieces, manifest.wire_types)
+        self._targets = Targets(self._side)
+        self._version = version
+        self._expected = [*manifest.names, f"{WHOLE}/{version}"]
+        self._arrived = 0
+        self._differing: set[str] = set()
+        for piece in manifest.pieces:
+            if piece.canonical == PADDING:
+                zero_in_parts(piece.locate(tensors))
+
+    def take(self, name: str, content: torch.Tensor) -> None:
+        """Write one bucket.
+
+        Raises:
+            HandoverError: it is not the next one of this update.
+            TransferError: it could not be written; it names the weight.
+        """
+        wanted = self._expected[self._arrived] if self._arrived < len(self._expected) else "nothing"
+        if name != wanted:
+            raise HandoverError(f"bucket {name} came in update {self._version}, where {wanted} was to come")
+        self._arrived += 1
+        kind, _, number = name.partition("/")
+        if kind == VERIFY:
+            batch = self._manifest.comparison[int(number)]
+            self._differing |= self._targets.differing(batch, content, self._manifest.wire_types)
+        elif kind != WHOLE:
+            direction = self._manifest.buckets[name]
+            if direction.size != content.numel():
+                raise HandoverError(f"bucket {name} has {content.numel()} bytes and was to have {direction.size}")
+            scatter(self._side, direction, content)
+
+    def finish(self) -> None:
+        """Check that everything came.
+
+        Raises:
+            HandoverError: the update is not whole, or verification found weights that differ from training's.
+        """
+        missing = self._expected[self._arrived :]
+        if missing:
+            raise HandoverError(f"update {self._version} ended before bucket {missing[0]}")
+        if self._manifest.comparison:
+            self._differing |= self._targets.dirty_padding()
+        if self._differing:
+            some, count = ", ".join(sorted(self._differing)[:3]), len(self._differing)
+            raise HandoverError(f"{count} weights differ from training's after update {self._version}: {some}")
+
+
+def without_memory(shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Any]:
+    """Tensors of these shapes and types that hold nothing, for `Exporter.rollout_tensors`."""
+    return {name: torch.empty(shape, dtype=kind, device="meta") for name, (shape, kind) in shapes.items()}

@@ -1,0 +1,10 @@
+"""Weights from training to the rollout by alltoallv: each die receives the bytes that its vLLM worker serves, no more.
+
+Stock verl gathers every tensor whole on every rank. Nothing of verl is replaced; two of its keys switch this on:
+
+    actor_rollout_ref.model.external_lib=verl_plugin.alltoallv.engines
+    +actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=verl_plugin.alltoallv.worker.AlltoallvExtension
+
+The first registers training engines (`EngineRegistry`), the second gives vLLM's workers the methods that write what
+arrives into live weights. Without both verl does what it always does. `AlltoallvSettings` has the options.
+"""

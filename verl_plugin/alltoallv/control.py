@@ -1,0 +1,154 @@
+"""What the training rank and the vLLM worker of one die say to each other beside the weights.
+
+verl's own channel carries tensors one way. The worker answers on a socket of its own, named by the training rank that
+has its die, from the start of its server on; requests are Python objects, as in verl's channel.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import zmq
+
+from post_training.layouts.layout import RolloutPlacement
+from post_training.processes.descendants import runs
+from post_training.reshard.handover import HandoverError, Manifest
+from verl_plugin.alltoallv.settings import EXTENSION, EXTENSION_KEY, AlltoallvSettings
+
+ANSWER_SECONDS = 60.0
+"""A worker answers from a thread of its own, within milliseconds unless its process hangs."""
+
+START_SECONDS = 10.0
+"""A server's workers open their sockets before the first update, except where they start late on another node."""
+
+
+def control_path(job: str, training_rank: int) -> Path:
+    """The socket of the worker on a training rank's die, beside those of verl, which are named by job too."""
+    return Path(f"/tmp/rl-colocate-alltoallv-{job}-{training_rank}.sock")
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first request of a training rank. process: its number, by which the worker sees that it has ended."""
+
+    process: int
+
+
+@dataclass(frozen=True)
+class Begin:
+    """An update begins."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """The training ranks gave an update up."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a worker serves.
+
+    Attributes:
+        weights: shape and type of its live weights by local name; experts in the order of the files.
+        placement: of all workers of its instance; `instances` is 1.
+        settings: of the transfer.
+        problem: why it cannot take weights, one sentence; empty if it can.
+    """
+
+    weights: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    placement: RolloutPlacement
+    settings: AlltoallvSettings
+    problem: str = ""
+
+
+class Control:
+    """A worker's side: answers in a thread and remembers what it was told.
+
+    Attributes:
+        manifest: of the updates, once a training rank has planned them.
+        version: of the update that began last; 0 before the first.
+    """
+
+    def __init__(self, path: Path, description: Description) -> None:
+        self.manifest: Manifest | None = None
+        self.version = 0
+        self._description = description
+        self._trainer: int | None = None
+        self._abandoned: Abandon | None = None
+        self._settled = 0
+        path.unlink(missing_ok=True)
+        socket = zmq.Context.instance().socket(zmq.REP)
+        socket.bind(f"ipc://{path}")
+        threading.Thread(target=self._serve, args=(socket,), name="alltoallv control", daemon=True).start()
+
+    def check(self) -> None:
+        """Raise HandoverError when the update that is under way will not be finished."""
+        abandoned = self._abandoned
+        if abandoned is not None and abandoned.version > self._settled:
+            raise HandoverError(f"training gave up update {abandoned.version}: {abandoned.reason}")
+        if self._trainer is not None and not runs(self._trainer):
+            raise HandoverError(f"the training process {self._trainer} of this die ended during update {self.version}")
+
+    def settle(self) -> None:
+        """The update that was under way is over, one way or the other."""
+        self._settled = max(self.version, self._abandoned.version if self._abandoned else 0)
+
+    def _serve(self, socket: Any) -> None:
+        while True:
+            socket.send_pyobj(self._answer(socket.recv_pyobj()))
+
+    def _answer(self, request: Any) -> Any:
+        match request:
+            case Hello(process):
+                # In another namespace of processes the number says nothing.
+                self._trainer = process if runs(process) else None
+                return self._description
+            case Manifest():
+                self.manifest = request
+            case Begin(version):
+                self.version = version
+            case Abandon():
+                self._abandoned = request
+        return None
+
+
+class Inquiry:
+    """A training rank's side.
+
+    Raises:
+        HandoverError: no worker of this project serves on the die of this rank, or it does not answer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        end = time.monotonic() + START_SECONDS
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        if not path.exists():
+            raise HandoverError(
+                f"{EXTENSION_KEY} is invalid: no vLLM worker on this die takes weights by alltoallv. "
+                f"Set it to {EXTENSION}."
+            )
+        self._socket = zmq.Context.instance().socket(zmq.REQ)
+        self._socket.connect(f"ipc://{path}")
+
+    def ask(self, request: Any) -> Any:
+        """Send a request and wait for its answer."""
+        self._socket.send_pyobj(request)
+        if not self._socket.poll(ANSWER_SECONDS * 1000):
+            raise HandoverError(f"the vLLM worker on this die did not answer within {ANSWER_SECONDS:.0f} s")
+        return self._socket.recv_pyobj()
+
+    def greet(self) -> Description:
+        """Introduce this process; returns what the worker serves."""
+        return self.ask(Hello(os.getpid()))

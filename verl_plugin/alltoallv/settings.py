@@ -1,0 +1,56 @@
+"""Options of the weight transfer, which vLLM's own configuration carries to its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+SETTINGS_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.alltoallv"
+EXTENSION_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
+EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
+LIBRARY_KEY = "actor_rollout_ref.model.external_lib"
+LIBRARY = "verl_plugin.alltoallv.engines"
+
+
+@dataclass(frozen=True)
+class AlltoallvSettings:
+    """The group `actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.alltoallv`.
+
+    Attributes:
+        bucket_megabytes: upper bound of what a training rank stages in each direction, in MiB. verl's own bucket
+            (rollout.checkpoint_engine.update_weights_bucket_megabytes) carries it to the worker and comes on top. With
+            IPC, a verl bucket of 1 spares that memory and a copy: verl then hands over the staging memory itself.
+        verify: compare all weights of every update bit for bit with training's. That broadcasts the whole model.
+    """
+
+    bucket_megabytes: int = 1024
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        size = self.bucket_megabytes
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(
+                f"{SETTINGS_KEY}.bucket_megabytes={size!r} is invalid: a bucket has at least 1 MiB. Set it to a whole "
+                "number above 0."
+            )
+        if not isinstance(self.verify, bool):
+            raise ValueError(
+                f"{SETTINGS_KEY}.verify={self.verify!r} is invalid: it is a switch. Set it to true or false."
+            )
+
+    @classmethod
+    def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> AlltoallvSettings:
+        """Read vLLM's `additional_config`.
+
+        Raises:
+            ValueError: an option does not exist or has an invalid value.
+        """
+        values = (additional_config or {}).get("alltoallv") or {}
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise ValueError(
+                    f"{SETTINGS_KEY}.{name} is invalid: there is no such option. Set one of {', '.join(known)}."
+                )
+        return cls(**values)

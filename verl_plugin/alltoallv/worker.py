@@ -1,0 +1,215 @@
+"""vLLM's worker, with the methods that take weights by alltoallv.
+
+verl's extension of the worker is the base class: what it does beside weights stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch_npu
+from verl.utils.device import get_device_name
+from verl.utils.vllm.vllm_quant_utils import is_quantized_model
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from post_training.layouts.layout import RolloutPlacement
+from post_training.reshard.generation import WeightsGeneration
+from post_training.reshard.handover import HandoverError, Importer
+from post_training.reshard.mla_refresh import refresh_absorbed_weights
+from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.rollout_layout import restore_expert_order, served_weights
+from verl_plugin.alltoallv.settings import EXTENSION_KEY, AlltoallvSettings
+
+_TILED = 29  # ACL_FORMAT_FRACTAL_NZ
+_POLL_MILLISECONDS = 500
+
+
+class AlltoallvExtension(vLLMColocateWorkerExtension):
+    """Set by `actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls`."""
+
+    _alltoallv: RolloutWeights | None = None
+
+    def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
+        """Upstream's preparation of the model, which each server asks for when it starts; then answer to training."""
+        super().monkey_patch_model(vocab_size, banned_token_ids)
+        self._alltoallv = RolloutWeights(self.model_runner, self._use_mtp_drafter_weight_sync())
+
+    def update_weights_from_ipc(
+        self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = False
+    ) -> None:
+        """Take one update.
+
+        Raises:
+            HandoverError: it did not arrive whole. The next update may; until then nothing is sampled.
+        """
+        if peft_config:
+            raise HandoverError("LoRA adapters are not moved by alltoallv. Set actor_rollout_ref.model.lora_rank to 0.")
+        if self._alltoallv is None:
+            raise HandoverError("the server of this worker never prepared its model (monkey_patch_model)")
+        if self.device is None:  # as upstream: vLLM-Ascend's worker may not set it
+            self.device = torch.device(f"{get_device_name()}:{self.local_rank}")
+        receiver = WatchfulReceiver(self._get_zmq_handle(), self.device, use_shm, self._alltoallv.control.check)
+        self._alltoallv.receive(receiver.receive_weights)
+
+
+class RolloutWeights:
+    """The weights of one worker: whether they are whole, and how an update is written into them.
+
+    Args:
+        runner: vLLM's model runner.
+        drafts: whether a second model drafts tokens.
+    """
+
+    def __init__(self, runner: Any, drafts: bool) -> None:
+        self._runner = runner
+        self._generation = WeightsGeneration()
+        if runner.vllm_config.load_config.load_format == "dummy":
+            self._generation.discard()  # random until the first update
+        self._refuse_partial_weights()
+        self.control = Control(_own_path(runner.vllm_config), _description(runner, drafts))
+
+    def receive(self, receive_weights: Callable[[Callable[[list, bool], None]], None]) -> None:
+        """Write one update, which `receive_weights` passes on in lists of named buckets.
+
+        Raises:
+            HandoverError: it is not whole.
+        """
+        importer: Importer | None = None
+
+        def write(buckets: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
+            nonlocal importer
+            importer = importer or self._importer(buckets)
+            for name, content in buckets:
+                importer.take(name, content)
+
+        try:
+            with self._generation.writing(), torch.no_grad():
+                receive_weights(write)
+                if importer is None:
+                    raise HandoverError("an update without any bucket came")
+                importer.finish()
+                refresh_absorbed_weights(self._runner.get_model())
+        finally:
+            self.control.settle()
+
+    def _importer(self, buckets: list[tuple[str, torch.Tensor]]) -> Importer:
+        """For the update that training has announced. Its first bucket says whether training speaks our protocol."""
+        manifest = self.control.manifest
+        if manifest is None:
+            names = ", ".join(name for name, _ in buckets[:2]) or "nothing"
+            raise HandoverError(
+                f"{EXTENSION_KEY} is invalid: training sends whole tensors ({names}), as verl does without "
+                "actor_rollout_ref.model.external_lib=verl_plugin.alltoallv.engines or with another strategy than "
+                "fsdp2 and megatron. Set both keys or neither."
+            )
+        model = self._runner.get_model()
+        restore_expert_order(model)
+        return Importer(manifest, served_weights(model), self.control.version)
+
+    def _refuse_partial_weights(self) -> None:
+        """Every token is sampled from logits, which no captured graph contains."""
+        model = self._runner.model
+        upstream = model.compute_logits
+
+        def compute_logits(*args: Any, **kwargs: Any) -> Any:
+            self._generation.require_whole()
+            return upstream(*args, **kwargs)
+
+        model.compute_logits = compute_logits
+
+
+class WatchfulReceiver(BucketedWeightReceiver):
+    """verl's receiver, which does not wait for training ranks that have ended or given up.
+
+    Args:
+        zmq_handle: verl's socket.
+        device: of the worker.
+        use_shm: whether memory of the host carries the buckets.
+        check: raises when there is nothing to wait for.
+    """
+
+    def __init__(self, zmq_handle: str, device: torch.device, use_shm: bool, check: Callable[[], None]) -> None:
+        super().__init__(zmq_handle, device, use_shm)
+        self._check = check
+
+    def _init_socket(self) -> None:
+        super()._init_socket()
+        self.socket = _WatchfulSocket(self.socket, self._check)
+
+
+class _WatchfulSocket:
+    """A socket whose `recv_pyobj` runs `check` while nothing comes."""
+
+    def __init__(self, socket: Any, check: Callable[[], None]) -> None:
+        self._socket, self._check = socket, check
+
+    def recv_pyobj(self) -> Any:
+        while not self._socket.poll(_POLL_MILLISECONDS):
+            self._check()
+        return self._socket.recv_pyobj()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+def _own_path(vllm_config: Any) -> Any:
+    """Where the training rank on this worker's die looks for it: verl numbers instances, data and tensor ranks so."""
+    from vllm.distributed import parallel_state
+
+    parallel = vllm_config.parallel_config
+    within = parallel_state.get_dp_group().rank_in_group * parallel.tensor_parallel_size
+    within += parallel_state.get_tp_group().rank_in_group
+    size = parallel.tensor_parallel_size * parallel.data_parallel_size
+    instance = int(os.environ.get("VERL_REPLICA_RANK", "0"))
+    return control_path(os.environ.get("VERL_RAY_JOB_ID", "0"), instance * size + within)
+
+
+def _description(runner: Any, drafts: bool) -> Description:
+    vllm_config = runner.vllm_config
+    parallel = vllm_config.parallel_config
+    size = parallel.tensor_parallel_size * parallel.data_parallel_size
+    weights = served_weights(runner.get_model())
+    shared = next(
+        (tensor for name, tensor in weights.items() if name.endswith("shared_experts.down_proj.weight")), None
+    )
+    text = vllm_config.model_config.hf_text_config
+    width = getattr(text, "moe_intermediate_size", 0) * (getattr(text, "n_shared_experts", None) or 0)
+    placement = RolloutPlacement(
+        tp=parallel.tensor_parallel_size,
+        dp=parallel.data_parallel_size,
+        ep=size if parallel.enable_expert_parallel else 1,
+        shared_expert_replicated=bool(shared) and shared[0].shape[1] == width,
+    )
+    return Description(
+        {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()},
+        placement,
+        AlltoallvSettings.from_additional_config(vllm_config.additional_config),
+        _problem(vllm_config, weights, drafts),
+    )
+
+
+def _problem(vllm_config: Any, weights: dict[str, torch.Tensor], drafts: bool) -> str:
+    """Why this engine cannot take weights by alltoallv; empty if it can."""
+    from vllm_ascend.ascend_config import get_ascend_config
+
+    parallel, experts = vllm_config.parallel_config, get_ascend_config().eplb_config
+    remedy = f"Set it otherwise, or take {EXTENSION_KEY} out."
+    if is_quantized_model(vllm_config):
+        return f"rollout.quantization is invalid: weights in FP8 are not moved by alltoallv. {remedy}"
+    if drafts:
+        return f"rollout.mtp.enable_rollout=true is invalid: drafting layers are not moved by alltoallv. {remedy}"
+    if parallel.pipeline_parallel_size > 1:
+        return f"rollout.pipeline_model_parallel_size is invalid: alltoallv moves weights to one stage. {remedy}"
+    if parallel.enable_eplb or experts.dynamic_eplb or experts.expert_map_path:
+        return f"additional_config.eplb_config is invalid: alltoallv needs experts in order. {remedy}"
+    tiled = [name for name, tensor in weights.items() if torch_npu.get_npu_format(tensor) == _TILED]
+    if tiled:
+        return (
+            f"additional_config.weight_nz_mode is invalid: {tiled[0]} lies in tiles (NZ), into which no part of a "
+            "weight can be written. Set it to 0."
+        )
+    return ""
