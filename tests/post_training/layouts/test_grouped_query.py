@@ -96,3 +96,20 @@ def test_a_model_is_found_by_its_architecture() -> None:
     assert table_for(config | {"tie_word_embeddings": True}).ignored_in_files == ("lm_head.weight",)
     with pytest.raises(ValueError, match="LlamaForCausalLM; known are DeepseekV3ForCausalLM, Qwen2ForCausalLM"):
         table_for(config | {"architectures": ["LlamaForCausalLM"]})
+
+
+@pytest.mark.parametrize(
+    "given, kv_heads, head_dim, tied",
+    [
+        ({}, 8, 16, False),
+        ({"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": True}, 8, 16, True),
+        ({"num_key_value_heads": 2, "head_dim": 48}, 2, 48, False),
+    ],
+)
+def test_sizes_that_config_leaves_out_follow_from_the_others(given, kv_heads, head_dim, tied):
+    """As Llama and Qwen1.5 leave out the key heads, and all but Qwen3 the width of a head."""
+    config = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
+              "vocab_size": 96}  # fmt: skip
+    shape = GroupedQueryShape(128, 256, 3, 8, kv_heads, head_dim, 96, tied)
+    assert GroupedQueryShape.from_config(config | given) == shape
+    assert GroupedQueryShape.from_config(config | given, bias=True) == dataclasses.replace(shape, bias=True)

@@ -9,6 +9,8 @@ import threading
 import traceback
 from random import Random
 
+import pytest
+
 from post_training.masking import Secrets, masked_output, streams
 from post_training.masking.archive import write_archive
 from post_training.masking.streams import MaskingWriter, copy_masked
@@ -65,6 +67,30 @@ def test_secret_at_the_cut_of_a_long_line_masked(monkeypatch):
             whole = secrets.text("".join(parts))
             assert secret not in whole
             assert shown.getvalue() == whole, (text, behind)
+
+
+@pytest.mark.parametrize("cut", range(1, len(VALUE)))
+def test_secret_in_two_pieces_of_a_long_line_masked(monkeypatch, cut):
+    """The line is cut where the writer has half of a secret."""
+    monkeypatch.setattr(streams, "_LONGEST_LINE", 1 << 10)
+    monkeypatch.setattr(streams, "_OVERLAP", 1 << 8)
+    shown = io.StringIO()
+    writer = MaskingWriter(Secrets({"A_KEY": VALUE}), shown.write)
+    writer.feed("x " * 600 + VALUE[:cut])
+    assert len(shown.getvalue()) == 1200 + cut - 256
+    writer.feed(VALUE[cut:] + " end")
+    writer.flush()
+    assert shown.getvalue() == "x " * 600 + "*** end"
+
+
+def test_what_has_no_end_of_a_line_is_masked_too():
+    shown = io.StringIO()
+    writer = MaskingWriter(Secrets({"A_KEY": VALUE}), shown.write)
+    writer.feed(f"no end: {VALUE}")
+    assert shown.getvalue() == ""
+    writer.flush()
+    writer.flush()
+    assert shown.getvalue() == "no end: ***"
 
 
 def test_private_key_masked_line_by_line():

@@ -7,7 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from post_training.models.families import families, family_of, find_family, sizes_of, table_for
+from post_training.models.families import (
+    check_sizes,
+    families,
+    family_of,
+    find_family,
+    sizes_of,
+    table_for,
+    variant_findings,
+)
 from post_training.plan.placement_text import KNOWN
 from post_training.report.flops import forward_flops
 
@@ -94,3 +102,64 @@ def test_a_variant_without_a_layout_rejected_in_one_sentence(values, sentence):
 def test_sizes_that_are_missing_are_named():
     with pytest.raises(ValueError, match="config.json of Qwen3MoeForCausalLM lacks 'num_experts'"):
         sizes_of({"architectures": ["Qwen3MoeForCausalLM"]})
+
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "vocab_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given, key",
+    [
+        ({}, None),
+        ({"hidden_act": "silu", "attention_dropout": 0.0, "use_sliding_window": False}, None),
+        *(({"hidden_act": name}, "hidden_act") for name in ("gelu", "gelu_new", "relu")),
+        ({"attention_dropout": 0.1}, "attention_dropout"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"dual_chunk_attention_config": {"chunk_size": 1}}, "dual_chunk_attention_config"),
+        *(
+            ({"max_position_embeddings": value}, "max_position_embeddings")
+            for value in (0, -1, True, 256.0, "256", None)
+        ),
+    ],
+)
+def test_value_that_cannot_be_trained_is_named_alone(given, key):
+    config = QWEN3 | given
+    found = [sentence.partition("=")[0] for sentence in variant_findings(family_of(config), config)]
+    assert found == ([] if key is None else [key])
+
+
+def test_kinds_of_rotation_are_those_of_whoever_builds_the_model():
+    """verl builds dense Qwen on Megatron, which scales positions linearly or not at all."""
+    found = {family.name: family.rotary for family in families()}
+    assert found["Qwen2.5"] == found["Qwen3"] == {"default", "linear"}
+    assert found["DeepSeek-V3"] == {"default", "yarn"} and found["Qwen3-MoE"] == {"default"}
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", 0, -1, 1 << 20, [1]])
+def test_size_that_no_model_has_is_named(value):
+    check_sizes({"num_attention_heads": 1, "head_dim": None, "n_shared_experts": 0})
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        with pytest.raises(ValueError, match=f"^config.json: {key}=.* is invalid: no model has it. Set it to a number"):
+            check_sizes({key: value})
+    with pytest.raises(ValueError, match="num_attention_heads=None is invalid"):
+        check_sizes({"num_attention_heads": None})
+
+
+@pytest.mark.parametrize(
+    "layers, prefixes", [(0, ()), (1, ("model.layers.3.",)), (2, ("model.layers.3.", "model.layers.4."))]
+)
+def test_layers_for_prediction_follow_the_models_in_files(layers, prefixes):
+    family = next(family for family in families() if family.name == "DeepSeek-V3")
+    values = family.published["deepseek-v3"] | {"num_hidden_layers": 3, "num_nextn_predict_layers": layers}
+    table = table_for({"architectures": [family.architecture], **values})
+    assert table.ignored_in_files == prefixes
+    hidden, vocabulary = values["hidden_size"], values["vocab_size"]
+    own = table.prediction_layer(3)
+    assert own["model.layers.3.eh_proj.weight"] == (hidden, 2 * hidden)
+    assert own["model.layers.3.shared_head.head.weight"] == (vocabulary, hidden)
+    assert all(name.startswith("model.layers.3.") for name in own)

@@ -465,6 +465,7 @@ def _is_zombie(process: int) -> bool:
     ("response", "truth", "right"),
     [
         ("6*3 is 18\n#### 18<|im_end|>", "18", True),
+        (f"#### {'1' * 5000}", "1" * 4096, False),  # what is cut off counts
         ("#### 3 no, wait\n#### 18", "18", True),  # verl's rule takes the first one
         ("#### 18.", "18", True),  # and keeps the full stop
         ("#### $1,000.00", "1000", True),

@@ -79,6 +79,14 @@ def test_ranks_that_have_not_begun_are_not_blamed(stopped):
     assert [name for name, _ in unstarted] == ["2", "3"] and "rank 2 has not started for" in unstarted[0][1]
 
 
+def test_one_whose_signs_are_late_is_not_silent(run):
+    """Ray's head may be busy: three signs may be missing before a rank counts as silent."""
+    run.change("0", "1", "3", where=REDUCE)
+    run.go_on(29)
+    assert [stop.name for stop in run.go_on(3, stopped="1")] == ["2"]
+    assert [(stop.name, stop.silent) for stop in run.go_on(1, stopped="1")] == [("1", True)]
+
+
 def test_one_that_goes_on_is_named_no_longer(run):
     assert run.go_on(25, stopped="2") and run.go_on(1) == []
 
