@@ -93,6 +93,20 @@ def test_values_are_converted_to_the_model_type(checkpoint: Path) -> None:
     assert torch.equal(target["output_layer.weight"], FULL["lm_head.weight"].float())
 
 
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+@pytest.mark.parametrize("box", [((3, 103), (0, 64)), ((5, 6), (2, 9)), ((0, 7), (0, 5000)), ((4, 1004),)])
+def test_slabs_are_as_large_as_the_staging_memory(monkeypatch, itemsize, box):
+    monkeypatch.setattr(loading, "STAGING_BYTES", 4096)
+    row = itemsize * prod(stop - start for start, stop in box[1:])
+    slabs = list(loading._slabs(box, itemsize))
+    sizes = [part[0][1] - part[0][0] for part, _ in slabs]
+    most = max(4096 // row, 1)
+    assert sizes[:-1] == [most] * (len(sizes) - 1) and 0 < sizes[-1] <= most
+    assert [part[1:] for part, _ in slabs] == [box[1:]] * len(slabs)
+    assert [place for part, rows in slabs for place in range(rows.start, rows.stop)] == list(range(sum(sizes)))
+    assert [place for part, _ in slabs for place in range(*part[0])] == list(range(*box[0]))
+
+
 def test_a_single_file_without_index_is_read(tmp_path: Path) -> None:
     save_file(FULL, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")

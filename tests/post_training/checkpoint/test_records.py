@@ -49,3 +49,24 @@ def test_a_file_holds_what_it_may_and_not_a_byte_more(file_bytes, groups):
     assert [len(file.records) for file in files] == groups
     assert [record for file in files for record in file.records] == records
     assert files[-1].path == f"model-{len(groups):05d}-of-{len(groups):05d}.safetensors"
+
+
+def test_pieces_beside_a_longer_one_are_written_with_it():
+    """A column over all rows, and beside it the rows one by one: the last alone begins behind the column's end."""
+    column = Piece("column", ((0, 3), (0, 1)), "weight", LocalView(index=((0, 3), (0, 1))))
+    rows = [
+        Piece(f"row {row}", ((0, 1), (0, 3)), "weight", LocalView(index=((row, row + 1), (1, 4)))) for row in range(3)
+    ]
+    record = Record("weight", torch.float32, (3, 4), (column, *rows))
+    streamed = b"".join(bytes(view) for view in record.stream(Counting()))
+    values = torch.frombuffer(bytearray(streamed), dtype=torch.float32).view(3, 4)
+    assert values.tolist() == [[1, 2, 2, 2], [1, 3, 3, 3], [1, 4, 4, 4]]
+    assert (record.buffer_bytes, record.nbytes) == (4 * 9, 4 * 12)
+
+
+@pytest.mark.parametrize("wrong", [[0, 1], [1, 2], [0, 2], [0, 1, 2, 2], []])
+def test_layout_with_a_gap_or_an_overlap_is_rejected(wrong):
+    rows = [Piece("row", ((0, 1), (0, 4)), "weight", LocalView(index=((row, row + 1),))) for row in range(3)]
+    record = Record("weight", torch.float32, (3, 4), tuple(rows[row] for row in wrong))
+    with pytest.raises(ValueError, match="^weight: its layout (leaves a gap or overlaps|ends) at element"):
+        list(record.segments())

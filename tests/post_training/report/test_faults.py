@@ -1,5 +1,6 @@
 """What makes a run untrue, and how it is said."""
 
+import json
 import math
 
 import numpy as np
@@ -140,3 +141,23 @@ def test_faults_of_a_run_that_goes_on_are_those_of_before():
     assert resumed == faults and resumed.sentence() == faults.sentence() and "precision" not in faults.state()
     resumed.add(3, GOOD | {"actor/nonfinite_steps": 1.0, "a": math.nan}, ["F"])
     assert resumed.skipped == {1: 1, 3: 1} and resumed.nonfinite == {"a": [1, 3]} and resumed.reward_error_count == 2
+
+
+def test_faults_of_a_run_that_goes_on_are_those_before_and_behind_the_resume():
+    """As JSON keeps them, with every kind of fault."""
+    steps = [
+        {"actor/nonfinite_steps": 1.0},
+        {DIFFERENCE: 0.5},
+        {DIFFERENCE: ...},
+        {EXPERTS: 0.25},
+        {"reshard/weights_exact": 0.0, "actor/grad_norm": math.nan},
+    ]
+    whole = faults_of(*steps, precision="float32", rewards=["KeyError"])
+    resumed = RunFaults("float32")
+    resumed.restore(json.loads(json.dumps(whole.state())))
+    assert resumed == whole and len(whole.clauses()) == 7
+    for faults in (whole, resumed):
+        faults.add(6, GOOD | {"actor/nonfinite_steps": 2.0, EXPERTS: 0.5}, ["ValueError"])
+        faults.add(1, GOOD, ["again"])
+    assert resumed == whole and resumed.sentence() == whole.sentence()
+    assert resumed.skipped == {1: 1, 6: 2} and resumed.reward_errors == {1: ["KeyError", "again"], 6: ["ValueError"]}
