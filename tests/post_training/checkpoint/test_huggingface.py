@@ -1,12 +1,14 @@
 """Which tensors a HuggingFace folder may hold beside those of its model, and which it must hold."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from post_training.checkpoint.files import CheckpointError
-from post_training.checkpoint.huggingface import HuggingfaceFolder, check_tensors
+from post_training.checkpoint.huggingface import HuggingfaceFolder, check_tensors, open_huggingface
 from post_training.checkpoint.regions import StoredTensor
 
 SHAPES = {
@@ -69,3 +71,41 @@ def test_shape_that_config_does_not_mean_is_named(shape):
 def test_missing_tensors_are_counted():
     with pytest.raises(CheckpointError, match=r"model.layers.0.mlp.down_proj.weight is missing \(2 of 3 are\)"):
         check_tensors(folder(without=list(SHAPES)[1:]), SHAPES)
+
+
+@pytest.mark.parametrize(
+    "more, dtype, rejected",
+    [
+        ("w_scale_inv", torch.float8_e4m3fn, ""),
+        ("v_scale_inv", torch.bfloat16, "model.safetensors: the scale v_scale_inv has no weight"),
+    ],
+)
+def test_scale_without_its_weight_is_named(tmp_path, more, dtype, rejected):
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"w": torch.ones(2, 2).to(dtype), more: torch.ones(1, 1)}, tmp_path / "model.safetensors")
+    if not rejected:
+        assert set(open_huggingface(tmp_path).tensors) == {"w", more}
+        return
+    with pytest.raises(CheckpointError, match=rejected):
+        open_huggingface(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "quantisation, taken",
+    [
+        (None, True),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, True),
+        ({"quant_method": "fp8"}, True),
+        ({"quant_method": "fp8", "weight_block_size": [64, 128]}, False),
+        ({"quant_method": "fp8", "weight_block_size": [1, 128]}, False),
+        ({"quant_method": "awq", "weight_block_size": [128, 128]}, False),
+    ],
+)
+def test_other_quantisation_is_rejected(tmp_path, quantisation, taken):
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantisation}))
+    save_file({"w": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    if taken:
+        assert set(open_huggingface(tmp_path).tensors) == {"w"}
+        return
+    with pytest.raises(CheckpointError, match="is not FP8 with blocks of 128 x 128"):
+        open_huggingface(tmp_path)

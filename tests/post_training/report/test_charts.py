@@ -238,3 +238,38 @@ def test_stage_has_one_colour_in_pages_and_pictures():
     drawn = {name for name in (*STAGES, *step_time.STAGES) if name != SPREAD_OVER_OTHERS}
     assert len({STAGE_COLOURS[name] for name in drawn - {"offload"}}) == len(drawn - {"offload"})
     assert len(LIGHT) == len(DARK) > max(STAGE_COLOURS.values())
+
+
+@pytest.mark.parametrize("zero, lowest", [(True, "0"), (False, "100")])
+def test_axis_begins_at_0_where_it_is_to(zero, lowest):
+    chart = charts.lines([Series("a", [(1, 100.0), (2, 101.0)])], zero=zero)
+    assert re.search(r'text-anchor="end">([^<]*)<', chart)[1] == lowest
+
+
+def test_zero_is_left_out_of_a_logarithmic_axis_alone():
+    points = [(1, -1.0), (2, 0.0), (3, 1.0), (4, 10.0)]
+    assert len(points_of(charts.lines([Series("a", points)]))) == 4
+    assert len(points_of(charts.lines([Series("a", points)], logarithmic=True))) == 2
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(0, "0 B"), (1000, "1000 B"), (1023, "1023 B"), (1024, "1 KiB"), (-1536, "-1.5 KiB"), (1024**3, "1 GiB"),
+     (3 * 1024**5, "3072 TiB")],
+)  # fmt: skip
+def test_sizes_are_counted_by_1024(value, text):
+    assert charts.size(value) == text
+
+
+def test_bars_of_many_steps_are_means_and_lie_on_each_other():
+    """161 steps are drawn as 80 bars of two steps and one of the last step."""
+    steps = range(1, 162)
+    chart = charts.stacked(steps, [("a", [1.0] * 161), ("b", [3.0] * 161)])
+    titles = re.findall("<title>([^<]*)</title>", chart)
+    assert len(titles) == 81 and {title.partition("\n")[2] for title in titles} == {"a: 1\nb: 3\nsum: 4"}
+    bars = re.findall(r'class="c(\d) bar" x="[^"]*" y="([^"]*)" width="[^"]*" height="([^"]*)"', chart)
+    below = [(float(y), float(height)) for colour, y, height in bars if colour == "0"]
+    above = [(float(y), float(height)) for colour, y, height in bars if colour == "1"]
+    assert len(below) == len(above) == 81
+    for (low, short), (high, tall) in zip(below, above, strict=True):
+        assert high + tall == pytest.approx(low, abs=0.11) and tall == pytest.approx(3 * short, abs=0.3)

@@ -87,6 +87,16 @@ def test_page_shows_both_curves_intervals_and_settings(runs):
     assert reward.count("<polyline") == 2 and "first" in reward and "second" in reward
 
 
+def test_secrets_that_differ_are_not_settings_that_differ(runs):
+    """What differs is listed, and two keys are two values of which nobody may know."""
+    for number, run in enumerate(runs):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["trainer"]["wandb_api_key"] = f"hidden-secret-{number}"
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    page = render_comparison(*runs)
+    assert "hidden-secret" not in page and "wandb_api_key" not in page
+
+
 def test_page_says_that_prompts_differ(runs):
     (runs[1] / "train.parquet").write_bytes(b"other")
     assert "a step of one has other prompts" in render_comparison(*runs)

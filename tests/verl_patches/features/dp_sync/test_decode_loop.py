@@ -1,10 +1,11 @@
 """What the decode loop counts: every figure at every event, so that all ranks report the same names."""
 
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
 
-from verl_patches.features.dp_sync.decode_loop import FIGURES, _count, _most_requests, _promise
+from verl_patches.features.dp_sync.decode_loop import FIGURES, DecodeLoop, _count, _most_requests, _promise
 from verl_patches.features.dp_sync.sync_window import LocalState
 from verl_patches.features.measure import step_record
 
@@ -77,3 +78,17 @@ def test_as_many_requests_run_as_have_room_were_they_of_the_greatest_length():
     assert _most_requests(engine) == 1
     engine.max_model_len = 1
     assert _most_requests(engine) == 8
+
+
+def test_requests_that_lose_their_blocks_wait_first_in_their_order():
+    """vLLM puts the last one that it preempts at the head of those that wait."""
+    loop = DecodeLoop(SimpleNamespace(rank_in_group=0, world_size=2), limit=4)
+    engine = SimpleNamespace(waiting=deque(["old", "new"]))
+    with loop._holding_still(engine):
+        assert not engine.waiting
+    assert list(engine.waiting) == ["old", "new"] and not loop.window.progress.broken
+    with pytest.raises(KeyError), loop._holding_still(engine):
+        engine.waiting.appendleft("second")
+        engine.waiting.appendleft("first")
+        raise KeyError
+    assert list(engine.waiting) == ["first", "second", "old", "new"] and loop.window.progress.broken

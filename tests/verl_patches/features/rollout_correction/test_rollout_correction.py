@@ -69,6 +69,23 @@ def test_verls_loss_has_the_weight_on_every_token(lengths, seed, apart):
     torch.testing.assert_close(*gradients, atol=1e-7, rtol=1e-7)
 
 
+def test_what_lies_behind_an_answer_has_no_weight():
+    """vLLM's log-prob there is -1 or nothing at all, and 0 advantages must not become NaN."""
+    batch = drawn([2, 4], seed=3, apart=0.5)
+    batch.batch["advantages"][0, 2:] = 0.0
+    batch.batch["rollout_log_probs"][0, 2:] = -torch.inf
+    batch.batch["old_log_probs"][0, 2:] = -torch.inf
+    changed, figures = corrected(batch, CAP)
+    assert changed.batch["advantages"][0, 2:].tolist() == [0.0, 0.0]
+    counted = drawn([2, 4], seed=3, apart=0.5)
+    logs = (counted.batch["old_log_probs"] - counted.batch["rollout_log_probs"])[[0, 0, 1, 1, 1, 1], [0, 1, 0, 1, 2, 3]]
+    assert figures == pytest.approx({
+        "rollout_correction/weight_mean": logs.exp().clamp(max=CAP).mean().item(),
+        "rollout_correction/ratio_max": logs.exp().max().item(),
+        "rollout_correction/capped_share": (logs.exp() > CAP).double().mean().item(),
+    })  # fmt: skip
+
+
 def test_a_rollout_without_error_changes_nothing_and_the_batch_stays():
     batch = drawn([3, 5], seed=1, apart=0.0)
     before = batch.batch["advantages"].clone()
