@@ -93,6 +93,18 @@ def test_values_are_converted_to_the_model_type(checkpoint: Path) -> None:
     assert torch.equal(target["output_layer.weight"], FULL["lm_head.weight"].float())
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_progress_is_the_bytes_that_are_read(checkpoint: Path, monkeypatch, kind: torch.dtype) -> None:
+    """In the type of the file, whatever the model has, and in parts of the staging memory at most."""
+    monkeypatch.setattr(loading, "STAGING_BYTES", 4096)
+    target = {name: value.to(kind) for name, value in emptied(megatron_state(FULL, SMALL, SINGLE, 0)).items()}
+    told: list[int] = []
+    load_from_huggingface(checkpoint, target, megatron(SMALL, SINGLE, 0), SHAPES, progress=told.append)
+    assert sum(told) == sum(value.nbytes for value in FULL.values())
+    if kind is torch.float32:
+        assert max(told) <= 4096
+
+
 @pytest.mark.parametrize("itemsize", [1, 2, 4])
 @pytest.mark.parametrize("box", [((3, 103), (0, 64)), ((5, 6), (2, 9)), ((0, 7), (0, 5000)), ((4, 1004),)])
 def test_slabs_are_as_large_as_the_staging_memory(monkeypatch, itemsize, box):

@@ -63,6 +63,7 @@ def test_text_with_secret_masked(text, secret):
         ("export HF_TOKEN=abcdef data.seed=1", "export HF_TOKEN=*** data.seed=1"),
         ("'+a.password=correct horse' data.seed=1", "'+a.password=***' data.seed=1"),
         ("'~a.password=correct horse' data.seed=1", "'~a.password=***' data.seed=1"),
+        ("HF_TOKEN=/etc", "HF_TOKEN=***"),  # a path that is there, under a name that means no path
         ("'+a.password=correct horse", "'+a.password=***"),  # cut off before its quote
         ('{"password": 12345, "token": 12345, "n": 2}', '{"password": ***, "token": 12345, "n": 2}'),
         ("api_key=[abc,def], seed=1", "api_key=***, seed=1"),
@@ -194,3 +195,23 @@ def test_degenerate_text_masked_to_its_end(unit):
     """A rule that is quadratic in the length of the text would not come to the end of half a megabyte."""
     shown = masked_text(unit * (500_000 // len(unit)) + f"\npassword={VALUE}", {})
     assert VALUE not in shown and "***" in shown
+
+
+@pytest.mark.parametrize(
+    "value, text, shown",
+    [
+        ("1234567", "port 1234567", None),
+        ("12345678", "port 12345678, x12345678", "port ***, x***"),
+        ("abcde", "abcde xabcde", "*** xabcde"),
+        ("abcd", "abcd", None),
+        ("none", "none", None),
+        ("first-secret\nsecond-secret-12", "a second-secret-12", "a ***"),
+        ("a/b c+dé-0", "a%2Fb%20c%2Bd%C3%A9-0 a/b c+d\\u00e9-0", "*** ***"),
+    ],
+)
+def test_value_of_a_secret_variable_is_masked_wherever_it_stands(value, text, shown):
+    assert masked_text(text, {"A_KEY": value}) == (text if shown is None else shown)
+
+
+def test_longer_secret_is_masked_before_one_that_it_begins_with():
+    assert masked_text("abcdefgh-1234", {"A_KEY": "abcdefgh", "B_KEY": "abcdefgh-1234"}) == "***"

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from verl_patches.features.dp_sync import decode_loop
 from verl_patches.features.dp_sync.decode_loop import FIGURES, DecodeLoop, _count, _most_requests, _promise
 from verl_patches.features.dp_sync.sync_window import LocalState
 from verl_patches.features.measure import step_record
@@ -92,3 +93,15 @@ def test_requests_that_lose_their_blocks_wait_first_in_their_order():
         engine.waiting.appendleft("first")
         raise KeyError
     assert list(engine.waiting) == ["first", "second", "old", "new"] and loop.window.progress.broken
+
+
+def test_loop_of_a_process_is_made_anew_for_another_group_or_limit(monkeypatch):
+    monkeypatch.setattr(decode_loop, "_loop", None)
+    one, other = (SimpleNamespace(rank_in_group=0, world_size=2) for _ in range(2))
+    first = decode_loop.loop_of(one, 4)
+    assert decode_loop.loop_of(one, 4) is first and decode_loop.going() is None
+    shorter = decode_loop.loop_of(one, 1)
+    assert shorter is not first and shorter.window.limit == 1
+    assert decode_loop.loop_of(other, 1).group is other
+    decode_loop.loop_of(other, 1).goes_on(False)
+    assert decode_loop.going() is decode_loop.loop_of(other, 1)

@@ -345,3 +345,12 @@ def test_a_rank_that_waits_for_a_slow_writer_is_not_named(job):
             job.spend(0.9 * WARN.checkpoint)
             checkpoint_progress(1)
     assert job.named == [] and job.now > 2 * END.checkpoint
+
+
+def test_optimizer_steps_are_counted_once_however_often_it_is_asked(monkeypatch):
+    hooks = []
+    monkeypatch.setattr(progress, "_optimizer_hooks", [])
+    monkeypatch.setattr(progress, "register_optimizer_step_post_hook", lambda hook: hooks.append(hook) or hook)
+    count_optimizer_steps()
+    count_optimizer_steps()
+    assert len(hooks) == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from overlay import ConfigurationError
 from post_training.chips import A2
+from verl_patches.features.training_checkpoint.feature import CheckpointSettings
 from verl_patches.trainer.configuration_checks import chip, critic, files, model
 from verl_patches.trainer.configuration_checks.failures import describe_failure
 from verl_patches.trainer.configuration_checks.fsdp import check_strategies, check_token_limits
@@ -238,3 +240,21 @@ def test_critics_model_is_trained_and_not_served(monkeypatch, path, asked):
 def test_failure_is_its_last_line_unless_it_is_known(text, sentence, cause):
     found, because = describe_failure(RuntimeError(text))
     assert found.startswith(sentence) and because == cause
+
+
+@pytest.mark.parametrize("estimator, models", [("grpo", 1), ("gae", 2)])
+@pytest.mark.parametrize("last, most, kept", [(0, None, 0), (0, 3, 3), (2, 3, 2)])
+def test_room_is_asked_for_all_checkpoints_that_are_kept(monkeypatch, estimator, models, last, most, kept):
+    asked = []
+    monkeypatch.setattr(files, "check_room", lambda root, model, keep, models: asked.append((keep.keep_last, models)))
+    monkeypatch.setattr(files, "described", {"/model": {}}.get)
+    config = {
+        "trainer": {"save_freq": 1, "max_actor_ckpt_to_keep": most, "default_local_dir": "/checkpoints"},
+        "actor_rollout_ref": {"model": {"path": "/model"}},
+        "algorithm": {"adv_estimator": estimator},
+    }
+    settings = SimpleNamespace(checkpoint=CheckpointSettings(keep_last=last))
+    files.check_checkpoint_room(config, settings)
+    assert asked == [(kept, models)]
+    files.check_checkpoint_room(config | {"trainer": config["trainer"] | {"save_freq": -1}}, settings)
+    assert len(asked) == 1
