@@ -143,7 +143,7 @@ def test_faults_of_a_run_that_goes_on_are_those_of_before():
     assert resumed.skipped == {1: 1, 3: 1} and resumed.nonfinite == {"a": [1, 3]} and resumed.reward_error_count == 2
 
 
-def test_faults_of_a_run_that_goes_on_are_those_before_and_behind_the_resume():
+def test_faults_before_and_behind_a_resume_are_one_runs():
     """As JSON keeps them, with every kind of fault."""
     steps = [
         {"actor/nonfinite_steps": 1.0},

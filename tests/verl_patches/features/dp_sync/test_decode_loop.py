@@ -81,7 +81,7 @@ def test_as_many_requests_run_as_have_room_were_they_of_the_greatest_length():
     assert _most_requests(engine) == 8
 
 
-def test_requests_that_lose_their_blocks_wait_first_in_their_order():
+def test_preempted_requests_wait_first_in_their_order():
     """vLLM puts the last one that it preempts at the head of those that wait."""
     loop = DecodeLoop(SimpleNamespace(rank_in_group=0, world_size=2), limit=4)
     engine = SimpleNamespace(waiting=deque(["old", "new"]))
@@ -95,7 +95,7 @@ def test_requests_that_lose_their_blocks_wait_first_in_their_order():
     assert list(engine.waiting) == ["first", "second", "old", "new"] and loop.window.progress.broken
 
 
-def test_loop_of_a_process_is_made_anew_for_another_group_or_limit(monkeypatch):
+def test_loop_made_anew_for_another_group_or_limit(monkeypatch):
     monkeypatch.setattr(decode_loop, "_loop", None)
     one, other = (SimpleNamespace(rank_in_group=0, world_size=2) for _ in range(2))
     first = decode_loop.loop_of(one, 4)

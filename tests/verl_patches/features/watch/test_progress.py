@@ -347,7 +347,7 @@ def test_a_rank_that_waits_for_a_slow_writer_is_not_named(job):
     assert job.named == [] and job.now > 2 * END.checkpoint
 
 
-def test_optimizer_steps_are_counted_once_however_often_it_is_asked(monkeypatch):
+def test_optimizer_steps_are_counted_once(monkeypatch):
     hooks = []
     monkeypatch.setattr(progress, "_optimizer_hooks", [])
     monkeypatch.setattr(progress, "register_optimizer_step_post_hook", lambda hook: hooks.append(hook) or hook)
