@@ -77,7 +77,9 @@ def agree_on_success(attempt: Attempt, group: dist.ProcessGroup, device: torch.d
     failures: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(failures, attempt.failure, group=group)
     texts = [f"rank {rank} failed {text}" for rank, text in enumerate(failures) if text]
-    raise ReshardError(f"reshard: {texts[0]}" + (f" (and {len(texts) - 1} other ranks)" if len(texts) > 1 else ""))
+    others = len(texts) - 1
+    suffix = f" (and {others} other rank{'s' if others > 1 else ''})" if others else ""
+    raise ReshardError(f"reshard: {texts[0]}{suffix}")
 
 
 @contextmanager

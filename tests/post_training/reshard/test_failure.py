@@ -95,7 +95,7 @@ def test_failed_attempt_runs_no_further_step():
     "failures, said",
     [
         (["", "", "in round 1, a", ""], "reshard: rank 2 failed in round 1, a"),
-        (["", "in round 1, a", "", "in round 2, b"], "reshard: rank 1 failed in round 1, a (and 1 other ranks)"),
+        (["", "in round 1, a", "", "in round 2, b"], "reshard: rank 1 failed in round 1, a (and 1 other rank)"),
         (["x", "y", "z", ""], "reshard: rank 0 failed x (and 2 other ranks)"),
     ],
 )
