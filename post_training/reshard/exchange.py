@@ -38,11 +38,16 @@ class Side:
 
 
 class Staging:
-    """Byte buffers for one or two rounds in flight, released together when the exchange is over."""
+    """Byte buffers for one or two rounds in flight, released together when the exchange is over.
 
-    def __init__(self, rounds: Sequence[Round], slots: int, device: torch.device) -> None:
-        sizes = (max((step.send.size for step in rounds), default=0), max((r.receive.size for r in rounds), default=0))
-        slots = min(slots, len(rounds))
+    least: bytes that a sending buffer has at least.
+    """
+
+    def __init__(self, rounds: Sequence[Round], slots: int, device: torch.device, least: int = 0) -> None:
+        sent = max((step.send.size for step in rounds), default=0)
+        received = max((step.receive.size for step in rounds), default=0)
+        sizes = (max(sent, least), received)
+        slots = min(slots, max(len(rounds), 1))
         self.send = [torch.empty(sizes[0], dtype=torch.uint8, device=device) for _ in range(slots)]
         self.receive = [torch.empty(sizes[1], dtype=torch.uint8, device=device) for _ in range(slots)]
         self.bytes = slots * sum(sizes)

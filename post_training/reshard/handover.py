@@ -11,7 +11,7 @@ live weights. Neither ever holds a gathered tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,51 +80,56 @@ class _Prepared:
     report: HandoverReport
 
 
-@dataclass
 class Exporter:
     """The training side of one rank.
 
-    Attributes:
-        train_layouts: the pieces of all ranks. own_tensors: live training tensors of this rank by local name, read at
-            each update, so that offloading may replace them in between.
+    Args:
+        train_layouts: the pieces of all ranks.
+        own_tensors: returns the live training tensors of this rank by local name. It is called at each update, so that
+            offloading may replace them in between.
         rollout_layouts: the pieces that the rollout worker on each rank's die serves.
         rollout_tensors: shape and type of the worker's weights by local name, as tensors without memory.
-        group: the training ranks. device: where to stage.
+        group: the training ranks.
+        device: where to stage.
         bucket_bytes: upper bound of staging memory in each direction.
         verify: let the worker compare every update with all training weights. That broadcasts the whole model.
         progress: called after every bucket.
     """
 
-    train_layouts: Layouts
-    own_tensors: Callable[[], Tensors]
-    rollout_layouts: Layouts
-    rollout_tensors: Tensors
-    group: dist.ProcessGroup
-    device: torch.device
-    bucket_bytes: int
-    verify: bool = False
-    progress: Callable[[], None] = lambda: None
-    report: HandoverReport | None = field(default=None, init=False)
-    _prepared: _Prepared | None = field(default=None, init=False)
-    _train: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.bucket_bytes = min(self.bucket_bytes, PART_ELEMENTS)
+    def __init__(
+        self,
+        train_layouts: Layouts,
+        own_tensors: Callable[[], Tensors],
+        rollout_layouts: Layouts,
+        rollout_tensors: Tensors,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        bucket_bytes: int,
+        verify: bool = False,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
+        self._own_tensors, self._rollout_tensors = own_tensors, rollout_tensors
+        self._group, self._device, self._progress, self._verify = group, device, progress, verify
+        self._bucket_bytes = min(bucket_bytes, PART_ELEMENTS)
+        self.report: HandoverReport | None = None
+        self._prepared: _Prepared | None = None
+        self._train: dict[str, torch.Tensor] = {}
 
     def prepare(self) -> Manifest:
         """Plan. Every rank of the group must call it; it exchanges three small objects.
 
         Raises LayoutError on every rank when models, layouts or types do not fit each other.
         """
-        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        train, rollout = self.train_layouts[rank], self.rollout_layouts[rank]
-        self._train.update(self.own_tensors())
+        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        train, rollout = self._train_layouts[rank], self._rollout_layouts[rank]
+        self._train.update(self._own_tensors())
         _, wire_types = agree_on_types(
-            [(self._train, self.train_layouts), (self.rollout_tensors, self.rollout_layouts)], self.group
+            [(self._train, self._train_layouts), (self._rollout_tensors, self._rollout_layouts)], self._group
         )
-        plan = make_plan(self.train_layouts, self.rollout_layouts, lambda name: _itemsize(wire_types, name))
-        counts = [round_count(leg, world_size, self.bucket_bytes) for leg in (plan.local, plan.remote)]
-        agree_on_plan(f"{plan.digest} {counts}", self.group)
+        plan = make_plan(self._train_layouts, self._rollout_layouts, lambda name: _itemsize(wire_types, name))
+        counts = [round_count(leg, world_size, self._bucket_bytes) for leg in (plan.local, plan.remote)]
+        agree_on_plan(f"{plan.digest} {counts}", self._group)
         origins = piece_origins(train), piece_origins(rollout)
         local = schedule(plan.local, world_size, rank, counts[0], origins)
         remote = schedule(plan.remote, world_size, rank, counts[1], origins)
@@ -133,8 +138,8 @@ class Exporter:
         buckets |= {f"{REMOTE}/{number}": step.receive for number, step in enumerate(remote) if step.receive.size}
         compared: list[Batch] = []
         used = {piece.canonical: wire_types[piece.canonical] for piece in rollout if piece.canonical != PADDING}
-        if self.verify:
-            compared = list(batches(_within(self.train_layouts, wire_types), wire_types, self.bucket_bytes))
+        if self._verify:
+            compared = list(batches(_within(self._train_layouts, wire_types), wire_types, self._bucket_bytes))
             used = wire_types
         manifest = Manifest(plan.digest[:16], rollout, used, buckets, compared)
         self._prepared = self._prepare(plan, manifest, wire_types, local, remote)
@@ -148,21 +153,21 @@ class Exporter:
         local: Sequence[Round],
         remote: Sequence[Round],
     ) -> _Prepared:
-        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        source = Side(self._train, self.train_layouts[rank], wire_types)
-        target = Side({}, self.rollout_layouts[rank], wire_types)
+        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        source = Side(self._train, self._train_layouts[rank], wire_types)
+        target = Side({}, self._rollout_layouts[rank], wire_types)
         traffic = plan.remote.between(world_size)
         exchange = Exchange(
-            "leg from training weights", remote, source, target, self.group, 1, self.device, self.progress
+            "leg from training weights", remote, source, target, self._group, 1, self._device, self._progress
         )
-        sizes = _largest(remote) + max((step.receive.size for step in remote), default=0)
+        received = max((step.receive.size for step in remote), default=0)
         report = HandoverReport(
             bytes_sent=int(traffic[rank].sum()),
             bytes_received=int(traffic[:, rank].sum()),
             bytes_copied=int(plan.local.bytes[plan.local.target == rank].sum()),
             collectives=len(remote) + len(manifest.comparison) + 1,
             rounds=len(remote),
-            staging_bytes=max(sizes, _largest(local)),
+            staging_bytes=max(_largest(remote), _largest(local)) + received,
         )
         return _Prepared(manifest, local, exchange, report)
 
@@ -179,32 +184,33 @@ class Exporter:
         prepared, attempt = self._prepared, Attempt()
         attempt.failure = problem
         attempt.step("before the first round, ", self._refresh)
-        roll_call = RollCall(self.group, f"handover {prepared.manifest.digest} {version}", ROLL_CALL_SECONDS)
+        roll_call = RollCall(self._group, f"handover {prepared.manifest.digest} {version}", ROLL_CALL_SECONDS)
         with torch.no_grad():
-            yield from self._local_buckets(prepared, attempt)
             with naming_the_missing(attempt, roll_call):
-                yield from self._remote_buckets(prepared, attempt)
+                yield from self._weights(prepared, attempt)
                 yield from self._comparison(prepared, attempt)
-                agree_on_success(attempt, self.group, self.device)
+                agree_on_success(attempt, self._group, self._device)
         self.report = prepared.report
-        yield f"{WHOLE}/{version}", torch.zeros(ALIGNMENT, dtype=torch.uint8, device=self.device)
+        yield f"{WHOLE}/{version}", torch.zeros(ALIGNMENT, dtype=torch.uint8, device=self._device)
 
     def _refresh(self) -> None:
         """Training may hold its weights in other tensors than before."""
         self._train.clear()
-        self._train.update(self.own_tensors())
+        self._train.update(self._own_tensors())
 
-    def _local_buckets(self, prepared: _Prepared, attempt: Attempt) -> Iterator[tuple[str, torch.Tensor]]:
+    def _own_buckets(
+        self, prepared: _Prepared, attempt: Attempt, staging: Staging
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """What stays on the die: the worker cannot see training's memory, so it is staged too."""
-        buffer = torch.empty(_largest(prepared.local), dtype=torch.uint8, device=self.device)
         for number, step in enumerate(prepared.local):
             if step.send.size:
                 where = f"in bucket {number + 1} of {len(prepared.local)} of the die's own, "
-                attempt.step(where, pack, prepared.exchange.source, step.send, buffer)
-                yield f"{LOCAL}/{number}", buffer[: step.send.size]
+                attempt.step(where, pack, prepared.exchange.source, step.send, staging.send[0])
+                yield f"{LOCAL}/{number}", staging.send[0][: step.send.size]
 
-    def _remote_buckets(self, prepared: _Prepared, attempt: Attempt) -> Iterator[tuple[str, torch.Tensor]]:
-        staging = Staging(prepared.exchange.rounds, 1, self.device)
+    def _weights(self, prepared: _Prepared, attempt: Attempt) -> Iterator[tuple[str, torch.Tensor]]:
+        staging = Staging(prepared.exchange.rounds, 1, self._device, least=_largest(prepared.local))
+        yield from self._own_buckets(prepared, attempt, staging)
         for number, received in prepared.exchange.arrivals(attempt, staging):
             if received.numel():
                 yield f"{REMOTE}/{number}", received
@@ -213,7 +219,7 @@ class Exporter:
         source = prepared.exchange.source
         for number, batch in enumerate(prepared.manifest.comparison):
             attempt.reached = f"in batch {number + 1} of {len(prepared.manifest.comparison)} of the comparison"
-            yield f"{VERIFY}/{number}", broadcast(batch, source, self.group, self.device)
+            yield f"{VERIFY}/{number}", broadcast(batch, source, self._group, self._device)
 
 
 def _largest(rounds: Sequence[Round]) -> int:

@@ -1,0 +1,243 @@
+"""Ranks that train with FSDP2 and hand their weights over, each to a stand-in of its die's worker in the same process.
+
+`main(folder)` writes what it finds of each case to `<rank>.json`: which rollout weights are not those that a naive
+reference cuts from transformers' own files, and what the update cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from post_training.layouts.fsdp_shards import fsdp_pieces, local_tensors
+from post_training.layouts.grouped_query import GroupedQueryShape
+from post_training.layouts.layout import Piece, RolloutPlacement
+from post_training.models.deepseek_v3 import DeepseekV3Shape
+from post_training.models.families import table_for
+from post_training.reshard import handover
+from post_training.reshard.handover import Exporter, HandoverError, Importer, Manifest, without_memory
+from tests.post_training.layouts import grouped_query_reference, reference
+
+BUCKET = 200_000
+GREW = 1.25
+BIAS = "e_score_correction_bias"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, the rollout's placement of one instance, its type, and by how many ranks each shard is held."""
+
+    model: str
+    tp: int
+    dp: int = 1
+    ep: int = 1
+    dtype: str = "bfloat16"
+    copies: int = 1
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, dataclasses.astuple(self)))
+
+
+CASES = {
+    1: [Case("qwen3", 1, dtype="float32"), Case("deepseek", 1)],
+    2: [Case("qwen3", 1), Case("qwen3", 2, dtype="float32"), Case("qwen3moe", 2, ep=2), Case("deepseek", 2)],
+    4: [
+        Case("qwen3", 2, copies=2),
+        Case("qwen3", 4),
+        Case("qwen3moe", 2, 2, 4),
+        Case("qwen3moe", 1, 2),
+        Case("deepseek", 2, 2, 4, dtype="float32"),
+    ],
+}
+
+
+class Rank:
+    """One case on this rank."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        self.case, self.rank, self.world = case, dist.get_rank(), dist.get_world_size()
+        self.config = AutoConfig.from_pretrained(folder / case.model)
+        self.full = safetensors.torch.load_file(folder / case.model / "model.safetensors")
+        self.model = AutoModelForCausalLM.from_pretrained(folder / case.model, dtype=torch.float32)
+        mesh = init_device_mesh("npu", (case.copies, self.world // case.copies), mesh_dim_names=("copy", "shard"))
+        for layer in self.model.model.layers:
+            fully_shard(layer.npu(), mesh=mesh)
+        fully_shard(self.model.npu(), mesh=mesh)
+        self.table = table_for(self.config)
+        size = case.tp * case.dp
+        self.placement = RolloutPlacement(case.tp, case.dp, case.ep, self.world // size)
+        self.target = {
+            name: torch.full(value.shape, torch.nan, dtype=value.dtype, device="npu")
+            for name, value in self.expected(1.0).items()
+        }
+
+    def expected(self, scale: float) -> dict[str, torch.Tensor]:
+        """What the naive reference gives this rank, in the rollout's types."""
+        full = {name: value if name.endswith(BIAS) else value * scale for name, value in self.full.items()}
+        if self.case.model == "deepseek":
+            shape = DeepseekV3Shape.from_config(self.config)
+            state = reference.rollout_state(full, shape, self.placement, self.rank)
+        else:
+            state = grouped_query_reference.rollout_state(full, shape_of(self.config), self.placement, self.rank)
+        kind = getattr(torch, self.case.dtype)
+        return {name: value if name.endswith(BIAS) else value.to(kind) for name, value in state.items()}
+
+    def differing(self, scale: float = 1.0) -> list[str]:
+        return [
+            name
+            for name, value in self.expected(scale).items()
+            if not reference.same_bits(self.target[name].cpu(), value)
+        ]
+
+    def exporter(self, verify: bool = False) -> Exporter:
+        own = fsdp_pieces(self.model.state_dict(), self.table.shapes)
+        self.layouts: list[Any] = [None] * self.world
+        dist.all_gather_object(self.layouts, own)
+        return Exporter(
+            self.layouts,
+            lambda: local_tensors(self.model.state_dict()),
+            [self.table.vllm_ascend(self.placement, rank) for rank in range(self.world)],
+            without_memory({name: (tuple(value.shape), value.dtype) for name, value in self.target.items()}),
+            dist.group.WORLD,
+            torch.device("npu"),
+            BUCKET,
+            verify,
+        )
+
+    def update(self, exporter: Exporter, manifest: Manifest, version: int) -> None:
+        """Hand over within this process, through a copy, as verl does."""
+        deliver(manifest, self.target, version, exporter.export(version))
+
+    def counted(self) -> dict[str, int]:
+        """Bytes that this rank serves and does not hold, and those that others serve and it alone holds, by element."""
+        held = [self.mask(layout) for layout in self.layouts]
+        bound = owed = 0
+        for other in range(self.world):
+            for piece in self.table.vllm_ascend(self.placement, other):
+                if not piece.canonical:
+                    continue
+                region = tuple(slice(*interval) for interval in piece.box)
+                missing = ~held[other][piece.canonical][region]
+                size = self.target[piece.local].itemsize
+                if other == self.rank:
+                    bound += int(missing.sum()) * size
+                elif self.case.copies == 1:
+                    owed += int((missing & held[self.rank][piece.canonical][region]).sum()) * size
+        return {"bound": bound, "owed": owed}
+
+    def mask(self, layout: list[Piece]) -> dict[str, torch.Tensor]:
+        """What a layout holds of each tensor."""
+        masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.table.shapes.items()}
+        for piece in layout:
+            masks[piece.canonical][tuple(slice(*interval) for interval in piece.box)] = True
+        return masks
+
+
+def shape_of(config: Any) -> GroupedQueryShape:
+    experts = getattr(config, "num_experts", 0)
+    width = config.moe_intermediate_size if experts else 0
+    return GroupedQueryShape.from_config(config, head_norms=True, experts=experts, expert_width=width)
+
+
+def deliver(
+    manifest: Manifest, target: dict[str, torch.Tensor], version: int, stream: Iterator[tuple[str, torch.Tensor]]
+) -> None:
+    importer = Importer(manifest, target, version)
+    for name, content in stream:
+        importer.take(name, content.clone())
+    importer.finish()
+
+
+def measured(folder: Path, case: Case) -> dict[str, Any]:
+    """Two updates of a case, the second with grown weights."""
+    rank = Rank(folder, case)
+    exporter = rank.exporter()
+    manifest = exporter.prepare()
+    rank.update(exporter, manifest, 1)
+    first = rank.differing()
+    with torch.no_grad():
+        for parameter in rank.model.parameters():
+            parameter.mul_(GREW)
+    addresses = {name: value.data_ptr() for name, value in rank.target.items()}
+    torch.npu.reset_peak_memory_stats()
+    before = int(torch.npu.memory_allocated())
+    importer = Importer(manifest, rank.target, 2)
+    for name, content in exporter.export(2):
+        importer.take(name, content)
+    importer.finish()
+    torch.npu.synchronize()
+    peak = int(torch.npu.max_memory_allocated()) - before
+    return (
+        dataclasses.asdict(exporter.report)
+        | rank.counted()
+        | {
+            "first": first,
+            "second": rank.differing(GREW),
+            "peak": peak,
+            "moved": [name for name, value in rank.target.items() if value.data_ptr() != addresses[name]],
+        }
+    )
+
+
+def refused(folder: Path) -> dict[str, str]:
+    """What a worker says of updates with planted faults; each is found on the rank that has it."""
+    rank = Rank(folder, Case("qwen3", 2))
+    exporter = rank.exporter(verify=True)
+    manifest = exporter.prepare()
+    rank.update(exporter, manifest, 1)
+    found = {"nothing": "; ".join(rank.differing())}
+    for fault in FAULTS:
+        wrong = FAULTS[fault](manifest) if rank.rank == 1 else manifest
+        stream = exporter.export(STALE if fault == "stale version" else 2)
+        if fault == "dropped shard" and rank.rank == 1:
+            dropped = next(name for name in manifest.names if name.startswith(handover.REMOTE))
+            stream = ((name, content) for name, content in stream if name != dropped)
+        try:
+            deliver(wrong, rank.target, 2, stream)
+            found[fault] = ""
+        except HandoverError as error:
+            found[fault] = str(error)
+            for _ in stream:  # the other ranks wait for its collectives
+                pass
+    return found
+
+
+STALE = 1
+
+
+def _shifted(manifest: Manifest) -> Manifest:
+    """The first chunk of what comes from other dies is read 16 bytes further on."""
+    name = next(name for name in manifest.names if name.startswith(handover.REMOTE))
+    direction = manifest.buckets[name]
+    first, *others = direction.chunks
+    moved = dataclasses.replace(first, start=first.start + 16, stop=first.stop + 16)
+    buckets = {**manifest.buckets, name: dataclasses.replace(direction, chunks=(moved, *others))}
+    return dataclasses.replace(manifest, buckets=buckets)
+
+
+FAULTS = {"wrong offset": _shifted, "stale version": lambda given: given, "dropped shard": lambda given: given}
+
+
+def main(folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    found: dict[str, Any] = {case.name: measured(folder, case) for case in CASES[world]}
+    if world == 2:
+        found["refused"] = refused(folder)
+    (folder / f"{world}.{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()

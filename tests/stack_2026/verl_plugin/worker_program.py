@@ -1,0 +1,177 @@
+"""Training ranks with FSDP2 and real vLLM workers on the same dies, without verl's trainer: two updates each.
+
+The first half of the ranks are vLLM's, the second half train. `main` runs one rank of the case that the environment
+names; the workers write to FOLDER how many of their tokens are transformers' with the weights of each update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.stack_2026.vllm_ascend.models import VOCABULARY
+
+EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
+TOKENS, UPDATES, GREW = 8, 2, 1.25
+PROMPTS = [[1, 3, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 5 * number)] for number in range(4)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One run.
+
+    Attributes:
+        model: of `tests.stack_2026.vllm_ascend.models.MODELS`.
+        dies: each has a worker and a training rank.
+        experts_parallel: in the rollout.
+        dtype: of the rollout; training holds float32.
+        shared_memory: verl's hand-over without IPC.
+        bucket: verl's own, in MiB.
+    """
+
+    model: str
+    dies: int = 1
+    experts_parallel: bool = False
+    dtype: str = "float32"
+    shared_memory: bool = False
+    bucket: int = 4
+
+    @property
+    def name(self) -> str:
+        return " ".join(str(value) for value in dataclasses.astuple(self))
+
+
+def main(folder: Path) -> None:
+    """Run one rank."""
+    case = Case(**json.loads(os.environ["HANDOVER_CASE"]))
+    rank = int(os.environ["RANK"])
+    place = rank % case.dies
+    os.environ |= {"RANK": str(place), "LOCAL_RANK": str(place), "WORLD_SIZE": str(case.dies), "VERL_REPLICA_RANK": "0"}
+    if rank < case.dies:
+        serve(case, folder, place)
+    else:
+        os.environ["MASTER_PORT"] = os.environ["TRAINING_PORT"]
+        train(case, folder, place)
+    os._exit(0)
+
+
+def engine_options(case: Case) -> dict[str, Any]:
+    """Arguments of vllm.LLM."""
+    options: dict[str, Any] = {"load_format": "dummy", "enforce_eager": True, "enable_sleep_mode": True}
+    if case.dies > 1:
+        options |= {"tensor_parallel_size": case.dies, "distributed_executor_backend": "external_launcher"}
+    return options | {
+        "worker_extension_cls": EXTENSION,
+        "enable_expert_parallel": case.experts_parallel,
+        "additional_config": {"weight_nz_mode": 0, "alltoallv": {"bucket_megabytes": 1, "verify": True}},
+        "max_model_len": 128,
+        "dtype": case.dtype,
+    }
+
+
+def serve(case: Case, folder: Path, place: int) -> None:
+    """A worker: takes each update after it slept, and generates."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=str(folder / case.model), skip_tokenizer_init=True, max_num_seqs=8, seed=0, num_gpu_blocks_override=32,
+        gpu_memory_utilization=0.3, **engine_options(case),
+    )  # fmt: skip
+    greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
+    requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    llm.collective_rpc("monkey_patch_model", kwargs={"vocab_size": VOCABULARY})
+    found = []
+    for update in range(UPDATES):
+        llm.sleep(level=1)
+        llm.wake_up(tags=["weights"])
+        llm.collective_rpc("update_weights_from_ipc", kwargs={"use_shm": case.shared_memory})
+        llm.wake_up(tags=["kv_cache"])
+        outputs = llm.generate(requests, greedy, use_tqdm=False)
+        found.append([list(output.outputs[0].token_ids) for output in outputs])
+        addresses = {name: tensor.data_ptr() for name, tensor in weights_of(llm).items()}
+        (folder / f"{case.name}.{place}.{update}.json").write_text(json.dumps({"tokens": found[-1], "at": addresses}))
+    model = driver_model(llm)
+    model.compute_logits.__closure__  # noqa: B018 - the guard of unfinished weights is in place
+    (folder / f"{case.name}.{place}.served").write_text("")
+
+
+def driver_model(llm: Any) -> Any:
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+
+
+def weights_of(llm: Any) -> dict[str, Any]:
+    return dict(driver_model(llm).named_parameters())
+
+
+def train(case: Case, folder: Path, place: int) -> None:
+    """A training rank: hands its weights over, lets them grow, and hands them over again."""
+    import torch
+    import torch.distributed as dist
+    import torch_npu  # noqa: F401
+    from torch.distributed.fsdp import fully_shard
+    from transformers import AutoModelForCausalLM
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+    from post_training.layouts.fsdp_shards import fsdp_pieces, local_tensors
+    from post_training.models.families import table_for
+    from verl_plugin.alltoallv.transfer import Training, WeightTransfer
+
+    torch.npu.set_device(place)
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    model = AutoModelForCausalLM.from_pretrained(folder / case.model, dtype=torch.float32)
+    reference = copy.deepcopy(model) if place == 0 else None
+    for layer in model.model.layers:
+        fully_shard(layer.npu())
+    fully_shard(model.npu())
+    table = table_for(model.config)
+    training = Training(
+        table, lambda: local_tensors(model.state_dict()), lambda: fsdp_pieces(model.state_dict(), table.shapes)
+    )
+    job = os.environ["VERL_RAY_JOB_ID"]
+    transfer = WeightTransfer(training, dist.group.WORLD, torch.device("npu", place), job)
+    handle = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-{place}.sock"
+    for update in range(UPDATES):
+        wait_for(Path(f"/tmp/rl-colocate-alltoallv-{job}-{place}.sock"))
+        sender = BucketedWeightSender(handle, case.bucket, case.shared_memory)
+        asyncio.run(sender.async_send_weights(transfer.buckets()))
+        (folder / f"{case.name}.{place}.{update}.report").write_text(json.dumps(dataclasses.asdict(transfer.report)))
+        if reference is not None:
+            tokens = [greedy_tokens(reference, prompt) for prompt in PROMPTS]
+            (folder / f"{case.name}.{update}.expected").write_text(json.dumps(tokens))
+        for each in (model, reference):
+            if each is not None:
+                grow(each)
+    dist.barrier()
+
+
+def grow(model: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(GREW)
+
+
+def greedy_tokens(model: Any, prompt: list[int]) -> list[int]:
+    """What transformers chooses."""
+    import torch
+
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(TOKENS):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 200
+    while not path.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{path} did not come")
+        time.sleep(0.05)
