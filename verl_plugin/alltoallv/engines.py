@@ -1,67 +1,27 @@
-"""verl's training engines on an NPU, with the hand-over of weights by alltoallv instead of whole tensors.
+"""Registers training engines that hand weights over by alltoallv, beside verl's own, which stay as they are.
 
-`EngineRegistry` prefers an engine of a device's vendor to one of the device: importing this module registers one beside
-each of verl's, which stay as they are.
+`actor_rollout_ref.model.external_lib` or VERL_USE_EXTERNAL_MODULES names this module. Megatron's engine is registered
+where verl has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from verl.workers.engine import EngineRegistry
 
-import torch
-import torch.distributed as dist
-from verl.utils.device import get_device_id, get_device_name
-from verl.workers.engine import EngineRegistry, FSDPEngineWithLMHead
+from verl_plugin.alltoallv.fsdp2_engine import AlltoallvFSDP2Engine
 
-from post_training.layouts.fsdp_shards import fsdp_pieces, local_tensors
-from post_training.models.families import table_for
-from post_training.reshard.handover import HandoverError
-from verl_plugin.alltoallv.settings import LIBRARY_KEY
-from verl_plugin.alltoallv.transfer import Training, WeightTransfer, ray_job
-
-_VENDOR = {"model_type": "language_model", "device": "npu", "vendor": "huawei"}
-_REMEDY = f"Set it otherwise, or take verl_plugin.alltoallv.engines out of {LIBRARY_KEY}."
+__all__ = ["AlltoallvFSDP2Engine"]
 
 
-class AlltoallvExport:
-    """What the engines below have in common. A subclass says in `_training` what its ranks hold."""
-
-    model_config: Any
-    _qat_enabled: bool
-    _transfer: WeightTransfer | None = None
-
-    def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], None]:
-        """Return the buckets that the vLLM worker on this die serves, where stock verl returns every tensor whole."""
-        if self._transfer is None:
-            _reject_adapters(self.model_config, getattr(self, "_qat_enabled", False))
-            device = torch.device(get_device_name(), get_device_id())
-            self._transfer = WeightTransfer(self._training(), dist.group.WORLD, device, ray_job())
-        return self._transfer.buckets(), None
-
-    def _training(self) -> Training:
-        raise NotImplementedError
+def _has_megatron() -> bool:
+    try:
+        EngineRegistry.get_engine_cls("language_model", "megatron")
+    except (AssertionError, ValueError):
+        return False
+    return True
 
 
-def _reject_adapters(model_config: Any, quantized: bool) -> None:
-    """Raise HandoverError for what the layouts do not describe; every rank finds the same."""
-    rank = max(model_config.lora_rank, model_config.lora.get("rank", 0))
-    if rank > 0:
-        key = "actor_rollout_ref.model.lora_rank"
-        raise HandoverError(f"{key}={rank} is invalid: LoRA adapters are not moved by alltoallv. {_REMEDY}")
-    if quantized:
-        key = "actor_rollout_ref.actor.qat.enable"
-        raise HandoverError(f"{key}=true is invalid: quantized weights are not moved by alltoallv. {_REMEDY}")
+if _has_megatron():
+    from verl_plugin.alltoallv.megatron_engine import AlltoallvMegatronEngine
 
-
-@EngineRegistry.register(backend="fsdp2", **_VENDOR)
-class AlltoallvFSDP2Engine(AlltoallvExport, FSDPEngineWithLMHead):
-    """FSDP2: a rank holds boxes of HuggingFace tensors, on its die or, with offloading, on the host."""
-
-    def _training(self) -> Training:
-        table = table_for(self.model_config.hf_config)
-        return Training(
-            table,
-            tensors=lambda: local_tensors(self.module.state_dict()),
-            pieces=lambda: fsdp_pieces(self.module.state_dict(), table.shapes),
-        )
+    __all__ += ["AlltoallvMegatronEngine"]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import Piece, Table
+from post_training.layouts.placements import PlacementError
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.handover import Exporter, HandoverError, HandoverReport, without_memory
 from verl_plugin.alltoallv.control import Abandon, Begin, Description, Inquiry, control_path
@@ -106,7 +107,7 @@ class WeightTransfer:
             self._inquiry = self._inquiry or Inquiry(self._path)
             description = self._inquiry.greet()
             return _Report(description.problem, description, tuple(self._training.pieces()))
-        except (HandoverError, ValueError) as error:
+        except (HandoverError, PlacementError, ValueError) as error:
             return _Report(str(error))
 
     def _begin(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +71,35 @@ class Rank:
         self.case, self.rank, self.world = case, dist.get_rank(), dist.get_world_size()
         self.config = AutoConfig.from_pretrained(folder / case.model)
         self.full = safetensors.torch.load_file(folder / case.model / "model.safetensors")
-        self.model = AutoModelForCausalLM.from_pretrained(folder / case.model, dtype=torch.float32)
-        mesh = init_device_mesh("npu", (case.copies, self.world // case.copies), mesh_dim_names=("copy", "shard"))
-        for layer in self.model.model.layers:
-            fully_shard(layer.npu(), mesh=mesh)
-        fully_shard(self.model.npu(), mesh=mesh)
         self.table = table_for(self.config)
+        self.build(folder / case.model)
         size = case.tp * case.dp
         self.placement = RolloutPlacement(case.tp, case.dp, case.ep, self.world // size)
         self.target = {
             name: torch.full(value.shape, torch.nan, dtype=value.dtype, device="npu")
             for name, value in self.expected(1.0).items()
         }
+
+    def build(self, checkpoint: Path) -> None:
+        """Make the model that this rank trains."""
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        copies = self.case.copies
+        mesh = init_device_mesh("npu", (copies, self.world // copies), mesh_dim_names=("copy", "shard"))
+        for layer in self.model.model.layers:
+            fully_shard(layer.npu(), mesh=mesh)
+        fully_shard(self.model.npu(), mesh=mesh)
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The live training tensors of this rank."""
+        return local_tensors(self.model.state_dict())
+
+    def pieces(self) -> list[Piece]:
+        """What this rank holds."""
+        return fsdp_pieces(self.model.state_dict(), self.table.shapes)
+
+    def parameters(self) -> Iterable[torch.Tensor]:
+        """What training changes."""
+        return self.model.parameters()
 
     def expected(self, scale: float) -> dict[str, torch.Tensor]:
         """What the naive reference gives this rank, in the rollout's types."""
@@ -103,12 +120,11 @@ class Rank:
         ]
 
     def exporter(self, verify: bool = False) -> Exporter:
-        own = fsdp_pieces(self.model.state_dict(), self.table.shapes)
         self.layouts: list[Any] = [None] * self.world
-        dist.all_gather_object(self.layouts, own)
+        dist.all_gather_object(self.layouts, self.pieces())
         return Exporter(
             self.layouts,
-            lambda: local_tensors(self.model.state_dict()),
+            self.tensors,
             [self.table.vllm_ascend(self.placement, rank) for rank in range(self.world)],
             without_memory({name: (tuple(value.shape), value.dtype) for name, value in self.target.items()}),
             dist.group.WORLD,
@@ -161,15 +177,14 @@ def deliver(
     importer.finish()
 
 
-def measured(folder: Path, case: Case) -> dict[str, Any]:
+def measured(rank: Rank) -> dict[str, Any]:
     """Two updates of a case, the second with grown weights."""
-    rank = Rank(folder, case)
     exporter = rank.exporter()
     manifest = exporter.prepare()
     rank.update(exporter, manifest, 1)
     first = rank.differing()
     with torch.no_grad():
-        for parameter in rank.model.parameters():
+        for parameter in rank.parameters():
             parameter.mul_(GREW)
     addresses = {name: value.data_ptr() for name, value in rank.target.items()}
     torch.npu.reset_peak_memory_stats()
@@ -235,7 +250,7 @@ def main(folder: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
-    found: dict[str, Any] = {case.name: measured(folder, case) for case in CASES[world]}
+    found: dict[str, Any] = {case.name: measured(Rank(folder, case)) for case in CASES[world]}
     if world == 2:
         found["refused"] = refused(folder)
     (folder / f"{world}.{rank}.json").write_text(json.dumps(found))

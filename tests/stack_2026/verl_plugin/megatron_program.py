@@ -1,0 +1,70 @@
+"""Ranks that train with Megatron-core, as `verl_plugin.megatron_core` builds it, and hand their weights over.
+
+`main(folder)` writes what it finds of each case to `megatron.<world>.<rank>.json`, as `fsdp_program` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from mbridge import AutoBridge
+from megatron.core import parallel_state, tensor_parallel
+
+import verl_plugin.megatron_core  # noqa: F401
+from post_training.layouts.layout import Piece
+from post_training.layouts.model_tensors import train_tensors
+from tests.stack_2026.verl_plugin.fsdp_program import Case, Rank, measured
+from verl_plugin.alltoallv.megatron_layout import fitted, megatron_placement
+
+# By the size of the world: the sizes of Megatron's tensor and expert parallelism, and the cases.
+CASES: dict[int, tuple[int, int, list[Case]]] = {
+    1: (1, 1, [Case("qwen3", 1), Case("qwen3moe", 1), Case("deepseek", 1)]),
+    2: (1, 2, [Case("qwen3moe", 2, ep=2), Case("qwen3moe", 1), Case("deepseek", 2, dtype="float32")]),
+    4: (2, 2, [Case("qwen3moe", 2, 2, 4), Case("qwen3", 1), Case("deepseek", 4)]),
+}
+
+
+class MegatronRank(Rank):
+    """One case on this rank."""
+
+    def build(self, checkpoint: Path) -> None:
+        # Megatron-core keeps the choice of the model before.
+        for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+            os.environ.pop(name, None)
+        bridge = AutoBridge.from_pretrained(str(checkpoint), dtype=torch.float32)
+        self.models = bridge.get_model(bf16=False, wrap_with_ddp=True, data_parallel_random_init=False)
+        bridge.load_weights(self.models, str(checkpoint), memory_efficient=False)
+        self.transformer_config = bridge.config
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return train_tensors(self.models)
+
+    def pieces(self) -> list[Piece]:
+        tensors = self.tensors()
+        placement = megatron_placement(self.transformer_config, tensors)
+        return fitted(self.table.megatron(placement, self.rank), tensors, placement, self.rank)
+
+    def parameters(self) -> Iterable[torch.Tensor]:
+        return (parameter for model in self.models for parameter in model.parameters())
+
+
+def main(folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    tensor, experts, cases = CASES[world]
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor, expert_model_parallel_size=experts, expert_tensor_parallel_size=tensor
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(0)
+    found: dict[str, Any] = {case.name: measured(MegatronRank(folder, case)) for case in cases}
+    (folder / f"megatron.{world}.{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,39 @@
+"""verl's engine for Megatron-core on an NPU, with MindSpeed or without, with the hand-over by alltoallv."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from verl.utils.megatron_utils import load_megatron_model_to_gpu
+from verl.workers.engine import EngineRegistry
+
+from post_training.layouts.layout import Piece, Table
+from post_training.layouts.model_tensors import train_tensors
+from post_training.models.families import table_for
+from verl_plugin.alltoallv.export import ON_NPU, AlltoallvExport
+from verl_plugin.alltoallv.megatron_layout import fitted, megatron_placement
+from verl_plugin.alltoallv.transfer import Training
+
+_Upstream: Any = EngineRegistry.get_engine_cls("language_model", "megatron")
+
+
+@EngineRegistry.register(backend="megatron", **ON_NPU)
+class AlltoallvMegatronEngine(AlltoallvExport, _Upstream):
+    """A rank holds its share of Megatron's parameters, several HuggingFace tensors in one."""
+
+    def get_per_tensor_param(self, **options: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], None]:
+        """As of `AlltoallvExport`, with parameters on the die, from which verl offloads them afterwards."""
+        load_megatron_model_to_gpu(self.module, load_grad=False)
+        return super().get_per_tensor_param(**options)
+
+    def _training(self) -> Training:
+        table = table_for(self.model_config.hf_config)
+        return Training(table, tensors=lambda: train_tensors(self.module), pieces=lambda: self._pieces(table))
+
+    def _pieces(self, table: Table) -> list[Piece]:
+        tensors, rank = train_tensors(self.module), dist.get_rank()
+        placement = megatron_placement(self.tf_config, tensors)
+        return fitted(table.megatron(placement, rank), tensors, placement, rank)

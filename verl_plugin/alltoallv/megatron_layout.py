@@ -1,0 +1,104 @@
+"""Megatron-core 0.16's parameters in the terms of the layouts, which have the names of core_r0.8.0 and MindSpeed-LLM.
+
+Which of the new names a model has depends on its layers: TransformerEngine's (and MindSpeed's) keep a norm in the
+linear layer behind it, Megatron-core's own do not; experts are one module each, or one weight each in a grouped one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from post_training.layouts.layout import WHOLE, LocalView, Piece, TrainPlacement, share
+from post_training.layouts.placements import PlacementError, train_placement
+
+# Endings of the layouts' names, with those that the same weight may have instead.
+_OTHER_NAMES = (
+    (".self_attention.linear_qkv.layer_norm_weight", (".input_layernorm.weight",)),
+    (".mlp.linear_fc1.layer_norm_weight", (".pre_mlp_layernorm.weight",)),
+    (".pre_mlp_layernorm.weight", (".mlp.linear_fc1.layer_norm_weight",)),
+    (".self_attention.q_layernorm.weight", (".self_attention.linear_q_up_proj.layer_norm_weight",)),
+    (
+        ".self_attention.k_layernorm.weight",
+        (".self_attention.kv_layernorm.weight", ".self_attention.linear_kv_up_proj.layer_norm_weight"),
+    ),
+    (".self_attention.linear_qb.weight", (".self_attention.linear_q_up_proj.weight",)),
+    (".self_attention.linear_kvb.weight", (".self_attention.linear_kv_up_proj.weight",)),
+)
+# The first projections of MLA, which MindSpeed-LLM keeps in one weight.
+_FIRST_PROJECTION = ".self_attention.linear_qkv.weight"
+_FIRST_PROJECTIONS = {
+    ".q_a_proj.weight": ".self_attention.linear_q_down_proj.weight",
+    ".kv_a_proj_with_mqa.weight": ".self_attention.linear_kv_down_proj.weight",
+}
+_GROUPED = re.compile(r"(?P<prefix>.*\.mlp\.experts\.)weight(?P<linear>[12])$")
+_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
+
+
+def megatron_placement(transformer_config: Any, tensors: Mapping[str, torch.Tensor]) -> TrainPlacement:
+    """The placement of this process group.
+
+    Raises:
+        PlacementError: ranks are in an order, or experts cut in a way, that the layouts do not describe.
+    """
+    from megatron.core import parallel_state
+
+    placement = train_placement(transformer_config)
+    if parallel_state.get_context_parallel_world_size() > 1:
+        raise PlacementError("context_parallel_size is invalid: alltoallv has no layout for it. Set it to 1.")
+    tp, cut = placement.tp, parallel_state.get_expert_tensor_parallel_world_size()
+    if tp > 1 and cut != tp:
+        if cut != 1 or placement.ep % tp:
+            raise PlacementError(
+                f"expert_tensor_parallel_size={cut} is invalid: with tensor_model_parallel_size={tp} alltoallv needs "
+                f"experts that are cut by {tp}, or whole ones over a multiple of {tp} ranks. Set it to {tp}."
+            )
+        placement = replace(placement, ep=placement.ep // tp, moe_tp_extend_ep=True)
+    rows = next((len(tensor) for name, tensor in tensors.items() if name.endswith(_VOCABULARY)), None)
+    return replace(placement, vocab_padded=rows * tp if rows else None)
+
+
+def fitted(
+    pieces: Iterable[Piece], tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int
+) -> list[Piece]:
+    """The same pieces under the names, and in the order, in which this model keeps them."""
+    return [_fitted(piece, tensors, placement, rank) for piece in pieces]
+
+
+def _fitted(piece: Piece, tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int) -> Piece:
+    if piece.local in tensors:
+        return piece
+    grouped = _GROUPED.match(piece.local)
+    if grouped:
+        return _single_expert(piece, grouped["prefix"], grouped["linear"], tensors)
+    for ending, own in _FIRST_PROJECTIONS.items():
+        if piece.local.endswith(_FIRST_PROJECTION) and piece.canonical.endswith(ending):
+            local = piece.local.removesuffix(_FIRST_PROJECTION) + own
+            return _rows_held(replace(piece, local=local, view=WHOLE), tensors, placement, rank)
+    for ending, others in _OTHER_NAMES:
+        if piece.local.endswith(ending):
+            names = [piece.local.removesuffix(ending) + other for other in others]
+            return replace(piece, local=next((name for name in names if name in tensors), piece.local))
+    return piece
+
+
+def _rows_held(piece: Piece, tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int) -> Piece:
+    """Megatron-core's own linear layers cut these weights over tensor parallel ranks, TransformerEngine's do not."""
+    rows = piece.extents[0]
+    if piece.local not in tensors or len(tensors[piece.local]) == rows:
+        return piece
+    held = share(rows, placement.tp, placement.tp_rank(rank), piece.canonical)
+    return replace(piece, box=(held, piece.box[1]))
+
+
+def _single_expert(piece: Piece, prefix: str, linear: str, tensors: Mapping[str, torch.Tensor]) -> Piece:
+    """An expert's own weight, [out, in] as in the files; of gate and up, one lies above the other."""
+    slot, *within = piece.view.index
+    own = f"{prefix}local_experts.{slot}.linear_fc{linear}.weight"
+    local = own if own in tensors else f"{prefix}linear_fc{linear}.weight{slot}"
+    view = LocalView(index=(within[-1],)) if within else WHOLE
+    return replace(piece, local=local, view=view)
