@@ -47,8 +47,12 @@ def fork_ranks(program: str, world_size: int, folder: Path) -> int:
             os._exit(run_one(module.main, folder, rank))
         children.append(child)
     failed = 0
-    for _ in children:
-        _, status = os.wait()
+    waiting = set(children)
+    while waiting:
+        ended, status = os.wait()
+        if ended not in waiting:  # a process that a library started
+            continue
+        waiting.remove(ended)
         if status and not failed:
             # The others may wait for the failed rank for ever; this process leads the session, so they end with it.
             failed = 1

@@ -27,7 +27,7 @@ from verl_plugin.alltoallv.megatron_layout import fitted, megatron_placement
 CASES: dict[int, tuple[int, int, list[Case]]] = {
     1: (1, 1, [Case("qwen3", 1), Case("qwen3moe", 1), Case("deepseek", 1)]),
     2: (1, 2, [Case("qwen3moe", 2, ep=2), Case("qwen3moe", 1), Case("deepseek", 2, dtype="float32")]),
-    4: (2, 2, [Case("qwen3moe", 2, 2, 4), Case("qwen3", 1), Case("deepseek", 4)]),
+    4: (1, 4, [Case("qwen3moe", 2, 2, 4), Case("qwen3moe", 4), Case("deepseek", 2)]),
 }
 
 
