@@ -173,9 +173,7 @@ def _description(runner: Any, drafts: bool) -> Description:
     parallel = vllm_config.parallel_config
     size = parallel.tensor_parallel_size * parallel.data_parallel_size
     weights = served_weights(runner.get_model())
-    shared = next(
-        (tensor for name, tensor in weights.items() if name.endswith("shared_experts.down_proj.weight")), None
-    )
+    shared = [tensor for name, tensor in weights.items() if name.endswith("shared_experts.down_proj.weight")]
     text = vllm_config.model_config.hf_text_config
     width = getattr(text, "moe_intermediate_size", 0) * (getattr(text, "n_shared_experts", None) or 0)
     placement = RolloutPlacement(

@@ -170,7 +170,7 @@ def greedy_tokens(model: Any, prompt: list[int]) -> list[int]:
 
 
 def wait_for(path: Path) -> None:
-    end = time.monotonic() + 200
+    end = time.monotonic() + 90
     while not path.exists():
         if time.monotonic() > end:
             raise TimeoutError(f"{path} did not come")

@@ -1,0 +1,52 @@
+"""A rank that fails in an update: the others name it in time, and no worker samples from what it left."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.stack_2026.verl_plugin.failing_program import CULPRIT, WORLD
+from tests.stack_2026.vllm_ascend.models import write_checkpoint
+
+SURVIVORS = [rank for rank in range(WORLD) if rank != CULPRIT]
+MOST_SECONDS = 10
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("failing")
+    write_checkpoint("qwen3", folder / "qwen3")
+    return folder
+
+
+def outcome(folder: Path, way: str) -> list[dict[str, Any]]:
+    """What each surviving rank was told."""
+    (folder / "way.txt").write_text(way)
+    run_ranks("tests.stack_2026.verl_plugin.failing_program", WORLD, folder, timeout=240)
+    found = [json.loads((folder / f"failing.{rank}.json").read_text()) for rank in SURVIVORS]
+    for told in found:
+        assert (told["first"]["type"], told["first"]["differing"]) == (None, [])
+    return found
+
+
+def test_update_without_a_fault_succeeds(checkpoints):
+    for told in outcome(checkpoints, "nothing"):
+        assert [told[what]["type"] for what in ("second", "worker", "sampling")] == [None] * 3
+
+
+def test_dead_rank_named_on_the_others(checkpoints):
+    for rank, told in zip(SURVIVORS, outcome(checkpoints, "dies"), strict=True):
+        assert told["second"]["type"] == "ReshardError" and told["second"]["seconds"] < MOST_SECONDS
+        assert f"rank {rank} did not hear from ranks [{CULPRIT}]" in told["second"]["text"]
+        assert f"did not hear from ranks [{CULPRIT}]" in told["worker"]["text"]
+        assert told["sampling"]["type"] == "WeightsNotWholeError"
+
+
+def test_raising_rank_named_and_the_next_update_succeeds(checkpoints):
+    for told in outcome(checkpoints, "raises"):
+        assert f"rank {CULPRIT} failed in round 2 of " in told["second"]["text"]
+        assert "a planted failure" in told["second"]["text"] and "gave up update 2" in told["worker"]["text"]
+        assert told["sampling"]["type"] == "WeightsNotWholeError"
+        assert (told["third"]["type"], told["third"]["differing"], told["sampling again"]["type"]) == (None, [], None)
