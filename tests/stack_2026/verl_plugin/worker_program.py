@@ -11,11 +11,14 @@ import copy
 import dataclasses
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from tests.ranks import fork_ranks, free_port
 from tests.stack_2026.vllm_ascend.models import VOCABULARY
+from tests.stack_2026.vllm_ascend.program import import_once
 
 EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
 TOKENS, UPDATES, GREW = 8, 2, 1.25
@@ -86,27 +89,34 @@ def serve(case: Case, folder: Path, place: int) -> None:
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
     requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     llm.collective_rpc("monkey_patch_model", kwargs={"vocab_size": VOCABULARY})
-    found = []
+    refusal = sampling_refused(llm)
     for update in range(UPDATES):
         llm.sleep(level=1)
         llm.wake_up(tags=["weights"])
         llm.collective_rpc("update_weights_from_ipc", kwargs={"use_shm": case.shared_memory})
         llm.wake_up(tags=["kv_cache"])
         outputs = llm.generate(requests, greedy, use_tqdm=False)
-        found.append([list(output.outputs[0].token_ids) for output in outputs])
-        addresses = {name: tensor.data_ptr() for name, tensor in weights_of(llm).items()}
-        (folder / f"{case.name}.{place}.{update}.json").write_text(json.dumps({"tokens": found[-1], "at": addresses}))
-    model = driver_model(llm)
-    model.compute_logits.__closure__  # noqa: B018 - the guard of unfinished weights is in place
-    (folder / f"{case.name}.{place}.served").write_text("")
+        found = {
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+            "addresses": {name: tensor.data_ptr() for name, tensor in driver_model(llm).named_parameters()},
+            "refusal": refusal,
+        }
+        (folder / f"{case.name}.{place}.{update}.json").write_text(json.dumps(found))
+
+
+def sampling_refused(llm: Any) -> str:
+    """What vLLM is told when it asks for logits now; empty if it gets them."""
+    import torch
+
+    try:
+        driver_model(llm).compute_logits(torch.zeros(1, 64, device="npu"))
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def driver_model(llm: Any) -> Any:
     return llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
-
-
-def weights_of(llm: Any) -> dict[str, Any]:
-    return dict(driver_model(llm).named_parameters())
 
 
 def train(case: Case, folder: Path, place: int) -> None:
@@ -136,8 +146,8 @@ def train(case: Case, folder: Path, place: int) -> None:
     job = os.environ["VERL_RAY_JOB_ID"]
     transfer = WeightTransfer(training, dist.group.WORLD, torch.device("npu", place), job)
     handle = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-{place}.sock"
+    wait_for(Path(f"/tmp/rl-colocate-alltoallv-{job}-{place}.sock"))
     for update in range(UPDATES):
-        wait_for(Path(f"/tmp/rl-colocate-alltoallv-{job}-{place}.sock"))
         sender = BucketedWeightSender(handle, case.bucket, case.shared_memory)
         asyncio.run(sender.async_send_weights(transfer.buckets()))
         (folder / f"{case.name}.{place}.{update}.report").write_text(json.dumps(dataclasses.asdict(transfer.report)))
@@ -175,3 +185,22 @@ def wait_for(path: Path) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"{path} did not come")
         time.sleep(0.05)
+
+
+def run(folder: Path, cases: list[Case]) -> None:
+    """Run cases one after another. Exits with an error when a rank failed."""
+    import_once()
+    for number, case in enumerate(cases):
+        os.environ |= {
+            "HANDOVER_CASE": json.dumps(dataclasses.asdict(case)),
+            "VERL_RAY_JOB_ID": f"test{os.getpid()}.{number}",
+            "TRAINING_PORT": str(free_port()),
+            "NPU_EMULATOR_NODE": f"handover.{os.getpid()}.{number}",
+        }
+        if fork_ranks(__spec__.name, 2 * case.dies, folder):
+            sys.exit(f"{case.name} failed")
+
+
+if __name__ == "__main__":
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DISABLE_COMPILE_CACHE": "1"}
+    run(Path(sys.argv[1]), [Case(**json.loads(argument)) for argument in sys.argv[2:]])

@@ -1,0 +1,59 @@
+"""Two keys of verl switch the hand-over on; without them verl is as it was."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from verl_plugin.alltoallv.settings import EXTENSION, LIBRARY, AlltoallvSettings
+
+ENGINES = """
+import {module}
+from verl.workers.engine import EngineRegistry
+for backend in ("fsdp2", "fsdp", "megatron"):
+    print(backend, EngineRegistry.get_engine_cls("language_model", backend).__name__)
+"""
+
+
+def engines_with(module: str) -> dict[str, str]:
+    """The engine of each backend in a fresh process that has imported `module`."""
+    command = [sys.executable, "-W", "ignore", "-c", ENGINES.format(module=module)]
+    run = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=300, check=True)
+    rows = [line.split() for line in run.stdout.splitlines()]
+    return {row[0]: row[1] for row in rows if len(row) == 2 and row[0] in ("fsdp2", "fsdp", "megatron")}
+
+
+def test_library_registers_engines_beside_those_of_verl():
+    upstream = engines_with("verl")
+    assert not any("Alltoallv" in name for name in upstream.values())
+    assert engines_with(LIBRARY) == upstream | {"fsdp2": "AlltoallvFSDP2Engine", "megatron": "AlltoallvMegatronEngine"}
+
+
+def test_extension_adds_no_name_that_the_worker_has():
+    from vllm_ascend.worker.worker import NPUWorker
+
+    module, name = EXTENSION.rsplit(".", 1)
+    extension = getattr(__import__(module, fromlist=[name]), name)
+    own = [attribute for attribute in dir(extension) if not attribute.startswith("__")]
+    assert "update_weights_from_ipc" in own and not [attribute for attribute in own if hasattr(NPUWorker, attribute)]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"bucket_megabytes": 0}, "alltoallv.bucket_megabytes=0 is invalid: "),
+        ({"bucket_megabytes": True}, "alltoallv.bucket_megabytes=True is invalid: "),
+        ({"verify": "yes"}, "alltoallv.verify='yes' is invalid: "),
+        ({"bucket": 3}, "alltoallv.bucket is invalid: there is no such option. Set one of bucket_megabytes, verify."),
+    ],
+)
+def test_invalid_settings_rejected(values, said):
+    with pytest.raises(ValueError, match="additional_config") as caught:
+        AlltoallvSettings.from_additional_config({"alltoallv": values})
+    assert said in str(caught.value)
+
+
+def test_settings_default_where_none_are_given():
+    for given in (None, {}, {"weight_nz_mode": 0}, {"alltoallv": None}):
+        assert AlltoallvSettings.from_additional_config(given) == AlltoallvSettings()
