@@ -61,9 +61,10 @@ class Layer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.experts = nn.Module()
-        self.experts.w13_weight = nn.Parameter(torch.randn(3, 4, 10), requires_grad=False)
-        self.experts.w2_weight = nn.Parameter(torch.randn(3, 5, 4), requires_grad=False)
+        self.mlp = nn.Module()
+        self.mlp.experts = nn.Module()
+        self.mlp.experts.w13_weight = nn.Parameter(torch.randn(3, 4, 10), requires_grad=False)
+        self.mlp.experts.w2_weight = nn.Parameter(torch.randn(3, 5, 4), requires_grad=False)
 
 
 def test_experts_are_served_in_file_order_before_and_after_waking():
@@ -72,8 +73,8 @@ def test_experts_are_served_in_file_order_before_and_after_waking():
     assert [tuple(tensor.shape) for tensor in before.values()] == [(3, 10, 4), (3, 4, 5)]
     addresses = [parameter.data_ptr() for parameter in layer.parameters()]
     for name in ("w13_weight", "w2_weight"):  # as vllm_ascend/worker/worker.py wakes them
-        awoken = getattr(layer.experts, name).transpose(1, 2)
-        setattr(layer.experts, name, nn.Parameter(awoken, requires_grad=False))
+        awoken = getattr(layer.mlp.experts, name).transpose(1, 2)
+        setattr(layer.mlp.experts, name, nn.Parameter(awoken, requires_grad=False))
     assert all(torch.equal(tensor, before[name]) for name, tensor in served_weights(layer).items())
     restore_expert_order(layer)
     assert [tuple(parameter.shape) for parameter in layer.parameters()] == [(3, 4, 10), (3, 5, 4)]
