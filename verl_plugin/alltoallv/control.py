@@ -88,7 +88,7 @@ class Control:
         self._abandoned: Abandon | None = None
         self._settled = 0
         path.unlink(missing_ok=True)
-        socket = zmq.Context.instance().socket(zmq.REP)
+        socket: Any = zmq.Context.instance().socket(zmq.REP)
         socket.bind(f"ipc://{path}")
         threading.Thread(target=self._serve, args=(socket,), name="alltoallv control", daemon=True).start()
 
@@ -139,7 +139,7 @@ class Inquiry:
                 f"{EXTENSION_KEY} is invalid: no vLLM worker on this die takes weights by alltoallv. "
                 f"Set it to {EXTENSION}."
             )
-        self._socket = zmq.Context.instance().socket(zmq.REQ)
+        self._socket: Any = zmq.Context.instance().socket(zmq.REQ)
         self._socket.connect(f"ipc://{path}")
 
     def ask(self, request: Any) -> Any:

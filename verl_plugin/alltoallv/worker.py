@@ -31,6 +31,7 @@ _POLL_MILLISECONDS = 500
 class AlltoallvExtension(vLLMColocateWorkerExtension):
     """Set by `actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls`."""
 
+    device: Any
     _alltoallv: RolloutWeights | None = None
 
     def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
@@ -131,6 +132,8 @@ class WatchfulReceiver(BucketedWeightReceiver):
         use_shm: whether memory of the host carries the buckets.
         check: raises when there is nothing to wait for.
     """
+
+    socket: Any
 
     def __init__(self, zmq_handle: str, device: torch.device, use_shm: bool, check: Callable[[], None]) -> None:
         super().__init__(zmq_handle, device, use_shm)
