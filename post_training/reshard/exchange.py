@@ -47,7 +47,7 @@ class Staging:
         sent = max((step.send.size for step in rounds), default=0)
         received = max((step.receive.size for step in rounds), default=0)
         sizes = (max(sent, least), received)
-        slots = min(slots, max(len(rounds), 1))
+        slots = min(slots, max(len(rounds), bool(least)))
         self.send = [torch.empty(sizes[0], dtype=torch.uint8, device=device) for _ in range(slots)]
         self.receive = [torch.empty(sizes[1], dtype=torch.uint8, device=device) for _ in range(slots)]
         self.bytes = slots * sum(sizes)

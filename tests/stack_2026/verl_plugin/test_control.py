@@ -67,7 +67,7 @@ class Layer(nn.Module):
         self.mlp.experts.w2_weight = nn.Parameter(torch.randn(3, 5, 4), requires_grad=False)
 
 
-def test_experts_are_served_in_file_order_before_and_after_waking():
+def test_experts_are_in_file_order_before_and_after_waking():
     layer = Layer()
     before = {name: tensor.clone() for name, tensor in served_weights(layer).items()}
     assert [tuple(tensor.shape) for tensor in before.values()] == [(3, 10, 4), (3, 4, 5)]
