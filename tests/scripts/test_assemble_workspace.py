@@ -270,6 +270,8 @@ def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
     [
         (["--from"], "--from needs a folder"),
         (["--wrong"], "--wrong is not understood"),
+        (["--stack", "2026"], "--stack=2026 is invalid: its patches are not copied into a checkout"),
+        (["--stack", "2024"], "--stack=2024 is invalid: there is no such stack"),
         (["acme=/tmp"], "acme is no package"),
     ],
 )
