@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.stack != "2025":
         parser.error(
-            f"--stack={options.stack} is invalid: these checks know the versions of stack 2025 alone. Set it to 2025, or "
+            f"--stack={options.stack} is invalid: these checks know the versions of stack 2025. Set it to that, or "
             "check the installed packages with `python -m overlay check --stack 2026`."
         )
     try:

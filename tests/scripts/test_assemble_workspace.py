@@ -60,7 +60,7 @@ class Project:
         self.commit("vllm-ascend")
         self.git("vllm-ascend", "tag", "v1")
         shutil.copytree(REPOSITORY / "overlay", self.root / "overlay", ignore=shutil.ignore_patterns("__pycache__"))
-        scripts = ("assemble_workspace.sh", "lib/terminal.sh", "internal/write_metadata.py")
+        scripts = ("assemble_workspace.sh", "lib/terminal.sh", "lib/arguments.sh", "internal/write_metadata.py")
         for name in (*(f"scripts/{script}" for script in scripts), "verl_patches/prelude_patch.py"):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, self.root / name)

@@ -339,6 +339,6 @@ def test_a_node_that_fails_is_named_with_the_last_line_that_it_said():
 
 def test_stack_whose_versions_are_unknown_rejected(capsys):
     with pytest.raises(SystemExit) as ended:
-        doctor.main(["--stack", "2026"])
+        load_script("scripts/doctor.py").main(["--stack", "2026"])
     assert ended.value.code == 2
     assert "--stack=2026 is invalid" in capsys.readouterr().err
