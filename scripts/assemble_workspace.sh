@@ -8,6 +8,8 @@ project_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly project_root
 # shellcheck source=scripts/lib/terminal.sh
 source "$project_root/scripts/lib/terminal.sh"
+# shellcheck source=scripts/lib/arguments.sh
+source "$project_root/scripts/lib/arguments.sh"
 
 readonly MANIFEST=$project_root/.workspace
 readonly STAGING=$project_root/.workspace.new
@@ -37,6 +39,8 @@ overlay/pins.toml, with the metadata by which vLLM finds its NPU plugin.
   --in-place     prepare the packages of your own fork, at whatever commit; DIR
                  is a checkout whose setup.py names the plugins. Repeating it
                  changes nothing
+  --stack NAME   2025, which is the default and the only one: the patches of the
+                 stack 2026 are not copied (docs/stacks.md)
   --undo         remove everything that this script copied
   --help         print this
 
@@ -280,6 +284,11 @@ main() {
             --from)
                 (($# >= 2)) || fail "--from needs a folder."
                 from=$2
+                shift
+                ;;
+            --stack)
+                argument_require_value "$1" $#
+                argument_require_copied_stack "$2"
                 shift
                 ;;
             --clone) clone=yes ;;

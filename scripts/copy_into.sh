@@ -27,6 +27,8 @@ update the copies.
   --into DIR    the folder of the packages
   --only NAME   only the patches of verl, vllm, vllm-ascend, megatron or
                 mindspeed, no scripts; repeatable
+  --stack NAME  2025, which is the default and the only one: the patches of the
+                stack 2026 are not copied (docs/stacks.md)
   --dry-run     print what would change, and change nothing
   --undo        restore the checkout
   --discard     replace or remove files that were changed after the copy
@@ -265,6 +267,11 @@ main() {
             --into)
                 argument_require_value "$1" $#
                 into=$2
+                shift
+                ;;
+            --stack)
+                argument_require_value "$1" $#
+                argument_require_copied_stack "$2"
                 shift
                 ;;
             --only)

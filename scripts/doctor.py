@@ -40,7 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--ray", metavar="HOST:PORT", help="the head of a running Ray")
     parser.add_argument("--no-self-test", action="store_true", help="skip the test of dies 0 and 1")
+    stack = "2025, the only one whose versions are known here (default: %(default)s)"
+    parser.add_argument("--stack", default="2025", metavar="NAME", help=stack)
     options = parser.parse_args(arguments)
+    if options.stack != "2025":
+        parser.error(
+            f"--stack={options.stack} is invalid: these checks know the versions of stack 2025. Set it to that, or "
+            "check the installed packages with `python -m overlay check --stack 2026`."
+        )
     try:
         settings = read_settings(options.cluster)
         if options.ray:

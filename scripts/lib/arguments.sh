@@ -36,3 +36,9 @@ argument_require_decimal() {
 argument_require_chip() {
     [[ $1 == a2 || $1 == a3 ]] || fail "--chip is \"$1\": give a2 or a3."
 }
+
+# Fails unless VALUE is the stack whose patches lie in a checkout: those of 2026 are loaded by verl itself.
+argument_require_copied_stack() {
+    [[ $1 == 2026 ]] && fail "--stack=2026 is invalid: its patches are not copied into a checkout. Set VERL_USE_EXTERNAL_MODULES to the module that you want and PYTHONPATH to this repository (docs/stacks.md)."
+    [[ $1 == 2025 ]] || fail "--stack=$1 is invalid: there is no such stack. Set it to 2025."
+}

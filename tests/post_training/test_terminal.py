@@ -60,7 +60,7 @@ def test_wrong_argument_escaped():
 
 
 def test_every_tool_escapes_what_it_prints():
-    tools = [file for file in (ROOT / "scripts").glob("*.py") if file.name not in WITHOUT_NAMES]
+    tools = [file for file in (ROOT / "scripts").glob("[!_]*.py") if file.name not in WITHOUT_NAMES]
     assert len(tools) > 15
     assert [file.name for file in tools if "\n    escape_output(" not in file.read_text()] == []
 

@@ -60,7 +60,7 @@ class Project:
         self.commit("vllm-ascend")
         self.git("vllm-ascend", "tag", "v1")
         shutil.copytree(REPOSITORY / "overlay", self.root / "overlay", ignore=shutil.ignore_patterns("__pycache__"))
-        scripts = ("assemble_workspace.sh", "lib/terminal.sh", "internal/write_metadata.py")
+        scripts = ("assemble_workspace.sh", "lib/terminal.sh", "lib/arguments.sh", "internal/write_metadata.py")
         for name in (*(f"scripts/{script}" for script in scripts), "verl_patches/prelude_patch.py"):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPOSITORY / name, self.root / name)
@@ -270,6 +270,8 @@ def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
     [
         (["--from"], "--from needs a folder"),
         (["--wrong"], "--wrong is not understood"),
+        (["--stack", "2026"], "--stack=2026 is invalid: its patches are not copied into a checkout"),
+        (["--stack", "2024"], "--stack=2024 is invalid: there is no such stack"),
         (["acme=/tmp"], "acme is no package"),
     ],
 )

@@ -176,6 +176,8 @@ def test_a_room_alone_can_be_activated(tmp_path, packages, only, lines, room):
         (["--into", "EMPTY", "--only", "sglang"], "--only sglang: there are patches of verl"),
         (["--into", str(ROOT)], "is this project itself"),
         (["--wrong"], "--wrong is not understood"),
+        (["--stack", "2026"], "--stack=2026 is invalid: its patches are not copied into a checkout"),
+        (["--stack", "2024"], "--stack=2024 is invalid: there is no such stack"),
         ([], "--into DIR is missing"),
     ],
 )

@@ -335,3 +335,10 @@ def test_a_node_that_fails_is_named_with_the_last_line_that_it_said():
     found = _ask_node("10.0.0.2", 16, Asking())
     assert (found.address, found.npus) == ("10.0.0.2", 16)
     assert found.error == "does not answer: ModuleNotFoundError: no overlay"
+
+
+def test_stack_whose_versions_are_unknown_rejected(capsys):
+    with pytest.raises(SystemExit) as ended:
+        load_script("scripts/doctor.py").main(["--stack", "2026"])
+    assert ended.value.code == 2
+    assert "--stack=2026 is invalid" in capsys.readouterr().err

@@ -35,7 +35,7 @@ def emulator(words):
         runpy.run_module("npu_emulator", run_name="__main__")
 
 
-COMMANDS = {f"python scripts/{path.name}": program(path) for path in sorted((ROOT / "scripts").glob("*.py"))} | {
+COMMANDS = {f"python scripts/{path.name}": program(path) for path in sorted((ROOT / "scripts").glob("[!_]*.py"))} | {
     f"python benchmarks/{path.name}": program(path)
     for path in sorted((ROOT / "benchmarks").glob("*.py"))
     if "make_parser(__doc__)" in path.read_text()
