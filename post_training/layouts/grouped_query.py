@@ -1,6 +1,6 @@
 """Layouts of decoders whose query heads share key and value heads in groups (GQA), dense or with experts in each layer.
 
-Canonical names and shapes are those of transformers; every linear weight is [out, in]. Megatron's names are those of
+HF names and shapes are those of transformers; every linear weight is [out, in]. Megatron's names are those of
 its transformer_engine spec, where a norm belongs to the projection after it: verl knows no others.
 """
 

@@ -20,10 +20,10 @@ Box = tuple[tuple[int, int], ...]
 """A region of a tensor: one half-open interval `(start, stop)` for each dimension."""
 
 PADDING = ""
-"""The canonical name of memory that belongs to no HuggingFace tensor (padded vocabulary rows). Its content is zero."""
+"""The HF name of memory that belongs to no HuggingFace tensor (padded vocabulary rows). Its content is zero."""
 
 EXPERT_MARK = ".mlp.experts."
-"""In the canonical name of every routed expert's weight, and of no other tensor."""
+"""In the HF name of every routed expert's weight, and of no other tensor."""
 
 
 @dataclass(frozen=True, slots=True)

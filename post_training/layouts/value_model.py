@@ -1,6 +1,6 @@
 """The layout of a critic: that of its model, with one output a token where the model has its vocabulary.
 
-Canonical names are those of transformers' classes for token classification, as a critic on FSDP has them too.
+HF names are those of transformers' classes for token classification, as a critic on FSDP has them too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layout of Qwen2.5-VL's vision tower: canonical names are those of its published files, and of vLLM as well."""
+"""The layout of Qwen2.5-VL's vision tower: HF names are those of its published files, and of vLLM as well."""
 
 from __future__ import annotations
 

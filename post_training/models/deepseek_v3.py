@@ -1,6 +1,6 @@
 """The DeepSeek-V3 layout tables: HuggingFace files, Megatron (MindSpeed-LLM v2.0.0 names), vLLM-Ascend 0.9.1 rollout.
 
-Canonical names and shapes are those of transformers' DeepseekV3ForCausalLM; every linear weight is [out, in].
+HF names and shapes are those of transformers' DeepseekV3ForCausalLM; every linear weight is [out, in].
 """
 
 from collections.abc import Iterator, Mapping

@@ -66,13 +66,13 @@ def _raise_first(problems: Iterable[str]) -> None:
 
 
 def _types(tensors: Tensors, pieces: Iterable[Piece]) -> Types:
-    """Type by canonical name, after checking that every piece fits its live tensor."""
+    """Type by HF name, after checking that every piece fits its live tensor."""
     for piece in pieces:
         piece.locate(tensors)
     return {piece.canonical: tensors[piece.local].dtype for piece in pieces if piece.canonical != PADDING}
 
 
 def _first_held(layouts: Layouts, rank: int) -> set[str]:
-    """The canonical names that this rank holds and no lower rank does."""
+    """The HF names that this rank holds and no lower rank does."""
     lower = {piece.canonical for pieces in layouts[:rank] for piece in pieces}
     return {piece.canonical for piece in layouts[rank]} - lower

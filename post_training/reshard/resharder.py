@@ -15,14 +15,14 @@ from post_training.layouts.model_tensors import rollout_tensors, train_tensors
 from post_training.models.families import table_for
 from post_training.reshard.agreement import Types, agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Tensors
-from post_training.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
+from post_training.reshard.failure import Attempt, MembershipCheck, agree_on_success, naming_the_missing
 from post_training.reshard.plan import LayoutError, Layouts, Plan, Transfers, make_plan
 from post_training.reshard.schedule import piece_origins, round_count, schedule
 from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
 
-ROLL_CALL_SECONDS = 10.0
-"""How long a rank waits for a sign of life of the others after a collective has failed."""
+MEMBERSHIP_CHECK_S = 10.0
+"""How long a rank waits for heartbeats of the others after a collective has failed."""
 
 PLANNING_COLLECTIVES = 3
 """Object collectives of the first run: tensor types, whether every rank can go on, and the digest of the plan."""
@@ -98,7 +98,7 @@ class Resharder:
     train_layouts, rollout_layouts: pieces of all ranks, by rank of `group`.
     bucket_bytes: upper bound of staging memory in each direction. At most `PART_ELEMENTS` of it are used, so that no
         collective and no copy counts 2**30 elements.
-    castable: endings of canonical names whose type may differ between training and rollout; any other difference is an
+    castable: endings of HF names whose type may differ between training and rollout; any other difference is an
         error. A cast happens while packing, so the wire carries the rollout type; values that it changes are counted.
     overlap: use half buckets and pack a round while the round before it travels; twice as many collectives.
     ranks_per_node: what many ranks of a node need enters the node once and is relayed inside it; None means that links
@@ -141,11 +141,11 @@ class Resharder:
         planned = time.perf_counter()
         self._runs += 1
         attempt = Attempt()
-        roll_call = RollCall(self._group, f"reshard {prepared.digest} {self._runs}", ROLL_CALL_SECONDS)
+        membership = MembershipCheck(self._group, f"reshard {prepared.digest} {self._runs}", MEMBERSHIP_CHECK_S)
         with torch.no_grad():
             attempt.step("before the first round, ", clear_padding, prepared.padding, prepared.target)
             attempt.step("before the first round, ", copy_local, prepared.copies, prepared.source, prepared.target)
-            with naming_the_missing(attempt, roll_call):
+            with naming_the_missing(attempt, membership):
                 staging = [exchange.run(attempt) for exchange in prepared.exchanges]
                 agree_on_success(attempt, self._group, prepared.device)
             changed = self._values_changed(prepared)
@@ -178,7 +178,7 @@ class Resharder:
         return int(changed)
 
     def verify(self) -> list[str]:
-        """Compare all rollout weights with the training weights and return the canonical names that differ.
+        """Compare all rollout weights with the training weights and return the HF names that differ.
 
         Weights of one type are compared bit for bit, others by value, so that a cast that rounds shows.
 

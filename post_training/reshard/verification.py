@@ -29,7 +29,7 @@ def differing_tensors(
     batch_bytes: int,
     device: torch.device,
 ) -> list[str]:
-    """The canonical names of which any rank's rollout bytes differ from the training bytes, sorted; same on every rank.
+    """The HF names of which any rank's rollout bytes differ from the training bytes, sorted; same on every rank.
 
     train.wire_types: the types in which training holds its tensors. Where the rollout holds another one, values are
     compared, in the wider of the two: a weight that was rounded on its way differs.

@@ -18,7 +18,7 @@ SHAPES = (SMALL, TIED, NORMED, WITH_EXPERTS)
 
 
 def full_weights(shape: GroupedQueryShape, dtype: torch.dtype = torch.float32, seed: int = 0) -> State:
-    """Random tensors for every canonical name; values survive a trip through bfloat16."""
+    """Random tensors for every HF name; values survive a trip through bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(dims, generator=generator).to(torch.bfloat16).to(dtype)

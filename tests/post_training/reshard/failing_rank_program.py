@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
     os.environ["HCCL_EXEC_TIMEOUT"] = str(int(TIMEOUT) // 2)
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
-    resharder.ROLL_CALL_SECONDS = 2.0
+    resharder.MEMBERSHIP_CHECK_S = 2.0
     case, generation = Case(SEED, torch.bfloat16, BUCKET), WeightsGeneration()
     run(case, generation)
     found = {"before": told(generation.require_whole) | {"differing": case.differing()}}

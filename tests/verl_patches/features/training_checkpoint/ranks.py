@@ -29,7 +29,7 @@ MODELS = {
 
 
 def full_states(model):
-    """Float32 values, none of which bfloat16 can hold, by state and canonical name."""
+    """Float32 values, none of which bfloat16 can hold, by state and HF name."""
     generator = torch.Generator().manual_seed(3)
     shapes = MODELS[model][0].shapes
     return {state: {name: torch.rand(dims, generator=generator) for name, dims in shapes.items()} for state in STATES}
