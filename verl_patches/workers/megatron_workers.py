@@ -573,5 +573,5 @@ def _rewritten_weights(engine: LLMEngine, runner: NPUModelRunner) -> list[torch.
     from post_training.models.families import table_for
 
     table = table_for(engine.vllm_config.model_config.hf_config)
-    pieces = table.vllm_ascend(rollout_placement(engine.vllm_config), dist.get_rank())
-    return wholly_covered(rollout_tensors(runner.get_model()), pieces)
+    shards = table.vllm_ascend(rollout_placement(engine.vllm_config), dist.get_rank())
+    return wholly_covered(rollout_tensors(runner.get_model()), shards)

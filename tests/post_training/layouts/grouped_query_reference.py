@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from post_training.layouts.grouped_query import GroupedQueryShape, canonical_shapes
+from post_training.layouts.grouped_query import GroupedQueryShape, hf_shapes
 from post_training.layouts.layout import RolloutPlacement, TrainPlacement
 from tests.post_training.layouts.reference import State, chunk, megatron_experts, padded, rollout_experts
 
@@ -22,7 +22,7 @@ def full_weights(shape: GroupedQueryShape, dtype: torch.dtype = torch.float32, s
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(dims, generator=generator).to(torch.bfloat16).to(dtype)
-        for name, dims in canonical_shapes(shape).items()
+        for name, dims in hf_shapes(shape).items()
     }
 
 

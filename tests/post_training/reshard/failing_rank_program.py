@@ -45,7 +45,7 @@ def die(*_: object) -> None:
 
 def lose_a_weight(side: exchange.Side, direction: exchange.Direction) -> None:
     """As if training had replaced a weight by one of another shape: packing it raises."""
-    local = side.pieces[direction.chunks[0].piece].local
+    local = side.shards[direction.chunks[0].shard].local
     side.tensors[local] = torch.zeros(1, device="npu")
 
 
