@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = tomllib.loads((ROOT / "tests" / "words.toml").read_text())["entry"]
 # Texts of others, what a release was, and the table with its test.
 NOT_OURS = re.compile(
-    r".*\.(lock|patch|log|jsonl|parquet|svg)|CHANGELOG\.md|LICENSE|docs/history/.*|tests/(words\.toml|test_words\.py)"
+    r".*\.(lock|patch|log|jsonl|parquet)|CHANGELOG\.md|LICENSE|docs/history/.*|tests/(words\.toml|test_words\.py)"
 )
 
 
