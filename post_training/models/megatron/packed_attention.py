@@ -39,10 +39,10 @@ class PackedSequences:
         """
         known = packed_seq_params.__dict__.get("_packed_sequences")
         if known is None:
-            limits = packed_seq_params.cu_seqlens_q.tolist()
+            bounds = packed_seq_params.cu_seqlens_q.tolist()
             device = packed_seq_params.cu_seqlens_q.device
-            positions = [torch.arange(end - start) for start, end in zip(limits, limits[1:], strict=False)]
-            known = PackedSequences(ends=limits[1:], positions=torch.cat(positions).to(device))
+            positions = [torch.arange(end - start) for start, end in zip(bounds, bounds[1:], strict=False)]
+            known = PackedSequences(ends=bounds[1:], positions=torch.cat(positions).to(device))
             packed_seq_params.__dict__["_packed_sequences"] = known
         return known
 

@@ -23,7 +23,7 @@ def yarn_frequencies(
 
     A plane that turns more than ``beta_fast`` times within ``original_context`` tokens keeps its frequency, one that
     turns fewer than ``beta_slow`` times has it divided by ``factor``; between the two the mix is linear in the index of
-    the plane. The two limits are rounded outwards to whole planes, as DeepSeek-V3 was trained.
+    the plane. The two bounds are rounded outwards to whole planes, as DeepSeek-V3 was trained.
     """
     plane = torch.arange(dim // 2, dtype=torch.float32)
     frequencies = base ** (-2.0 * plane / dim)

@@ -11,7 +11,7 @@ from overlay import Feature
 class ReshardSettings:
     """Move updated weights to the rollout by a plan of byte ranges instead of gathering whole tensors.
 
-    bucket_bytes limits the staging memory of a die in each direction. overlap splits it in two, so that packing and
+    bucket_bytes bounds the staging memory of a die in each direction. overlap splits it in two, so that packing and
     transfer run at the same time. With dies_per_node, what many dies of a node need enters the node once; 0 means that
     all links are alike.
     """

@@ -55,7 +55,7 @@ def test_frequencies_and_amplitude(width, scaling):
 )
 @settings(max_examples=400, deadline=None)
 def test_bounds_beyond_the_planes_are_those_of_transformers(width, base, factor, context, betas):
-    """Short contexts turn no plane fast enough, and long ones every plane fast: both limits are cut off. Where even the
+    """Short contexts turn no plane fast enough, and long ones every plane fast: both bounds are cut off. Where even the
     last plane turns fast by far, transformers' ramp runs backwards, and the paper keeps all frequencies."""
     scaling = {
         "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context, "beta_fast": betas[0],
