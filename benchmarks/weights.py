@@ -34,7 +34,7 @@ import torch  # noqa: E402
 
 from benchmarks.options import make_parser, write_figures  # noqa: E402
 from post_training.arguments import finite, whole  # noqa: E402
-from post_training.models.deepseek_v3 import canonical_shapes  # noqa: E402
+from post_training.models.deepseek_v3 import hf_shapes  # noqa: E402
 from tests.post_training.checkpoint.reference import ShardLayout, cast_folder, save_shards  # noqa: E402
 from tests.post_training.checkpoint.synthetic import Synthetic, small_config  # noqa: E402
 
@@ -136,7 +136,7 @@ def compare(work: Path, gigabytes: float, experts: int, workers: int) -> dict[st
     """All measurements by name. Raises RuntimeError if a command fails or the shards are not equal."""
     layers = 2
     while (
-        sum(torch.Size(dims).numel() for dims in canonical_shapes(checkpoint(layers, experts).shape).values())
+        sum(torch.Size(dims).numel() for dims in hf_shapes(checkpoint(layers, experts).shape).values())
         < gigabytes * 1e9
     ):
         layers += 1

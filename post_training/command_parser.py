@@ -25,7 +25,7 @@ class HelpFormatter(argparse.HelpFormatter):
         return "\n\n".join(_filled(each, width, indent) for each in re.split(r"\n\s*\n", text.strip("\n")))
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        # Names such as bit-for-bit and --no-twin stay in one piece.
+        # Names such as bit-for-bit and --no-scaled-down-job stay in one piece.
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:

@@ -7,7 +7,7 @@ two of its dies, and the job itself on at most 8 emulated dies: train, kill, res
 Examples, on any machine; the training gets the same overrides:
     python scripts/preflight.py --cluster FILE \
         --config-name deepseek_v3_256die_true_weight
-    python scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k --no-twin \
+    python scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k --no-scaled-down-job \
         actor_rollout_ref.model.path=MODEL
 
 Prints the stages, and writes them to preflight.html in the output folder. The emulated run starts once every other
@@ -46,7 +46,7 @@ from post_training.processes.command import Interrupted, SignalFlag, run_to_the_
 from post_training.processes.logs import last_error  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.jobs import JOBS, scale_of  # noqa: E402
-from rehearsal.twin import Twin  # noqa: E402
+from rehearsal.scaled_down_job import ScaledDownJob  # noqa: E402
 from scripts import doctor  # noqa: E402
 from scripts.health_checks.device_test import check_device  # noqa: E402
 from scripts.plan import CANN_MEMORY, configuration_of, die_bytes, make_plan, outside_torch, read_model  # noqa: E402
@@ -112,7 +112,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="usable memory of a die (default: DIE_MEMORY of the cluster's file, or 61GiB)",
     )
     parser.add_argument("--swap-optimizer", action="store_true", help="MindSpeed keeps the optimizer on the host")
-    parser.add_argument("--no-twin", action="store_true", help="skip the emulated run, which takes minutes")
+    parser.add_argument("--no-scaled-down-job", action="store_true", help="skip the emulated run, which takes minutes")
+    # The option's name in earlier releases; CHANGELOG.md says until when.
+    parser.add_argument("--no-twin", action="store_true", dest="no_scaled_down_job", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: outputs/preflight/TIME)")
     parser.add_argument("--dry-run", action="store_true", help="print the emulated run's command, and skip it")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
@@ -137,7 +139,7 @@ def _of_cluster(cluster: dict[str, str]) -> list[str]:
 
 
 def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) -> list[Stage]:
-    twin = Twin.of_job(options.config_name, given, options.output / "twin")
+    scaled = ScaledDownJob.of_job(options.config_name, given, options.output / "scaled_down_job")
 
     def ends_well(name: str, command: Callable[[], list[str]]) -> Callable[[], tuple[str, str]]:
         return lambda: _run(command(), options.output / f"{name}.log", signals)
@@ -151,16 +153,16 @@ def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) 
         ("device", "dies 0 and 1: NaN, large tensors, events and all-to-all, as doctor.py tests them", _device),
     ]  # fmt: skip
     emulated: list[tuple[str, str, Callable[[], tuple[str, str]]]] = [
-        ("twin", "the job on at most 8 emulated dies: trained, killed, gone on with, and compared bit for bit",
-         ends_well("twin", twin.proof)),
-        ("validation", "what the twin's validation after its last step found", lambda: _validation(twin)),
-        ("export", "the twin's last checkpoint as a HuggingFace folder", ends_well("export", twin.export)),
-        ("evaluation", "answers of the export, judged by the job's reward", ends_well("evaluation", twin.evaluation)),
+        ("scaled_down_job", "the job on at most 8 emulated dies: trained, killed, continued, and compared bit for bit",
+         ends_well("scaled_down_job", scaled.proof)),
+        ("validation", "what the scaled-down job's validation after its last step found", lambda: _validation(scaled)),
+        ("export", "the scaled-down job's last checkpoint as a HuggingFace folder", ends_well("export", scaled.export)),
+        ("evaluation", "answers of the export, judged by the job's reward", ends_well("evaluation", scaled.evaluation)),
     ]  # fmt: skip
     stages: list[Stage] = []
     for name, about, look in (*cheap, *emulated):
         begun = time.monotonic()
-        why_not = "" if len(stages) < len(cheap) else _why_not(options, twin, stages)
+        why_not = "" if len(stages) < len(cheap) else _why_not(options, scaled, stages)
         if name == "evaluation" and not why_not and _reads_images(options.config_name):
             why_not = "evaluate.py shows a model no images"
         state, said = (LEFT_OUT, why_not) if why_not else look()
@@ -169,18 +171,18 @@ def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) 
 
 
 def _reads_images(config_name: str) -> bool:
-    """Whether the twin's model reads images."""
+    """Whether the scaled-down job's model reads images."""
     job = JOBS.get(config_name)
     model_type = job.model_type if job else scale_of(config_name).model_type
     return any(family.reads_images for family in families() if model_type in family.model_types)
 
 
-def _why_not(options: argparse.Namespace, twin: Twin, before: Sequence[Stage]) -> str:
-    """Why a stage of the twin is left out; empty where it is not."""
+def _why_not(options: argparse.Namespace, scaled: ScaledDownJob, before: Sequence[Stage]) -> str:
+    """Why a stage of the scaled-down job is left out; empty where it is not."""
     if options.dry_run:
-        return f"--dry-run: {shlex.join(twin.proof())}"
-    if options.no_twin:
-        return "--no-twin"
+        return f"--dry-run: {shlex.join(scaled.proof())}"
+    if options.no_scaled_down_job:
+        return "--no-scaled-down-job"
     return "something above failed" if any(stage.state == FAILED for stage in before) else ""
 
 
@@ -247,7 +249,7 @@ def _device() -> tuple[str, str]:
 
 
 def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, str]:
-    """Run a command of the twin to its end."""
+    """Run a command of the scaled-down job to its end."""
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     code = run_to_the_end(command, environment, ROOT, log, signals)
     if code == 0:
@@ -255,12 +257,12 @@ def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, s
     return FAILED, f"{last_error(log)}\nthe whole log: {log}"
 
 
-def _validation(twin: Twin) -> tuple[str, str]:
+def _validation(scaled: ScaledDownJob) -> tuple[str, str]:
     """What it found; with it goes what an earlier preflight in this folder has made of the checkpoint."""
-    twin.forget()
-    found = twin.validated()
+    scaled.forget()
+    found = scaled.validated()
     if not found:
-        return FAILED, f"the last step has no metric of a validation; see {twin.unbroken / 'run.log'}"
+        return FAILED, f"the last step has no metric of a validation; see {scaled.unbroken / 'run.log'}"
     return PASSED, "\n".join(f"{name} = {value}" for name, value in found.items())
 
 

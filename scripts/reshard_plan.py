@@ -12,11 +12,13 @@ import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
+from post_training.report import palette  # noqa: E402
 from post_training.reshard.figures import PerTensorFigures, PlanFigures, Spread, per_tensor_figures, plan_figures
 from post_training.reshard.plan import Plan  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
@@ -111,20 +113,25 @@ def _staging(other: PerTensorFigures | None) -> str:
 
 def draw(plan: Plan, path: Path) -> None:
     """Writes a PNG: gigabytes from die to die, and sent and received by each die."""
+    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     traffic = (plan.remote.between(plan.world_size) + plan.relay.between(plan.world_size)) / 1e9
-    figure = Figure(figsize=(12, 5.5), layout="constrained")
-    by_pair, by_die = figure.subplots(1, 2)
-    image = by_pair.imshow(traffic, cmap="viridis", interpolation="nearest")
-    by_pair.set(title="GB from die to die, relayed in node", xlabel="receiving die", ylabel="sending die")
-    figure.colorbar(image, ax=by_pair)
-    by_die.plot(traffic.sum(1), label="sent")
-    by_die.plot(traffic.sum(0), label="received")
-    by_die.set(title="GB by die", xlabel="die", ylim=(0, None))
-    by_die.legend()
-    FigureCanvasAgg(figure).print_png(str(path))
+    sent, received = palette.LIGHT[:2]
+    shades = LinearSegmentedColormap.from_list("traffic", [palette.LIGHT_FRAME["ground"], sent])
+    with mpl.rc_context(dict[Any, Any](palette.PICTURE_STYLE)):  # matplotlib makes ticks only when it is saved
+        figure = Figure(figsize=(12, 5.5), layout="constrained")
+        by_pair, by_die = figure.subplots(1, 2)
+        image = by_pair.imshow(traffic, cmap=shades, interpolation="nearest")
+        by_pair.set(title="GB from die to die, relayed in node", xlabel="receiving die", ylabel="sending die")
+        figure.colorbar(image, ax=by_pair)
+        by_die.plot(traffic.sum(1), label="sent", color=sent)
+        by_die.plot(traffic.sum(0), label="received", color=received)
+        by_die.set(title="GB by die", xlabel="die", ylim=(0, None))
+        by_die.legend()
+        FigureCanvasAgg(figure).print_png(str(path))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -39,12 +39,12 @@ def test_the_tier_takes_three_minutes_of_two_processors_at_most():
     assert len(seconds) > 200 and sum(seconds[file] for file in taken_files(seconds, seconds)) < 2 * 180
 
 
-def test_every_room_has_tests_in_the_tier():
+def test_every_folder_has_tests_in_the_tier():
     rooms = {room_of(file) for file in all_files()} - {None}
     assert {room_of(file) for file in taken_files(all_files(), measured())} - {None} == rooms and len(rooms) > 10
 
 
-def test_a_room_whose_tests_are_all_dear_gives_its_cheapest():
+def test_folder_of_expensive_tests_gives_its_cheapest():
     files = ["tests/overlay/test_a.py", "tests/overlay/test_b.py", "tests/scripts/test_c.py", "tests/test_d.py"]
     assert taken_files(files, {files[0]: 100.0, files[1]: 50.0, files[3]: 50.0}) == {files[1], files[2]}
 

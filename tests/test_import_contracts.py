@@ -4,7 +4,7 @@ cannot say is checked here:
 overlay        of packages only the standard library
 post_training  no upstream at module level, but for the models that Megatron builds; those only where one is built
 features       no upstream at module level, and of overlay only Feature with what it needs
-patch files    at module level only the standard library, overlay, features and the rooms
+patch files    at module level only the standard library, overlay, features and the patch packages
 """
 
 import ast
@@ -47,9 +47,9 @@ FORBIDDEN = [
     (
         "verl_patches/features/residency/storages.py",
         "import verl_patches.workers.megatron_workers",
-        "Rooms stand on features, and features on post_training",
+        "Patch packages depend on features, and features on post_training",
     ),
-    ("megatron_patches/core/jit.py", "import vllm_patches.utils", "Rooms do not know each other"),
+    ("megatron_patches/core/jit.py", "import vllm_patches.utils", "Patch packages are independent of each other"),
     ("post_training/layouts/layout.py", "import post_training.models.qwen2", "No circle"),
     ("verl_plugin/megatron_core.py", "import verl_patches.utils", "The plugin knows no patches of the other stack"),
     ("vllm_patches/utils.py", "import tests.ranks", "What a user types needs no tests"),

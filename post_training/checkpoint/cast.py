@@ -10,7 +10,7 @@ from post_training.checkpoint.manifest import MANIFEST_NAME
 from post_training.checkpoint.outputs import CopiedFile, SafetensorsFile, TextFile
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.source import Source
-from post_training.layouts.layout import Piece, whole_box
+from post_training.layouts.layout import Shard, whole_slice
 from post_training.models.families import table_for
 
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth")
@@ -50,7 +50,7 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
 def whole_record(source: Source, name: str, shape: tuple[int, ...] | None = None) -> Record:
     """A tensor as it stands in a HuggingFace file; there with `shape`, where its source has it as a matrix."""
     tensor = source.tensors[name]
-    return Record(name, source.dtype(name), shape or tensor.shape, (Piece(name, whole_box(tensor.shape), name),))
+    return Record(name, source.dtype(name), shape or tensor.shape, (Shard(name, whole_slice(tensor.shape), name),))
 
 
 def index_text(files: list[SafetensorsFile]) -> str:

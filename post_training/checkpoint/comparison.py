@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from post_training.checkpoint.source import CanonicalTensor, Fragment, Source, intersection, relative
+from post_training.checkpoint.source import Fragment, HFTensor, Source, intersection, relative
 from post_training.checkpoint.workers import ProgressBar, run_tasks
-from post_training.layouts.layout import Box
+from post_training.layouts.layout import Slice
 
 _SLAB_ELEMENTS = 4 << 20
 
@@ -54,11 +54,11 @@ def compared_bytes(left: Source, right: Source, names: list[str]) -> int:
     )
 
 
-def _bytes(fragment: Fragment, tensor: CanonicalTensor) -> int:
-    return torch.Size(stop - start for start, stop in fragment.box).numel() * tensor.dtype.itemsize
+def _bytes(fragment: Fragment, tensor: HFTensor) -> int:
+    return torch.Size(stop - start for start, stop in fragment.bounds).numel() * tensor.dtype.itemsize
 
 
-def _replicas(tensor: CanonicalTensor) -> list[Fragment]:
+def _replicas(tensor: HFTensor) -> list[Fragment]:
     """The fragments that are not among the distinct ones."""
     distinct = {id(fragment) for fragment in tensor.distinct}
     return [fragment for fragment in tensor.fragments if id(fragment) not in distinct]
@@ -85,31 +85,31 @@ Unequal = tuple[tuple[int, ...], tuple[float, float], tuple[str, str]]
 
 def _first_unequal(left: Fragment, right: Fragment, progress: Callable[[int], None]) -> Unequal | None:
     """Index in the whole tensor, both values and both holders of the first element that differs."""
-    common = intersection(left.box, right.box)
+    common = intersection(left.bounds, right.bounds)
     if common is None:
         return None
-    for box in _slabs(common):
-        values = [_read(fragment, box) for fragment in (left, right)]
+    for bounds in _slabs(common):
+        values = [_read(fragment, bounds) for fragment in (left, right)]
         bits = [value.view(torch.uint8).reshape(value.numel(), value.dtype.itemsize) for value in values]
         progress(bits[0].numel())
         if torch.equal(*bits):
             continue
         element = int((bits[0] != bits[1]).any(dim=1).nonzero()[0])
         columns = values[0].shape[1]
-        position = (element // columns, element % columns)[-len(box) :]
-        index = tuple(start + step for (start, _), step in zip(box, position, strict=True))
+        position = (element // columns, element % columns)[-len(bounds) :]
+        index = tuple(start + step for (start, _), step in zip(bounds, position, strict=True))
         shown = [float(value.flatten()[element]) for value in values]
         return index, (shown[0], shown[1]), (left.holder, right.holder)
     return None
 
 
-def _read(fragment: Fragment, box: Box) -> torch.Tensor:
-    return fragment.region.part(relative(box, fragment.box)).read()
+def _read(fragment: Fragment, bounds: Slice) -> torch.Tensor:
+    return fragment.region.part(relative(bounds, fragment.bounds)).read()
 
 
-def _slabs(box: Box) -> Iterator[Box]:
-    """The box in slices of its first dimension."""
-    (first, last), *rest = box
+def _slabs(bounds: Slice) -> Iterator[Slice]:
+    """The slice in slices of its first dimension."""
+    (first, last), *rest = bounds
     step = max(_SLAB_ELEMENTS // max(torch.Size(stop - start for start, stop in rest).numel(), 1), 1)
     for start in range(first, last, step):
         yield ((start, min(start + step, last)), *rest)

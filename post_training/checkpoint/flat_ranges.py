@@ -1,8 +1,8 @@
-"""Which boxes of HuggingFace tensors lie in a stretch of a local tensor's memory.
+"""Which slices of HuggingFace tensors lie in a stretch of a local tensor's memory.
 
 Megatron's distributed optimizer cuts a rank's parameters into stretches without looking at rows: a data-parallel rank
-may own the elements 5 to 17 of a matrix with 4 columns. In canonical terms that is the end of row 1, the rows 2 and 3,
-and the beginning of row 4: at most three boxes for every piece that the stretch touches.
+may own the elements 5 to 17 of a matrix with 4 columns. Of the HF tensor that is the end of row 1, the rows 2 and 3,
+and the beginning of row 4: at most three slices for every shard that the stretch touches.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from dataclasses import dataclass
 import torch
 
 from post_training.checkpoint.regions import Area
-from post_training.layouts.layout import Box, Piece
+from post_training.layouts.layout import Shard, Slice
 
 
 @dataclass(frozen=True, slots=True)
 class FlatPart:
-    """A box of a canonical tensor inside a stretch of memory.
+    """A slice of an HF tensor inside a stretch of memory.
 
-    canonical, box: which part of which HuggingFace tensor; PADDING for memory of none.
+    hf_name, bounds: which part of which HuggingFace tensor; PADDING for memory of none.
     area: the same elements in memory, counted from the beginning of the stretch.
     """
 
-    canonical: str
-    box: Box
+    hf_name: str
+    bounds: Slice
     area: Area
 
     def of(self, stretch: torch.Tensor) -> torch.Tensor:
-        """The live elements of the box in `stretch`, a vector; its shape is the box's extents."""
+        """The live elements of the slice in `stretch`, a vector; its shape is the slice's extents."""
         area = self.area
         found = stretch.as_strided(
             (area.rows, area.columns), (area.row_stride, 1), stretch.storage_offset() + area.start
         )
-        if len(self.box) == 1:
+        if len(self.bounds) == 1:
             return found.squeeze(0)
         return found.t() if area.transposed else found
 
 
-def flat_parts(shape: tuple[int, ...], piece: Piece, start: int, stop: int) -> Iterator[FlatPart]:
-    """The parts of `piece` among the elements `start` to `stop` of its local tensor, which has this shape.
+def flat_parts(shape: tuple[int, ...], shard: Shard, start: int, stop: int) -> Iterator[FlatPart]:
+    """The parts of `shard` among the elements `start` to `stop` of its local tensor, which has this shape.
 
-    Raises ValueError if the piece does not fit the shape.
+    Raises ValueError if the shard does not fit the shape.
     """
-    whole = Area.of(shape, piece.view)
+    whole = Area.of(shape, shard.view)
     for (top, bottom), (left, right) in _rectangles(whole, start, stop):
-        box = ((top, bottom), (left, right))
+        bounds = ((top, bottom), (left, right))
         if whole.transposed:
-            box = box[::-1]
-        inside = box[-1:] if len(piece.box) == 1 else box
-        canonical = tuple(
-            (first + low, first + high) for (first, _), (low, high) in zip(piece.box, inside, strict=True)
+            bounds = bounds[::-1]
+        inside = bounds[-1:] if len(shard.bounds) == 1 else bounds
+        of_tensor = tuple(
+            (first + low, first + high) for (first, _), (low, high) in zip(shard.bounds, inside, strict=True)
         )
         area = Area(
             whole.start + top * whole.row_stride + left - start,
@@ -60,7 +60,7 @@ def flat_parts(shape: tuple[int, ...], piece: Piece, start: int, stop: int) -> I
             whole.row_stride,
             whole.transposed,
         )
-        yield FlatPart(piece.canonical, canonical, area)
+        yield FlatPart(shard.hf_name, of_tensor, area)
 
 
 def _rectangles(area: Area, start: int, stop: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -6,7 +6,7 @@ once to bfloat16 (DeepSeek-V3, inference/kernel.py, weight_dequant).
 
 import torch
 
-from post_training.layouts.layout import Box
+from post_training.layouts.layout import Slice
 
 BLOCK = 128
 """Rows and columns that share a scale; the last block of a dimension may be smaller."""
@@ -22,9 +22,9 @@ _EXPONENT_GAP = 2.0**120
 _NAN = 0x7F
 
 
-def scale_box(box: Box) -> Box:
-    """The rows and columns of `weight_scale_inv` that cover this box of the weight."""
-    return tuple((start // BLOCK, -(-stop // BLOCK)) for start, stop in box)
+def scale_slice(bounds: Slice) -> Slice:
+    """The rows and columns of `weight_scale_inv` that cover this slice of the weight."""
+    return tuple((start // BLOCK, -(-stop // BLOCK)) for start, stop in bounds)
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -32,21 +32,24 @@ def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-(-extent // BLOCK) for extent in shape)
 
 
-def dequantise(values: torch.Tensor, scales: torch.Tensor, box: Box, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return a box of an FP8 weight in bfloat16.
+def dequantise(
+    values: torch.Tensor, scales: torch.Tensor, bounds: Slice, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a slice of an FP8 weight in bfloat16.
 
-    values: float8_e4m3fn, the box itself, [rows, columns]; any strides.
-    scales: float32, the part `scale_box(box)` of `weight_scale_inv`.
-    box: where `values` lies in the whole weight.
+    values: float8_e4m3fn, the slice itself, [rows, columns]; any strides.
+    scales: float32, the part `scale_slice(bounds)` of `weight_scale_inv`.
+    bounds: where `values` lies in the whole weight.
     out: bfloat16 [rows, columns] to write into.
     Raises ValueError if shapes or dtypes do not belong together, or for NaN among the values or non-finite scales.
     """
-    (first, _), (left, right) = box
-    extents = tuple(stop - start for start, stop in box)
-    blocks = tuple(stop - start for start, stop in scale_box(box))
+    (first, _), (left, right) = bounds
+    extents = tuple(stop - start for start, stop in bounds)
+    blocks = tuple(stop - start for start, stop in scale_slice(bounds))
     if tuple(values.shape) != extents or tuple(scales.shape) != blocks:
         raise ValueError(
-            f"box {box} needs values {extents} and scales {blocks}, not {tuple(values.shape)} and {tuple(scales.shape)}"
+            f"slice {bounds} needs values {extents} and scales {blocks}, "
+            f"not {tuple(values.shape)} and {tuple(scales.shape)}"
         )
     if values.dtype != torch.float8_e4m3fn or scales.dtype != torch.float32:
         raise ValueError(f"values must be float8_e4m3fn and scales float32, not {values.dtype} and {scales.dtype}")

@@ -13,8 +13,8 @@ from post_training.checkpoint.files import INDEX_NAME, CheckpointError
 from post_training.checkpoint.fp8 import BLOCK, scale_shape
 from post_training.checkpoint.regions import Region, StoredTensor
 from post_training.checkpoint.safetensors_files import read_header
-from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
-from post_training.layouts.layout import Table, as_matrix, whole_box
+from post_training.checkpoint.source import Fragment, HFTensor, Source
+from post_training.layouts.layout import Table, as_matrix, whole_slice
 from post_training.user_files import FileError, parse_json, read_text
 
 CONFIG_NAME = "config.json"
@@ -57,13 +57,13 @@ class HuggingfaceFolder:
         """
         if names is None:
             names = [name for names in self.files.values() for name in names]
-        return Source(str(self.path), [self._canonical(name) for name in names])
+        return Source(str(self.path), [self._hf_name(name) for name in names])
 
-    def _canonical(self, name: str) -> CanonicalTensor:
+    def _hf_name(self, name: str) -> HFTensor:
         tensor = self.tensors[name]
         region = Region.of(tensor, scales=self._scales(name, tensor), name=name)
         shape = as_matrix(tensor.shape)
-        return CanonicalTensor(name, shape, [Fragment(whole_box(shape), region, str(tensor.file))])
+        return HFTensor(name, shape, [Fragment(whole_slice(shape), region, str(tensor.file))])
 
     def _scales(self, name: str, tensor: StoredTensor) -> StoredTensor | None:
         scales = self.tensors.get(name + SCALE_SUFFIX)

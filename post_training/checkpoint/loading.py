@@ -1,4 +1,4 @@
-"""Reading a HuggingFace folder, BF16 or FP8, straight into a rank: only the boxes of its layout; nothing is written.
+"""Reading a HuggingFace folder, BF16 or FP8, straight into a rank: only the slices of its layout; nothing is written.
 
 What a rank holds in host memory beyond its own tensors is the description of the files and one staging buffer.
 """
@@ -16,7 +16,7 @@ from post_training.checkpoint.huggingface import (
     read_json,
 )
 from post_training.checkpoint.source import Source, volume
-from post_training.layouts.layout import PADDING, Box, Piece
+from post_training.layouts.layout import PADDING, Shard, Slice
 from post_training.models.families import table_for
 
 STAGING_BYTES = 64 << 20
@@ -26,7 +26,7 @@ STAGING_BYTES = 64 << 20
 def load_from_huggingface(
     path: str | Path,
     tensors: Mapping[str, torch.Tensor],
-    pieces: Iterable[Piece],
+    shards: Iterable[Shard],
     shapes: Mapping[str, tuple[int, ...]],
     ignored: tuple[str, ...] = (),
     progress: Callable[[int], None] = lambda _: None,
@@ -35,7 +35,7 @@ def load_from_huggingface(
 
     tensors: the rank's live tensors by local name; they are written in place, converted to their own dtype. FP8 weights
         are dequantised to bfloat16 first, as `fp8.dequantise` says.
-    pieces: the rank's layout; padding is set to zero.
+    shards: the rank's layout; padding is set to zero.
     shapes: name and shape of every tensor that the checkpoint must have.
     ignored: prefixes of tensors that the checkpoint may have beyond those.
     progress: called with the number of bytes after each read.
@@ -43,16 +43,16 @@ def load_from_huggingface(
     """
     folder = open_huggingface(path)
     check_tensors(folder, shapes, ignored)
-    pieces = list(pieces)
-    stored = [piece for piece in pieces if piece.canonical != PADDING]
-    source = folder.source({piece.canonical for piece in stored})
+    shards = list(shards)
+    stored = [shard for shard in shards if shard.hf_name != PADDING]
+    source = folder.source({shard.hf_name for shard in stored})
     with torch.no_grad():
-        for piece in pieces:
-            if piece.canonical == PADDING:
-                piece.locate(tensors).zero_()
-        for piece in sorted(stored, key=lambda piece: _position(folder, piece)):
-            fill(source, piece, piece.locate(tensors), progress)
-    return sum(volume(piece.box) for piece in stored)
+        for shard in shards:
+            if shard.hf_name == PADDING:
+                shard.locate(tensors).zero_()
+        for shard in sorted(stored, key=lambda shard: _position(folder, shard)):
+            fill(source, shard, shard.locate(tensors), progress)
+    return sum(volume(shard.bounds) for shard in stored)
 
 
 def ignored_prefixes(path: str | Path) -> tuple[str, ...]:
@@ -64,33 +64,33 @@ def ignored_prefixes(path: str | Path) -> tuple[str, ...]:
     return table_for(read_json(Path(path) / CONFIG_NAME)).ignored_in_files
 
 
-def _position(folder: HuggingfaceFolder, piece: Piece) -> tuple[Path, int]:
-    """Where a piece's tensor lies: files are read from their beginning to their end."""
-    tensor = folder.tensors[piece.canonical]
+def _position(folder: HuggingfaceFolder, shard: Shard) -> tuple[Path, int]:
+    """Where a shard's tensor lies: files are read from their beginning to their end."""
+    tensor = folder.tensors[shard.hf_name]
     return tensor.file, tensor.offset
 
 
-def fill(source: Source, piece: Piece, target: torch.Tensor, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Fill `target`, the live memory of a piece on any device, converted to its own type.
+def fill(source: Source, shard: Shard, target: torch.Tensor, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Fill `target`, the live memory of a shard on any device, converted to its own type.
 
     progress: called with the number of bytes after each read.
     """
-    dtype = source.dtype(piece.canonical)
+    dtype = source.dtype(shard.hf_name)
     if target.device.type == "cpu" and target.dtype == dtype:
-        source.read_into(piece.canonical, piece.box, target)
+        source.read_into(shard.hf_name, shard.bounds, target)
         progress(target.nbytes)
         return
-    for part, rows in _slabs(piece.box, dtype.itemsize):
+    for part, rows in _slabs(shard.bounds, dtype.itemsize):
         staging = torch.empty([stop - start for start, stop in part], dtype=dtype)
-        source.read_into(piece.canonical, part, staging)
+        source.read_into(shard.hf_name, part, staging)
         target[rows].copy_(staging)
         progress(staging.nbytes)
 
 
-def _slabs(box: Box, itemsize: int) -> Iterator[tuple[Box, slice]]:
-    """Parts of a box of at most STAGING_BYTES (or one row), each with its rows relative to the box."""
-    first, last = box[0]
-    height = max(STAGING_BYTES * (last - first) // max(volume(box) * itemsize, 1), 1)
+def _slabs(bounds: Slice, itemsize: int) -> Iterator[tuple[Slice, slice]]:
+    """Parts of a slice of at most STAGING_BYTES (or one row), each with its rows relative to the slice."""
+    first, last = bounds[0]
+    height = max(STAGING_BYTES * (last - first) // max(volume(bounds) * itemsize, 1), 1)
     for top in range(first, last, height):
         bottom = min(top + height, last)
-        yield ((top, bottom), *box[1:]), slice(top - first, bottom - first)
+        yield ((top, bottom), *bounds[1:]), slice(top - first, bottom - first)

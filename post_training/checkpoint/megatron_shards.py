@@ -9,13 +9,13 @@ from typing import Any
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest
-from post_training.checkpoint.megatron_form import MegatronForm, all_shapes, local_shapes, mtp_aliases, rank_pieces
+from post_training.checkpoint.megatron_form import MegatronForm, all_shapes, local_shapes, mtp_aliases, rank_shards
 from post_training.checkpoint.outputs import ArchiveFile
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.regions import Region, StoredTensor
-from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
+from post_training.checkpoint.source import Fragment, HFTensor, Source
 from post_training.checkpoint.torch_archive import read_archive
-from post_training.layouts.layout import PADDING, Piece, TrainPlacement
+from post_training.layouts.layout import PADDING, Shard, TrainPlacement
 from post_training.models.deepseek_v3 import DeepseekV3Shape
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
@@ -43,27 +43,27 @@ def shard_files(shape: DeepseekV3Shape, form: MegatronForm, source: Source) -> l
 
 def _shard_file(shape: DeepseekV3Shape, form: MegatronForm, rank: int, source: Source) -> ArchiveFile:
     content: dict[str, Any] = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": ITERATION}
-    for chunk, pieces in enumerate(_by_chunk(rank_pieces(shape, form, rank), form.placement)):
+    for chunk, shards in enumerate(_by_chunk(rank_shards(shape, form, rank), form.placement)):
         key = f"model{chunk}" if form.placement.virtual_stages > 1 else "model"
-        content[key] = _records(pieces, source)
+        content[key] = _records(shards, source)
     return ArchiveFile(f"iter_{ITERATION:07d}/{rank_folder(form.placement, rank)}/{SHARD_NAME}", content)
 
 
-def _by_chunk(pieces: list[Piece], placement: TrainPlacement) -> list[dict[str, list[Piece]]]:
-    """Pieces by their tensor's own name, for every model chunk of the rank."""
-    chunks: list[dict[str, list[Piece]]] = [defaultdict(list) for _ in range(placement.virtual_stages)]
-    for piece in pieces:
+def _by_chunk(shards: list[Shard], placement: TrainPlacement) -> list[dict[str, list[Shard]]]:
+    """Shards by their tensor's own name, for every model chunk of the rank."""
+    chunks: list[dict[str, list[Shard]]] = [defaultdict(list) for _ in range(placement.virtual_stages)]
+    for shard in shards:
         for chunk in range(placement.virtual_stages):
             prefix = placement.chunk_prefix(chunk)
-            if piece.local.startswith(prefix):
-                chunks[chunk][piece.local.removeprefix(prefix)].append(piece)
+            if shard.local.startswith(prefix):
+                chunks[chunk][shard.local.removeprefix(prefix)].append(shard)
     return chunks
 
 
-def _records(pieces: dict[str, list[Piece]], source: Source) -> dict[str, Record]:
+def _records(shards: dict[str, list[Shard]], source: Source) -> dict[str, Record]:
     records = {}
-    for name, parts in pieces.items():
-        dtypes = {source.dtype(piece.canonical) for piece in parts if piece.canonical != PADDING}
+    for name, parts in shards.items():
+        dtypes = {source.dtype(shard.hf_name) for shard in parts if shard.hf_name != PADDING}
         if len(dtypes) != 1:
             raise ValueError(f"{name}: its parts have the types {sorted(map(str, dtypes))}; they must be one")
         records[name] = Record(name, dtypes.pop(), local_shapes(parts)[parts[0].local], tuple(parts))
@@ -92,16 +92,16 @@ def open_megatron(root: Path, shape: DeepseekV3Shape, form: MegatronForm) -> Sou
     for rank in range(form.placement.world_size):
         file = shard_path(root, form.placement, rank)
         models = read_models(file, form.placement.virtual_stages)
-        for chunk, pieces in enumerate(_by_chunk(rank_pieces(shape, form, rank), form.placement)):
-            for name, parts in pieces.items():
+        for chunk, shards in enumerate(_by_chunk(rank_shards(shape, form, rank), form.placement)):
+            for name, parts in shards.items():
                 _add_fragments(fragments, file, name, _expected(file, name, models[chunk], parts), parts)
-            _reject_unexpected(file, models[chunk], pieces)
+            _reject_unexpected(file, models[chunk], shards)
     shapes = all_shapes(shape, form.mtp_layers)
     aliases = mtp_aliases(shape) if form.mtp_layers else {}
     stored = {name: dims for name, dims in shapes.items() if name not in aliases or name in fragments}
     return Source(
         str(root),
-        [CanonicalTensor(name, dims, fragments[name]) for name, dims in stored.items()],
+        [HFTensor(name, dims, fragments[name]) for name, dims in stored.items()],
         {alias: name for alias, name in aliases.items() if alias not in stored},
     )
 
@@ -150,7 +150,7 @@ def read_models(file: Path, chunks: int) -> list[dict[str, Any]]:
     return models
 
 
-def _expected(file: Path, name: str, model: dict[str, Any], parts: list[Piece]) -> StoredTensor:
+def _expected(file: Path, name: str, model: dict[str, Any], parts: list[Shard]) -> StoredTensor:
     tensor = model.get(name)
     if not isinstance(tensor, StoredTensor):
         raise CheckpointError(f"{file}: tensor {name} is missing; is the layout another one?")
@@ -161,17 +161,17 @@ def _expected(file: Path, name: str, model: dict[str, Any], parts: list[Piece]) 
 
 
 def _add_fragments(
-    fragments: dict[str, list[Fragment]], file: Path, name: str, tensor: StoredTensor, parts: list[Piece]
+    fragments: dict[str, list[Fragment]], file: Path, name: str, tensor: StoredTensor, parts: list[Shard]
 ) -> None:
-    for piece in parts:
-        if piece.canonical != PADDING:
-            region = Region.of(tensor, piece.view)
-            fragments[piece.canonical].append(Fragment(piece.box, region, f"{file}:{name}"))
+    for shard in parts:
+        if shard.hf_name != PADDING:
+            region = Region.of(tensor, shard.view)
+            fragments[shard.hf_name].append(Fragment(shard.bounds, region, f"{file}:{name}"))
 
 
-def _reject_unexpected(file: Path, model: dict[str, Any], pieces: dict[str, list[Piece]]) -> None:
+def _reject_unexpected(file: Path, model: dict[str, Any], shards: dict[str, list[Shard]]) -> None:
     for name, tensor in model.items():
-        if isinstance(tensor, StoredTensor) and name not in pieces and not name.endswith("_extra_state"):
+        if isinstance(tensor, StoredTensor) and name not in shards and not name.endswith("_extra_state"):
             raise CheckpointError(f"{file}: tensor {name} has no place in the layout; is the layout another one?")
 
 

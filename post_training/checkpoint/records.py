@@ -1,4 +1,4 @@
-"""Tensors as they are written: streamed from a source piece by piece, never held whole."""
+"""Tensors as they are written: streamed from a source shard by shard, never held whole."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ import torch
 
 from post_training.checkpoint.regions import Area
 from post_training.checkpoint.source import Source
-from post_training.layouts.layout import PADDING, Box, Piece
+from post_training.layouts.layout import PADDING, Shard, Slice
 
 WRITE_BYTES = 16 << 20
-"""Bytes produced at a time where a piece is contiguous in memory. Interleaved pieces are produced together."""
+"""Bytes produced at a time where a shard is contiguous in memory. Interleaved shards are produced together."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A tensor of an output file, and the pieces that fill it."""
+    """A tensor of an output file, and the shards that fill it."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    shards: tuple[Shard, ...]
 
     @property
     def nbytes(self) -> int:
@@ -32,12 +32,12 @@ class Record:
         return max((segment.stop - segment.start) * self.dtype.itemsize for segment in self.segments())
 
     def segments(self) -> Iterator["Segment"]:
-        """Contiguous stretches of memory in order, each with the pieces inside it.
+        """Contiguous stretches of memory in order, each with the shards inside it.
 
-        Raises ValueError if the pieces leave a gap or overlap.
+        Raises ValueError if the shards leave a gap or overlap.
         """
         position = 0
-        for segment in _merged((Area.of(self.shape, piece.view), piece) for piece in self.pieces):
+        for segment in _merged((Area.of(self.shape, shard.view), shard) for shard in self.shards):
             filled = sum(area.rows * area.columns for area, _ in segment.parts)
             if segment.start != position or filled != segment.stop - segment.start:
                 raise ValueError(f"{self.name}: its layout leaves a gap or overlaps at element {position}")
@@ -50,46 +50,46 @@ class Record:
         """The tensor's bytes in order. A view is valid until the next one is asked for."""
         for segment in self.segments():
             buffer = torch.empty(segment.stop - segment.start, dtype=self.dtype)
-            for area, piece in segment.parts:
+            for area, shard in segment.parts:
                 target = buffer.as_strided((area.rows, area.columns), (area.row_stride, 1), area.start - segment.start)
-                if piece.canonical == PADDING:
+                if shard.hf_name == PADDING:
                     target.zero_()
                     continue
                 target = target.t() if area.transposed else target
-                source.read_into(piece.canonical, piece.box, target.squeeze(0) if len(piece.box) == 1 else target)
+                source.read_into(shard.hf_name, shard.bounds, target.squeeze(0) if len(shard.bounds) == 1 else target)
             yield memoryview(buffer.view(torch.uint8).numpy())
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Elements `start` to `stop` of a record, filled by one piece or by several interleaved ones."""
+    """Elements `start` to `stop` of a record, filled by one shard or by several interleaved ones."""
 
     start: int
     stop: int
-    parts: tuple[tuple[Area, Piece], ...]
+    parts: tuple[tuple[Area, Shard], ...]
 
     def split(self, itemsize: int) -> Iterator["Segment"]:
-        """Rows of a single contiguous piece are produced in several steps."""
-        area, piece = self.parts[0]
-        if len(self.parts) > 1 or area.transposed or len(piece.box) == 1 or not area.contiguous:
+        """Rows of a single contiguous shard are produced in several steps."""
+        area, shard = self.parts[0]
+        if len(self.parts) > 1 or area.transposed or len(shard.bounds) == 1 or not area.contiguous:
             yield self
             return
         for top, bottom in area.slabs(itemsize, WRITE_BYTES):
             rows = area.part(((top, bottom), (0, area.columns)))
-            first = piece.box[0][0]
-            box: Box = ((first + top, first + bottom), piece.box[1])
-            yield Segment(rows.start, rows.stop, ((rows, Piece(piece.canonical, box, piece.local, piece.view)),))
+            first = shard.bounds[0][0]
+            bounds: Slice = ((first + top, first + bottom), shard.bounds[1])
+            yield Segment(rows.start, rows.stop, ((rows, Shard(shard.hf_name, bounds, shard.local, shard.view)),))
 
 
-def _merged(parts: Iterable[tuple[Area, Piece]]) -> Iterator[Segment]:
+def _merged(parts: Iterable[tuple[Area, Shard]]) -> Iterator[Segment]:
     """Areas whose stretches of memory overlap belong to one segment."""
-    waiting: list[tuple[Area, Piece]] = []
+    waiting: list[tuple[Area, Shard]] = []
     stop = 0
-    for area, piece in sorted(parts, key=lambda part: part[0].start):
+    for area, shard in sorted(parts, key=lambda part: part[0].start):
         if waiting and area.start >= stop:
             yield Segment(waiting[0][0].start, stop, tuple(waiting))
             waiting = []
-        waiting.append((area, piece))
+        waiting.append((area, shard))
         stop = max(stop, area.stop) if len(waiting) > 1 else area.stop
     if waiting:
         yield Segment(waiting[0][0].start, stop, tuple(waiting))

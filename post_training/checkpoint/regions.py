@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from post_training.checkpoint.files import CheckpointError
-from post_training.checkpoint.fp8 import dequantise, scale_box
-from post_training.layouts.layout import WHOLE, Box, LocalView
+from post_training.checkpoint.fp8 import dequantise, scale_slice
+from post_training.layouts.layout import WHOLE, LocalView, Slice
 
 SLAB_BYTES = 4 << 20
 """Bytes read at a time."""
@@ -77,9 +77,9 @@ class Area:
         """Rows and columns as the layout speaks of them."""
         return (self.columns, self.rows) if self.transposed else (self.rows, self.columns)
 
-    def part(self, box: Box) -> "Area":
-        """The area of a box, given relative to this area in the orientation of the layout."""
-        intervals = ((0, 1), *box) if len(box) == 1 else box
+    def part(self, bounds: Slice) -> "Area":
+        """The area of a slice, given relative to this area in the orientation of the layout."""
+        intervals = ((0, 1), *bounds) if len(bounds) == 1 else bounds
         (top, bottom), (left, right) = reversed(intervals) if self.transposed else intervals
         start = self.start + top * self.row_stride + left
         return replace(self, start=start, rows=bottom - top, columns=right - left)
@@ -116,12 +116,12 @@ class Region:
         """What it reads as."""
         return self.tensor.dtype if self.scales is None else torch.bfloat16
 
-    def part(self, box: Box) -> "Region":
-        """A box of this region, in the orientation of the layout and relative to the region."""
+    def part(self, bounds: Slice) -> "Region":
+        """A slice of this region, in the orientation of the layout and relative to the region."""
         origin = self.origin
         if self.scales is not None:
-            origin = (origin[0] + box[0][0], origin[1] + box[1][0])
-        return replace(self, area=self.area.part(box), origin=origin)
+            origin = (origin[0] + bounds[0][0], origin[1] + bounds[1][0])
+        return replace(self, area=self.area.part(bounds), origin=origin)
 
     def read(self) -> torch.Tensor:
         """The region as a tensor of its own, [rows, columns] in the orientation of the layout."""
@@ -157,14 +157,14 @@ class Region:
     def _dequantise_slab(
         self, descriptor: "_opened", top: int, bottom: int, scales: torch.Tensor, target: torch.Tensor
     ) -> None:
-        box = ((self.origin[0] + top, self.origin[0] + bottom), (self.origin[1], self.origin[1] + self.area.columns))
-        (first, last), (left, right) = scale_box(box)
+        bounds = ((self.origin[0] + top, self.origin[0] + bottom), (self.origin[1], self.origin[1] + self.area.columns))
+        (first, last), (left, right) = scale_slice(bounds)
         direct = target.stride(1) == 1
         values = target if direct else torch.empty(target.shape, dtype=torch.bfloat16)
         try:
-            dequantise(self._stored_slab(descriptor, top, bottom), scales[first:last, left:right], box, values)
+            dequantise(self._stored_slab(descriptor, top, bottom), scales[first:last, left:right], bounds, values)
         except ValueError as error:
-            rows = f"rows {box[0][0]} to {box[0][1] - 1}"
+            rows = f"rows {bounds[0][0]} to {bounds[0][1] - 1}"
             raise CheckpointError(
                 f"{self.tensor.file}: tensor {self.name}, {rows}: {error}; download it again"
             ) from error

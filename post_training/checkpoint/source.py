@@ -1,4 +1,4 @@
-"""A checkpoint as it is read: for every canonical tensor, who holds which box of it, and where in which file."""
+"""A checkpoint as it is read: for every HF tensor, who holds which slice of it, and where in which file."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,20 +8,20 @@ import torch
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.regions import Region
-from post_training.layouts.layout import Box
+from post_training.layouts.layout import Slice
 
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One box of a canonical tensor in one file; `holder` names it in messages."""
+    """One slice of an HF tensor in one file; `holder` names it in messages."""
 
-    box: Box
+    bounds: Slice
     region: Region
     holder: str
 
 
 @dataclass
-class CanonicalTensor:
+class HFTensor:
     """A tensor by its HuggingFace name.
 
     shape: of the whole tensor.
@@ -38,11 +38,11 @@ class CanonicalTensor:
 
     @cached_property
     def distinct(self) -> list[Fragment]:
-        """One fragment for each box."""
-        return list({fragment.box: fragment for fragment in reversed(self.fragments)}.values())
+        """One fragment for each slice."""
+        return list({fragment.bounds: fragment for fragment in reversed(self.fragments)}.values())
 
     def check(self) -> None:
-        """Raise CheckpointError unless the fragments have one type and their boxes cover the tensor once."""
+        """Raise CheckpointError unless the fragments have one type and their slices cover the tensor once."""
         if not self.fragments:
             raise CheckpointError(f"tensor {self.name} is missing: no file has any part of it")
         for fragment in self.fragments:
@@ -51,19 +51,19 @@ class CanonicalTensor:
                     f"tensor {self.name}: {fragment.region.dtype} in {fragment.holder}, "
                     f"{self.dtype} in {self.fragments[0].holder}"
                 )
-        covered = sum(volume(fragment.box) for fragment in self.distinct)
+        covered = sum(volume(fragment.bounds) for fragment in self.distinct)
         whole = torch.Size(self.shape).numel()
         if covered != whole:
             raise CheckpointError(f"tensor {self.name}: the files hold {covered} of its {whole} elements")
 
 
 class Source:
-    """The canonical tensors of one checkpoint.
+    """The HF tensors of one checkpoint.
 
     aliases: tensors that are not stored because they equal another one.
     """
 
-    def __init__(self, name: str, tensors: Iterable[CanonicalTensor], aliases: dict[str, str] | None = None) -> None:
+    def __init__(self, name: str, tensors: Iterable[HFTensor], aliases: dict[str, str] | None = None) -> None:
         self.name = name
         self.tensors = {tensor.name: tensor for tensor in tensors}
         for alias, original in (aliases or {}).items():
@@ -71,28 +71,28 @@ class Source:
         for tensor in self.tensors.values():
             tensor.check()
 
-    def dtype(self, canonical: str) -> torch.dtype:
-        return self.tensors[canonical].dtype
+    def dtype(self, hf_name: str) -> torch.dtype:
+        return self.tensors[hf_name].dtype
 
-    def read_into(self, canonical: str, box: Box, out: torch.Tensor) -> None:
-        """Fill `out`, of the box's extents and the tensor's dtype, from whatever files hold parts of the box."""
-        for fragment in self.tensors[canonical].distinct:
-            common = intersection(fragment.box, box)
+    def read_into(self, hf_name: str, bounds: Slice, out: torch.Tensor) -> None:
+        """Fill `out`, of the slice's extents and the tensor's dtype, from whatever files hold parts of the slice."""
+        for fragment in self.tensors[hf_name].distinct:
+            common = intersection(fragment.bounds, bounds)
             if common:
-                target = out[tuple(slice(*interval) for interval in relative(common, box))]
-                fragment.region.part(relative(common, fragment.box)).read_into(target)
+                target = out[tuple(slice(*interval) for interval in relative(common, bounds))]
+                fragment.region.part(relative(common, fragment.bounds)).read_into(target)
 
 
-def volume(box: Box) -> int:
-    return torch.Size(stop - start for start, stop in box).numel()
+def volume(bounds: Slice) -> int:
+    return torch.Size(stop - start for start, stop in bounds).numel()
 
 
-def intersection(left: Box, right: Box) -> Box | None:
-    """The box that two boxes share, None if there is none."""
+def intersection(left: Slice, right: Slice) -> Slice | None:
+    """The slice that two slices share, None if there is none."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
     return common if all(start < stop for start, stop in common) else None
 
 
-def relative(box: Box, origin: Box) -> Box:
-    """`box` in coordinates that start at the corner of `origin`."""
-    return tuple((start - first, stop - first) for (start, stop), (first, _) in zip(box, origin, strict=True))
+def relative(bounds: Slice, origin: Slice) -> Slice:
+    """`bounds` in coordinates that start at the corner of `origin`."""
+    return tuple((start - first, stop - first) for (start, stop), (first, _) in zip(bounds, origin, strict=True))

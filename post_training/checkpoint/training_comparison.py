@@ -14,7 +14,7 @@ from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.huggingface import CONFIG_NAME, open_huggingface, read_json
 from post_training.checkpoint.regions import Region
 from post_training.checkpoint.shard_conversion import Comparison
-from post_training.checkpoint.source import CanonicalTensor, Source
+from post_training.checkpoint.source import HFTensor, Source
 from post_training.checkpoint.step_files import TRAINER_NAME
 from post_training.checkpoint.training_export import is_training_checkpoint, model_folder
 from post_training.checkpoint.training_files import MASTER, WEIGHT, open_training_files
@@ -75,7 +75,7 @@ def _config(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], all_states: bool) -> dict[str, CanonicalTensor]:
+def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], all_states: bool) -> dict[str, HFTensor]:
     """The tensors by name; of a training with `all_states`, by state and name."""
     if not is_training_checkpoint(path):
         return dict(open_huggingface(path).source(list(shapes)).tensors)
@@ -90,7 +90,7 @@ def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], all_states: bool
     }
 
 
-def _rounded_like(found: dict[str, CanonicalTensor], held: dict[str, CanonicalTensor]) -> dict[str, CanonicalTensor]:
+def _rounded_like(found: dict[str, HFTensor], held: dict[str, HFTensor]) -> dict[str, HFTensor]:
     """`found` in the types of `held`, where those are other ones."""
     rounded = {}
     for name, tensor in found.items():
@@ -100,6 +100,6 @@ def _rounded_like(found: dict[str, CanonicalTensor], held: dict[str, CanonicalTe
                 replace(each, region=RoundedRegion(each.region.tensor, each.region.area, rounded=kind))
                 for each in tensor.fragments
             ]
-            tensor = CanonicalTensor(name, tensor.shape, fragments)
+            tensor = HFTensor(name, tensor.shape, fragments)
         rounded[name] = tensor
     return rounded

@@ -15,10 +15,10 @@ from post_training.checkpoint.files import INDEX_NAME, CheckpointError
 from post_training.checkpoint.huggingface import CONFIG_NAME, read_json
 from post_training.checkpoint.outputs import CopiedFile, OutputFile, TextFile
 from post_training.checkpoint.shard_conversion import grouped
-from post_training.checkpoint.source import CanonicalTensor, Source
+from post_training.checkpoint.source import HFTensor, Source
 from post_training.checkpoint.step_files import ACTOR, complete_manifest
 from post_training.checkpoint.training_files import MASTER, WEIGHT, open_training_files
-from post_training.layouts.layout import Box
+from post_training.layouts.layout import Slice
 from post_training.models.families import family_of, table_for
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -27,21 +27,21 @@ TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.
 class RoundedSource(Source):
     """Weights of a training: those that the optimizer updates are read in `rounded`, all others as they are stored."""
 
-    def __init__(self, name: str, tensors: list[CanonicalTensor], master: set[str], rounded: torch.dtype) -> None:
+    def __init__(self, name: str, tensors: list[HFTensor], master: set[str], rounded: torch.dtype) -> None:
         super().__init__(name, tensors)
         self._master, self._rounded = master, rounded
 
-    def dtype(self, canonical: str) -> torch.dtype:
-        return self._rounded if canonical in self._master else super().dtype(canonical)
+    def dtype(self, hf_name: str) -> torch.dtype:
+        return self._rounded if hf_name in self._master else super().dtype(hf_name)
 
-    def read_into(self, canonical: str, box: Box, out: torch.Tensor) -> None:
-        """Fill `out`, of the box's extents and of `dtype(canonical)`."""
-        stored = super().dtype(canonical)
+    def read_into(self, hf_name: str, bounds: Slice, out: torch.Tensor) -> None:
+        """Fill `out`, of the slice's extents and of `dtype(hf_name)`."""
+        stored = super().dtype(hf_name)
         if stored == out.dtype:
-            super().read_into(canonical, box, out)
+            super().read_into(hf_name, bounds, out)
         else:
             whole = torch.empty(out.shape, dtype=stored)
-            super().read_into(canonical, box, whole)
+            super().read_into(hf_name, bounds, whole)
             out.copy_(whole)
 
 

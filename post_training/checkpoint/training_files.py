@@ -1,8 +1,8 @@
 """Training state in files: what an optimizer keeps for every weight, by HuggingFace name, in safetensors.
 
-Every rank writes one file with the boxes that it owns. An entry is called `exp_avg/model.norm.weight[0:64]`: the state,
-the canonical tensor, and which box of it. Boxes of all files together cover every tensor once, so that a checkpoint can
-be read under any layout. A box is stored as it lies in the HuggingFace tensor, whatever it looks like in the rank.
+Every rank writes one file with the slices that it owns. An entry is called `exp_avg/model.norm.weight[0:64]`: state,
+HF tensor, and which slice of it. Slices of all files together cover every tensor once, so that a checkpoint can
+be read under any layout. A slice is stored as it lies in the HuggingFace tensor, whatever it looks like in the rank.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.regions import Region, StoredTensor
 from post_training.checkpoint.safetensors_files import header, read_header, read_metadata
-from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
+from post_training.checkpoint.source import Fragment, HFTensor, Source
 from post_training.checkpoint.step_files import complete_manifest
-from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, Table, TrainPlacement, as_matrix
+from post_training.layouts.layout import EXPERT_MARK, PADDING, Shard, Slice, Table, TrainPlacement, as_matrix
 
 MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
 """The float32 weight that the optimizer updates; a weight that no optimizer has, in its own type; AdamW's averages."""
@@ -31,43 +31,43 @@ MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
 RANDOM = "random/"
 """Entries that are a rank's own: states of random numbers."""
 
-_PIECE_BYTES = 8 << 20
-_NAME = re.compile(r"(?P<state>\w+)/(?P<canonical>.+)\[(?P<box>\d+:\d+(?:,\d+:\d+)*)\]")
+_SHARD_BYTES = 8 << 20
+_NAME = re.compile(r"(?P<state>\w+)/(?P<hf_name>.+)\[(?P<bounds>\d+:\d+(?:,\d+:\d+)*)\]")
 
 
-def entry_name(state: str, canonical: str, box: Box) -> str:
-    """How a file calls a box of a canonical tensor's state."""
-    return f"{state}/{canonical}[{','.join(f'{start}:{stop}' for start, stop in box)}]"
+def entry_name(state: str, hf_name: str, bounds: Slice) -> str:
+    """How a file calls a slice of an HF tensor's state."""
+    return f"{state}/{hf_name}[{','.join(f'{start}:{stop}' for start, stop in bounds)}]"
 
 
-def owned_pieces(table: Table, placement: TrainPlacement, rank: int) -> list[Piece]:
-    """The pieces that this rank writes, together with its data-parallel peers.
+def owned_shards(table: Table, placement: TrainPlacement, rank: int) -> list[Shard]:
+    """The shards that this rank writes, together with its data-parallel peers.
 
     Where several model replicas of a weight exist side by side, as of layer norms on all tensor-parallel ranks, one of
     them writes it, another one for another weight: the name decides.
     """
-    writer: dict[tuple[str, Box], set[tuple[int, ...]]] = {}
+    writer: dict[tuple[str, Slice], set[tuple[int, ...]]] = {}
     for other in range(placement.world_size):
-        for piece in table.megatron(placement, other):
-            writer.setdefault((piece.canonical, piece.box), set()).add(_replica(placement, other, piece))
+        for shard in table.megatron(placement, other):
+            writer.setdefault((shard.hf_name, shard.bounds), set()).add(_replica(placement, other, shard))
     own = []
-    for piece in table.megatron(placement, rank):
-        replicas = sorted(writer[piece.canonical, piece.box])
-        chosen = replicas[crc32(piece.canonical.encode()) % len(replicas)]
-        if piece.canonical != PADDING and chosen == _replica(placement, rank, piece):
-            own.append(piece)
+    for shard in table.megatron(placement, rank):
+        replicas = sorted(writer[shard.hf_name, shard.bounds])
+        chosen = replicas[crc32(shard.hf_name.encode()) % len(replicas)]
+        if shard.hf_name != PADDING and chosen == _replica(placement, rank, shard):
+            own.append(shard)
     return own
 
 
-def _replica(placement: TrainPlacement, rank: int, piece: Piece) -> tuple[int, ...]:
-    """What the ranks that cut one copy of a piece among themselves have in common."""
+def _replica(placement: TrainPlacement, rank: int, shard: Shard) -> tuple[int, ...]:
+    """What the ranks that cut one copy of a shard among themselves have in common."""
     model = (placement.pp_rank(rank), placement.tp_rank(rank))
-    return (*model, placement.ep_rank(rank)) if EXPERT_MARK in piece.canonical else model
+    return (*model, placement.ep_rank(rank)) if EXPERT_MARK in shard.hf_name else model
 
 
-def is_first_peer(placement: TrainPlacement, rank: int, piece: Piece) -> bool:
-    """Whether this rank is the first of those that hold the same copy of a piece, whole."""
-    peers = (other for other in range(rank) if _replica(placement, other, piece) == _replica(placement, rank, piece))
+def is_first_peer(placement: TrainPlacement, rank: int, shard: Shard) -> bool:
+    """Whether this rank is the first of those that hold the same copy of a shard, whole."""
+    peers = (other for other in range(rank) if _replica(placement, other, shard) == _replica(placement, rank, shard))
     return next(peers, None) is None
 
 
@@ -84,7 +84,7 @@ def write_file(
 ) -> Written:
     """Write `tensors` (on any device, of any strides) by name and return size and SHA-256.
 
-    What lies on the host in one piece is written from there, the rest a few megabytes at a time.
+    What lies on the host in one block is written from there, the rest a few megabytes at a time.
     progress: called with the number of bytes after each write.
     Raises OSError (ENOSPC, EACCES, ...); nothing is left of the file then.
     """
@@ -95,28 +95,28 @@ def write_file(
     def chunks() -> Iterator[bytes | memoryview]:
         yield head
         for record in records:
-            for values in _in_pieces(tensors[record.name].detach()):
+            for values in _in_shards(tensors[record.name].detach()):
                 yield memoryview(values.view(-1).view(torch.uint8).numpy())
 
     return write_durably(path, chunks(), len(head) + sum(record.nbytes for record in records), progress)
 
 
-def _in_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _in_shards(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The elements in their order, as contiguous tensors on the host."""
     if not tensor.numel():
         return
     if tensor.is_cpu and tensor.is_contiguous():
         yield tensor
         return
-    rows = max(1, _PIECE_BYTES * tensor.shape[0] // tensor.nbytes)
-    yield from (piece.contiguous().cpu() for piece in tensor.split(rows))
+    rows = max(1, _SHARD_BYTES * tensor.shape[0] // tensor.nbytes)
+    yield from (part.contiguous().cpu() for part in tensor.split(rows))
 
 
 @dataclass(frozen=True)
 class TrainingFiles:
     """A checkpoint's files, opened: their headers have been read, and no tensor.
 
-    sources: the canonical tensors by state. metadata: what each rank's file says beside its tensors, by its name.
+    sources: the HF tensors by state. metadata: what each rank's file says beside its tensors, by its name.
     random: a rank's own entries, by file.
     """
 
@@ -132,7 +132,7 @@ def open_training_files(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> 
     model's.
     """
     manifest = complete_manifest(folder)
-    found: dict[str, dict[str, CanonicalTensor]] = {}
+    found: dict[str, dict[str, HFTensor]] = {}
     metadata: dict[str, Mapping[str, str]] = {}
     random: dict[str, dict[str, StoredTensor]] = {}
     for name in sorted(manifest.files):
@@ -165,26 +165,26 @@ def _check_size(path: Path, written: Written) -> None:
 
 
 def _add(
-    found: dict[str, dict[str, CanonicalTensor]],
+    found: dict[str, dict[str, HFTensor]],
     entry: str,
     stored: StoredTensor,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     parsed = _NAME.fullmatch(entry)
-    if parsed is None or parsed["canonical"] not in shapes:
+    if parsed is None or parsed["hf_name"] not in shapes:
         raise CheckpointError(
             f"{stored.file}: {entry} is no tensor of this model; resume with the model that was saved"
         )
-    name, bounds = parsed["canonical"], (interval.split(":") for interval in parsed["box"].split(","))
-    box = tuple((int(start), int(stop)) for start, stop in bounds)
+    name, limits = parsed["hf_name"], (interval.split(":") for interval in parsed["bounds"].split(","))
+    bounds = tuple((int(start), int(stop)) for start, stop in limits)
     shape = as_matrix(shapes[name])
-    fits = len(box) == len(shape) and all(stop <= extent for (_, stop), extent in zip(box, shape, strict=True))
-    if not fits or tuple(stop - start for start, stop in box) != stored.shape:
+    fits = len(bounds) == len(shape) and all(stop <= extent for (_, stop), extent in zip(bounds, shape, strict=True))
+    if not fits or tuple(stop - start for start, stop in bounds) != stored.shape:
         raise CheckpointError(
             f"{stored.file}: {entry} does not lie in a tensor of shape {shape}; resume with the model that was saved"
         )
-    tensor = found.setdefault(parsed["state"], {}).setdefault(name, CanonicalTensor(name, shape))
-    tensor.fragments.append(Fragment(box, Region.of(stored), stored.file.name))
+    tensor = found.setdefault(parsed["state"], {}).setdefault(name, HFTensor(name, shape))
+    tensor.fragments.append(Fragment(bounds, Region.of(stored), stored.file.name))
 
 
 def common_metadata(files: TrainingFiles, key: str) -> str:

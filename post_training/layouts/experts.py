@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from post_training.layouts.layout import (
-    Box,
     LocalView,
-    Piece,
     RolloutPlacement,
+    Shard,
+    Slice,
     TrainPlacement,
     share,
 )
@@ -26,7 +26,7 @@ class Experts:
     width: int
 
 
-def megatron_experts(experts: Experts, placement: TrainPlacement, rank: int, layer: int, local: str) -> list[Piece]:
+def megatron_experts(experts: Experts, placement: TrainPlacement, rank: int, layer: int, local: str) -> list[Shard]:
     """Routed experts as GroupedMLP keeps them: weight1 (expert, hidden, gate|up), weight2 (expert, width, hidden)."""
     width, hidden = experts.width, experts.hidden
     if placement.moe_tp_extend_ep:
@@ -36,7 +36,7 @@ def megatron_experts(experts: Experts, placement: TrainPlacement, rank: int, lay
         interval = share(width, placement.tp, placement.tp_rank(rank), "expert width over tensor parallel ranks")
     first, last = share(experts.count, group, index, "experts over the expert group")
     views = _grouped_expert_views(last - first, hidden, interval[1] - interval[0])
-    return _expert_pieces(layer, first, views, (interval, (0, hidden)), (f"{local}weight1", f"{local}weight2"))
+    return _expert_shards(layer, first, views, (interval, (0, hidden)), (f"{local}weight1", f"{local}weight2"))
 
 
 ExpertViews = list[tuple[LocalView, LocalView, LocalView]]
@@ -56,19 +56,19 @@ def _grouped_expert_views(count: int, hidden: int, rows: int) -> ExpertViews:
     ]
 
 
-def _expert_pieces(layer: int, first: int, views: ExpertViews, box: Box, local: tuple[str, str]) -> list[Piece]:
-    """The pieces of consecutive experts; `box` is the region of gate and up, and transposed that of down."""
-    down_box = (box[1], box[0])
-    pieces = []
+def _expert_shards(layer: int, first: int, views: ExpertViews, bounds: Slice, local: tuple[str, str]) -> list[Shard]:
+    """The shards of consecutive experts; `bounds` is the region of gate and up, and transposed that of down."""
+    down_bounds = (bounds[1], bounds[0])
+    shards = []
     for expert, (gate, up, down) in enumerate(views, first):
         prefix = f"model.layers.{layer}.mlp.experts.{expert}."
-        pieces.append(Piece(f"{prefix}gate_proj.weight", box, local[0], gate))
-        pieces.append(Piece(f"{prefix}up_proj.weight", box, local[0], up))
-        pieces.append(Piece(f"{prefix}down_proj.weight", down_box, local[1], down))
-    return pieces
+        shards.append(Shard(f"{prefix}gate_proj.weight", bounds, local[0], gate))
+        shards.append(Shard(f"{prefix}up_proj.weight", bounds, local[0], up))
+        shards.append(Shard(f"{prefix}down_proj.weight", down_bounds, local[1], down))
+    return shards
 
 
-def rollout_experts(experts: Experts, placement: RolloutPlacement, rank: int, layer: int) -> list[Piece]:
+def rollout_experts(experts: Experts, placement: RolloutPlacement, rank: int, layer: int) -> list[Shard]:
     """Routed experts: w13_weight is (expert, gate|up, hidden) and w2_weight is (expert, hidden, width)."""
     width, interval = experts.width, (0, experts.width)
     if placement.ep == 1:
@@ -78,11 +78,11 @@ def rollout_experts(experts: Experts, placement: RolloutPlacement, rank: int, la
 
 
 @lru_cache(maxsize=1 << 14)
-def _rollout_layer_experts(hidden: int, layer: int, experts: tuple[int, int], interval: tuple[int, int]) -> list[Piece]:
-    """Instances have the same pieces; sharing them spares the planner half of its reading."""
+def _rollout_layer_experts(hidden: int, layer: int, experts: tuple[int, int], interval: tuple[int, int]) -> list[Shard]:
+    """Instances have the same shards; sharing them spares the planner half of its reading."""
     local = f"model.layers.{layer}.mlp.experts."
     views = _rollout_expert_views(experts[1] - experts[0], interval[1] - interval[0])
-    return _expert_pieces(
+    return _expert_shards(
         layer, experts[0], views, (interval, (0, hidden)), (f"{local}w13_weight", f"{local}w2_weight")
     )
 

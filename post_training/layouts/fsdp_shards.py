@@ -1,4 +1,4 @@
-"""What a rank of FSDP2 holds: of every parameter one box, which torch's placement of the shards gives.
+"""What a rank of FSDP2 holds: of every parameter one slice, which torch's placement of the shards gives.
 
 Names are those of the model's `state_dict`, which for transformers' models are HuggingFace names, except that
 transformers 5 packs the experts of a layer in one parameter each:
@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from post_training.layouts.layout import Box, LocalView, Piece
+from post_training.layouts.layout import LocalView, Shard, Slice
 
 _PACKED = re.compile(r"(?P<prefix>.*\.mlp\.experts\.)(?P<weight>gate_up_proj|down_proj)$")
 
@@ -28,31 +28,31 @@ def local_tensors(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
 
 
-def fsdp_pieces(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[Piece]:
-    """The pieces of this rank.
+def fsdp_shards(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[Shard]:
+    """The shards of this rank.
 
     Args:
         state: the model's `state_dict`, of DTensors and of plain tensors, which every rank has whole.
         shapes: of the model's HuggingFace tensors. What is none of them, such as the second name of a tied embedding,
-            has no piece.
+            has no shard.
 
     Raises:
-        ValueError: a tensor is sharded in a way that is no box, or packed experts are not sharded by expert.
+        ValueError: a tensor is sharded in a way that is no bounds, or packed experts are not sharded by expert.
     """
-    pieces: list[Piece] = []
+    shards: list[Shard] = []
     for name, value in state.items():
-        box = _box(name, value)
+        bounds = _bounds(name, value)
         packed = _PACKED.match(name)
-        if any(start >= stop for start, stop in box):
+        if any(start >= stop for start, stop in bounds):
             continue  # more ranks than rows
         if packed:
-            pieces += _experts(name, packed["prefix"], packed["weight"], box, tuple(value.shape))
+            shards += _experts(name, packed["prefix"], packed["weight"], bounds, tuple(value.shape))
         elif name in shapes:
-            pieces.append(Piece(name, box, name))
-    return pieces
+            shards.append(Shard(name, bounds, name))
+    return shards
 
 
-def _box(name: str, value: torch.Tensor) -> Box:
+def _bounds(name: str, value: torch.Tensor) -> Slice:
     if not isinstance(value, DTensor):
         return tuple((0, extent) for extent in value.shape)
     if any(placement.is_partial() for placement in value.placements):
@@ -66,16 +66,16 @@ def _box(name: str, value: torch.Tensor) -> Box:
     return tuple((start, start + extent) for start, extent in zip(offset, shape, strict=True))
 
 
-def _experts(name: str, prefix: str, weight: str, box: Box, shape: tuple[int, ...]) -> Iterator[Piece]:
-    (first, last), *matrix = box
+def _experts(name: str, prefix: str, weight: str, bounds: Slice, shape: tuple[int, ...]) -> Iterator[Shard]:
+    (first, last), *matrix = bounds
     if matrix != [(0, extent) for extent in shape[1:]]:
         raise ValueError(f"{name}: FSDP2 shards inside of experts, and only shards of whole experts are supported")
     for slot in range(last - first):
         expert = f"{prefix}{first + slot}."
         if weight == "down_proj":
-            yield Piece(f"{expert}down_proj.weight", tuple(matrix), name, LocalView(index=(slot,)))
+            yield Shard(f"{expert}down_proj.weight", tuple(matrix), name, LocalView(index=(slot,)))
             continue
         width, hidden = shape[1] // 2, shape[2]
         for at, part in enumerate(("gate_proj", "up_proj")):
             view = LocalView(index=(slot, (at * width, (at + 1) * width)))
-            yield Piece(f"{expert}{part}.weight", ((0, width), (0, hidden)), name, view)
+            yield Shard(f"{expert}{part}.weight", ((0, width), (0, hidden)), name, view)

@@ -1,7 +1,7 @@
-"""What a layout is: which box of which HuggingFace tensor a rank holds, and where in its own memory.
+"""What a layout is: which slice of which HuggingFace tensor a rank holds, and where in its own memory.
 
-Every table (`deepseek_v3.py`) describes a rank as a list of `Piece`. Loading, resharding and verification read the same
-pieces, so they cannot disagree about where a weight lives.
+Every table (`deepseek_v3.py`) describes a rank as a list of `Shard`. Loading, resharding and verification read the same
+shards, so they cannot disagree about where a weight lives.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # a table of figures needs families of models and no torch
     import torch
 
-Box = tuple[tuple[int, int], ...]
+Slice = tuple[tuple[int, int], ...]
 """A region of a tensor: one half-open interval `(start, stop)` for each dimension."""
 
 PADDING = ""
-"""The canonical name of memory that belongs to no HuggingFace tensor (padded vocabulary rows). Its content is zero."""
+"""The HF name of memory that belongs to no HuggingFace tensor (padded vocabulary rows). Its content is zero."""
 
 EXPERT_MARK = ".mlp.experts."
-"""In the canonical name of every routed expert's weight, and of no other tensor."""
+"""In the HF name of every routed expert's weight, and of no other tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +52,26 @@ WHOLE = LocalView()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One box of one canonical tensor, held by one rank.
+class Shard:
+    """One slice of one HF tensor, held by one rank.
 
-    canonical: name of the HuggingFace tensor, or PADDING.
-    box: the region of that tensor (for PADDING: only its extents count).
+    hf_name: name of the HuggingFace tensor, or PADDING.
+    bounds: the region of that tensor (for PADDING: only its extents count).
     local: name of the tensor in the rank's own model.
-    view: how to find the region inside that local tensor; its shape equals the extents of `box`.
+    view: how to find the region inside that local tensor; its shape equals the extents of `bounds`.
     """
 
-    canonical: str
-    box: Box
+    hf_name: str
+    bounds: Slice
     local: str
     view: LocalView = WHOLE
 
     @property
     def extents(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in self.box)
+        return tuple(stop - start for start, stop in self.bounds)
 
     def locate(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The live memory of this piece. Raises KeyError for an absent tensor, ValueError for an unexpected shape."""
+        """The live memory of this shard. Raises KeyError for an absent tensor, ValueError for an unexpected shape."""
         try:
             tensor = tensors[self.local]
         except KeyError:
@@ -86,19 +86,19 @@ class Piece:
             ) from error
         if tuple(found.shape) != self.extents:
             raise ValueError(
-                f"{self.local}: the layout places {self.canonical or 'padding'} {self.box} in a region of shape "
+                f"{self.local}: the layout places {self.hf_name or 'padding'} {self.bounds} in a region of shape "
                 f"{tuple(found.shape)} (whole tensor: {tuple(tensor.shape)})"
             )
         return found
 
 
-def whole_box(shape: Iterable[int]) -> Box:
-    """The box that covers a tensor of this shape."""
+def whole_slice(shape: Iterable[int]) -> Slice:
+    """The slice that covers a tensor of this shape."""
     return tuple((0, extent) for extent in shape)
 
 
 def as_matrix(shape: Iterable[int]) -> tuple[int, ...]:
-    """The shape in which boxes of a tensor are cut: one of more than two dimensions is a matrix with its first's rows.
+    """The shape in which slices of a tensor are cut: one of more than two dimensions is a matrix with its first's rows.
 
     >>> as_matrix((1280, 3, 2, 14, 14))  # the convolution of a vision tower
     (1280, 1176)
@@ -243,55 +243,55 @@ class RolloutPlacement:
         return index * size, count if index == self.ep - 1 else (index + 1) * size
 
 
-def vocabulary_pieces(canonical: str, local: str, valid: int, hidden: int, rows: tuple[int, int]) -> list[Piece]:
-    """The pieces of a vocabulary-parallel weight that holds `rows` of a padded vocabulary with `valid` real rows."""
+def vocabulary_shards(hf_name: str, local: str, valid: int, hidden: int, rows: tuple[int, int]) -> list[Shard]:
+    """The shards of a vocabulary-parallel weight that holds `rows` of a padded vocabulary with `valid` real rows."""
     first, last = rows
     real = min(max(valid - first, 0), last - first)
-    pieces = []
+    shards = []
     if real:
-        pieces.append(Piece(canonical, ((first, first + real), (0, hidden)), local, LocalView(index=((0, real),))))
+        shards.append(Shard(hf_name, ((first, first + real), (0, hidden)), local, LocalView(index=((0, real),))))
     if real < last - first:
         index = ((real, last - first),)
-        pieces.append(Piece(PADDING, ((0, last - first - real), (0, hidden)), local, LocalView(index=index)))
-    return pieces
+        shards.append(Shard(PADDING, ((0, last - first - real), (0, hidden)), local, LocalView(index=index)))
+    return shards
 
 
-def megatron_vocabulary_pieces(
-    canonical: str, local: str, valid: int, hidden: int, placement: TrainPlacement, rank: int
-) -> list[Piece]:
+def megatron_vocabulary_shards(
+    hf_name: str, local: str, valid: int, hidden: int, placement: TrainPlacement, rank: int
+) -> list[Shard]:
     """Embedding or output layer of a training rank. Raises ValueError if its rows do not divide over `tp`."""
     padded = placement.vocab_padded or valid
     rows = share(padded, placement.tp, placement.tp_rank(rank), "vocabulary rows over tensor parallel ranks")
-    return vocabulary_pieces(canonical, local, valid, hidden, rows)
+    return vocabulary_shards(hf_name, local, valid, hidden, rows)
 
 
-def rollout_vocabulary_pieces(
+def rollout_vocabulary_shards(
     name: str, valid: int, hidden: int, placement: RolloutPlacement, parts: int, rank: int
-) -> list[Piece]:
+) -> list[Shard]:
     """Embedding or output layer of a rollout rank, padded as vLLM does it and divided over `parts` ranks.
 
     Raises ValueError if its rows do not divide.
     """
     padded = -(-valid // placement.vocab_multiple) * placement.vocab_multiple
     rows = share(padded, parts, rank % parts, f"{name} over tensor parallel ranks")
-    return vocabulary_pieces(name, name, valid, hidden, rows)
+    return vocabulary_shards(name, name, valid, hidden, rows)
 
 
-def cut_piece(canonical: str, dims: tuple[int, ...], local: str, dimension: int, parts: int, index: int) -> Piece:
+def cut_shard(hf_name: str, dims: tuple[int, ...], local: str, dimension: int, parts: int, index: int) -> Shard:
     """A whole local weight: part `index` of `parts` along `dimension`. Raises ValueError if it does not divide."""
-    box = list(whole_box(dims))
-    box[dimension] = share(dims[dimension], parts, index, canonical)
-    return Piece(canonical, tuple(box), local)
+    bounds = list(whole_slice(dims))
+    bounds[dimension] = share(dims[dimension], parts, index, hf_name)
+    return Shard(hf_name, tuple(bounds), local)
 
 
-def gate_up_pieces(prefix: str, local: str, hidden: int, width: int, parts: int, index: int) -> list[Piece]:
+def gate_up_shards(prefix: str, local: str, hidden: int, width: int, parts: int, index: int) -> list[Shard]:
     """gate_proj above up_proj in one local weight, each divided over `parts` ranks."""
     interval = share(width, parts, index, prefix + "gate_proj.weight")
     rows = interval[1] - interval[0]
-    box = (interval, (0, hidden))
+    bounds = (interval, (0, hidden))
     return [
-        Piece(f"{prefix}gate_proj.weight", box, local, LocalView(index=((0, rows),))),
-        Piece(f"{prefix}up_proj.weight", box, local, LocalView(index=((rows, 2 * rows),))),
+        Shard(f"{prefix}gate_proj.weight", bounds, local, LocalView(index=((0, rows),))),
+        Shard(f"{prefix}up_proj.weight", bounds, local, LocalView(index=((rows, 2 * rows),))),
     ]
 
 
@@ -309,7 +309,7 @@ class Table:
     """The layouts of one model, bound to its sizes: all that loading, resharding and verification know of it.
 
     layers: transformer layers. shapes: name and shape of every HuggingFace tensor.
-    megatron, vllm_ascend: the pieces of one rank; they raise ValueError for a placement that does not fit.
+    megatron, vllm_ascend: the shards of one rank; they raise ValueError for a placement that does not fit.
     castable: endings of names whose type may differ between training and rollout.
     float32: endings of names that training, rollout, checkpoints and exports keep in float32 in every job.
     ignored_in_files: prefixes of tensors that a checkpoint may have and no layout uses.
@@ -319,8 +319,8 @@ class Table:
 
     layers: int
     shapes: Mapping[str, tuple[int, ...]]
-    megatron: Callable[[TrainPlacement, int], list[Piece]]
-    vllm_ascend: Callable[[RolloutPlacement, int], list[Piece]]
+    megatron: Callable[[TrainPlacement, int], list[Shard]]
+    vllm_ascend: Callable[[RolloutPlacement, int], list[Shard]]
     castable: tuple[str, ...] = ()
     float32: tuple[str, ...] = ()
     ignored_in_files: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from math import prod
 import torch
 from torch import nn
 
-from post_training.layouts.layout import Piece
+from post_training.layouts.layout import Shard
 
 ACTIVE_BUFFERS = ("expert_bias", "e_score_correction_bias")
 """Buffers that are weights; every other buffer (rotary tables, masks) is derived and never moved."""
@@ -53,9 +53,9 @@ def train_tensors(actor_module: nn.Module | Iterable[nn.Module]) -> dict[str, to
     }
 
 
-def wholly_covered(tensors: Mapping[str, torch.Tensor], pieces: Iterable[Piece]) -> list[torch.Tensor]:
-    """The tensors of which a layout names every element: filling its pieces leaves nothing of them as it was."""
+def wholly_covered(tensors: Mapping[str, torch.Tensor], shards: Iterable[Shard]) -> list[torch.Tensor]:
+    """The tensors of which a layout names every element: filling its shards leaves nothing of them as it was."""
     named: Counter[str] = Counter()
-    for piece in pieces:
-        named[piece.local] += prod(piece.extents)
+    for shard in shards:
+        named[shard.local] += prod(shard.extents)
     return [tensor for name, tensor in tensors.items() if named[name] == tensor.numel()]

@@ -1,6 +1,6 @@
 """The layout of a critic: that of its model, with one output a token where the model has its vocabulary.
 
-Canonical names are those of transformers' classes for token classification, as a critic on FSDP has them too.
+HF names are those of transformers' classes for token classification, as a critic on FSDP has them too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
-from post_training.layouts.layout import Piece, RolloutPlacement, Table, TrainPlacement, whole_box
+from post_training.layouts.layout import RolloutPlacement, Shard, Table, TrainPlacement, whole_slice
 
 HEAD_WEIGHT, HEAD_BIAS = "score.weight", "score.bias"
 _OUTPUT, _LOCAL, _NORM = "lm_head.weight", "output_layer.", "model.norm.weight"
@@ -19,20 +19,20 @@ def value_table(table: Table) -> Table:
     (hidden,) = table.shapes[_NORM]
     head = {HEAD_WEIGHT: (1, hidden), HEAD_BIAS: (1,)}
 
-    def megatron(placement: TrainPlacement, rank: int) -> list[Piece]:
-        pieces = without_head(table.megatron(placement, rank))
+    def megatron(placement: TrainPlacement, rank: int) -> list[Shard]:
+        shards = without_head(table.megatron(placement, rank))
         if placement.pp_rank(rank) == placement.pp - 1:
             local = placement.chunk_prefix(placement.virtual_stages - 1) + _LOCAL
-            pieces += [Piece(name, whole_box(shape), local + name.rpartition(".")[2]) for name, shape in head.items()]
-        return pieces
+            shards += [Shard(name, whole_slice(shape), local + name.rpartition(".")[2]) for name, shape in head.items()]
+        return shards
 
     shapes = {name: shape for name, shape in table.shapes.items() if name != _OUTPUT} | head
     return replace(table, shapes=shapes, megatron=megatron, vllm_ascend=_not_served)
 
 
-def without_head(pieces: list[Piece]) -> list[Piece]:
-    """Those of `pieces` that lie in the transformer, and not in what its last stage puts its hidden states through."""
-    return [piece for piece in pieces if not piece.local.rpartition(_LOCAL)[1]]
+def without_head(shards: list[Shard]) -> list[Shard]:
+    """Those of `shards` that lie in the transformer, and not in what its last stage puts its hidden states through."""
+    return [shard for shard in shards if not shard.local.rpartition(_LOCAL)[1]]
 
 
 def _not_served(placement: RolloutPlacement, rank: int) -> NoReturn:

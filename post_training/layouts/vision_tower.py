@@ -1,4 +1,4 @@
-"""The layout of Qwen2.5-VL's vision tower: canonical names are those of its published files, and of vLLM as well."""
+"""The layout of Qwen2.5-VL's vision tower: HF names are those of its published files, and of vLLM as well."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from post_training.layouts.layout import LocalView, Piece, cut_piece, share, whole_box
+from post_training.layouts.layout import LocalView, Shard, cut_shard, share, whole_slice
 
 PREFIX = "visual."
 _GATES = ("gate_proj", "up_proj")
@@ -52,7 +52,7 @@ class VisionShape:
         return self.hidden * self.merged**2
 
 
-def canonical_shapes(shape: VisionShape) -> dict[str, tuple[int, ...]]:
+def hf_shapes(shape: VisionShape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every HuggingFace tensor."""
     shapes: dict[str, tuple[int, ...]] = {
         f"{PREFIX}patch_embed.proj.weight": (shape.hidden, shape.channels, shape.frames, shape.patch, shape.patch)
@@ -75,39 +75,39 @@ def _linear(name: str, out: int, inputs: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (out, inputs), f"{name}.bias": (out,)}
 
 
-def vllm_ascend(shape: VisionShape, tp: int, tp_rank: int) -> list[Piece]:
-    """The pieces of one rollout rank.
+def vllm_ascend(shape: VisionShape, tp: int, tp_rank: int) -> list[Shard]:
+    """The shards of one rollout rank.
 
     Raises:
         ValueError: a width does not divide over the ranks.
     """
-    pieces = []
-    for name, dims in canonical_shapes(shape).items():
+    shards = []
+    for name, dims in hf_shapes(shape).items():
         module = name.rpartition(".")[0]
         if module.endswith("attn.qkv"):
-            pieces += _stacked_qkv(shape, name, dims, tp, tp_rank)
+            shards += _stacked_qkv(shape, name, dims, tp, tp_rank)
         elif module.endswith((*_GATES, "merger.mlp.0")):
-            pieces.append(cut_piece(name, dims, name, 0, tp, tp_rank))
+            shards.append(cut_shard(name, dims, name, 0, tp, tp_rank))
         elif name.endswith(("attn.proj.weight", "down_proj.weight", "mlp.2.weight")):
-            pieces.append(cut_piece(name, dims, name, 1, tp, tp_rank))
+            shards.append(cut_shard(name, dims, name, 1, tp, tp_rank))
         else:
-            pieces.append(Piece(name, whole_box(dims), name))
-    return pieces
+            shards.append(Shard(name, whole_slice(dims), name))
+    return shards
 
 
-def _stacked_qkv(shape: VisionShape, name: str, dims: tuple[int, ...], tp: int, tp_rank: int) -> list[Piece]:
+def _stacked_qkv(shape: VisionShape, name: str, dims: tuple[int, ...], tp: int, tp_rank: int) -> list[Shard]:
     """A rank has its heads of the query, then of the key, then of the value.
 
     >>> shape = VisionShape(4, 1, 1, heads=4, channels=3, patch=1, frames=1, merged=1, output=1)
-    >>> [(piece.box[0], piece.view.index[0]) for piece in _stacked_qkv(shape, "", (12,), 2, 1)]
+    >>> [(shard.bounds[0], shard.view.index[0]) for shard in _stacked_qkv(shape, "", (12,), 2, 1)]
     [((2, 4), (0, 2)), ((6, 8), (2, 4)), ((10, 12), (4, 6))]
     """
     first, last = share(shape.heads, tp, tp_rank, f"{name}: heads over tensor parallel ranks")
     width = shape.hidden // shape.heads
     rows = (last - first) * width
-    pieces = []
+    shards = []
     for part in range(3):
         start = part * shape.hidden + first * width
-        box = ((start, start + rows), *whole_box(dims[1:]))
-        pieces.append(Piece(name, box, name, LocalView(index=((part * rows, (part + 1) * rows),))))
-    return pieces
+        bounds = ((start, start + rows), *whole_slice(dims[1:]))
+        shards.append(Shard(name, bounds, name, LocalView(index=((part * rows, (part + 1) * rows),))))
+    return shards

@@ -1,6 +1,6 @@
 """The DeepSeek-V3 layout tables: HuggingFace files, Megatron (MindSpeed-LLM v2.0.0 names), vLLM-Ascend 0.9.1 rollout.
 
-Canonical names and shapes are those of transformers' DeepseekV3ForCausalLM; every linear weight is [out, in].
+HF names and shapes are those of transformers' DeepseekV3ForCausalLM; every linear weight is [out, in].
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,16 +12,16 @@ from post_training.layouts.experts import Experts, megatron_experts, rollout_exp
 from post_training.layouts.layout import (
     LayerSlot,
     LocalView,
-    Piece,
     RolloutPlacement,
+    Shard,
     Table,
     TrainPlacement,
-    cut_piece,
-    gate_up_pieces,
+    cut_shard,
+    gate_up_shards,
     gated_shapes,
-    megatron_vocabulary_pieces,
-    rollout_vocabulary_pieces,
-    whole_box,
+    megatron_vocabulary_shards,
+    rollout_vocabulary_shards,
+    whole_slice,
 )
 from post_training.models.families import MegatronModel, MindspeedModel, ModelFamily, variant_findings
 from post_training.models.sentences import invalid, reject
@@ -140,7 +140,7 @@ def table(shape: DeepseekV3Shape) -> Table:
     """All layouts of a DeepSeek-V3 of these sizes."""
     return Table(
         layers=shape.layers,
-        shapes=canonical_shapes(shape),
+        shapes=hf_shapes(shape),
         megatron=partial(megatron, shape),
         vllm_ascend=partial(vllm_ascend, shape),
         castable=CASTABLE,
@@ -150,7 +150,7 @@ def table(shape: DeepseekV3Shape) -> Table:
     )
 
 
-def canonical_shapes(shape: DeepseekV3Shape) -> dict[str, tuple[int, ...]]:
+def hf_shapes(shape: DeepseekV3Shape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every HuggingFace tensor, without the multi-token-prediction layers."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, shape.hidden)}
     for layer in range(shape.layers):
@@ -195,7 +195,7 @@ def mtp_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ...]]
     layer: its number in the names; the first one follows the last layer of the model.
     """
     prefix, sparse = f"model.layers.{layer}.", f"model.layers.{shape.dense_layers}."
-    shallow = canonical_shapes(replace(shape, layers=shape.dense_layers + 1))
+    shallow = hf_shapes(replace(shape, layers=shape.dense_layers + 1))
     return {prefix + name.removeprefix(sparse): dims for name, dims in shallow.items() if name.startswith(sparse)} | {
         f"{prefix}enorm.weight": (shape.hidden,),
         f"{prefix}hnorm.weight": (shape.hidden,),
@@ -206,32 +206,32 @@ def mtp_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ...]]
     }
 
 
-def megatron(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> list[Piece]:
-    """The pieces of one training rank.
+def megatron(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> list[Shard]:
+    """The shards of one training rank.
 
     Raises ValueError when the layer list does not add up or a width does not divide over the ranks.
     """
     if sum(placement.num_layer_list) != shape.layers:
         raise ValueError(f"num_layer_list {placement.num_layer_list} does not add up to {shape.layers} layers")
     tp_rank = placement.tp_rank(rank)
-    pieces: list[Piece] = []
+    shards: list[Shard] = []
     for slot in placement.layers(rank):
         local = f"{placement.chunk_prefix(slot.chunk)}decoder.layers.{slot.position}."
-        pieces += _megatron_dense_part(shape, slot, local, placement.tp, tp_rank)
+        shards += _megatron_dense_part(shape, slot, local, placement.tp, tp_rank)
         if not shape.is_dense(slot.layer):
-            pieces += megatron_experts(_experts(shape), placement, rank, slot.layer, f"{local}mlp.experts.")
+            shards += megatron_experts(_experts(shape), placement, rank, slot.layer, f"{local}mlp.experts.")
     if placement.pp_rank(rank) == 0:
         embedding = placement.chunk_prefix(0) + "embedding.word_embeddings.weight"
-        pieces += megatron_vocabulary_pieces(
+        shards += megatron_vocabulary_shards(
             "model.embed_tokens.weight", embedding, shape.vocab, shape.hidden, placement, rank
         )
     if placement.pp_rank(rank) == placement.pp - 1:
         last = placement.chunk_prefix(placement.virtual_stages - 1)
-        pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), f"{last}decoder.final_layernorm.weight"))
-        pieces += megatron_vocabulary_pieces(
+        shards.append(Shard("model.norm.weight", whole_slice((shape.hidden,)), f"{last}decoder.final_layernorm.weight"))
+        shards += megatron_vocabulary_shards(
             "lm_head.weight", f"{last}output_layer.weight", shape.vocab, shape.hidden, placement, rank
         )
-    return pieces
+    return shards
 
 
 def _experts(shape: DeepseekV3Shape) -> Experts:
@@ -239,26 +239,28 @@ def _experts(shape: DeepseekV3Shape) -> Experts:
 
 
 @lru_cache(maxsize=4096)
-def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp: int, tp_rank: int) -> list[Piece]:
+def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp: int, tp_rank: int) -> list[Shard]:
     """Everything of a layer except its routed experts."""
-    canonical = f"model.layers.{slot.layer}."
+    hf_name = f"model.layers.{slot.layer}."
     shapes = _layer_shapes(shape, slot.layer)
 
-    def whole(name: str, local_name: str) -> Piece:
-        return Piece(canonical + name, whole_box(shapes[canonical + name]), local + local_name)
+    def whole(name: str, local_name: str) -> Shard:
+        return Shard(hf_name + name, whole_slice(shapes[hf_name + name]), local + local_name)
 
-    def cut(name: str, local_name: str, dimension: int) -> Piece:
-        return cut_piece(canonical + name, shapes[canonical + name], local + local_name, dimension, tp, tp_rank)
+    def cut(name: str, local_name: str, dimension: int) -> Shard:
+        return cut_shard(hf_name + name, shapes[hf_name + name], local + local_name, dimension, tp, tp_rank)
 
     linear_qkv = local + "self_attention.linear_qkv.weight"
-    q_a, kv_a = canonical + "self_attn.q_a_proj.weight", canonical + "self_attn.kv_a_proj_with_mqa.weight"
-    pieces = [
+    q_a, kv_a = hf_name + "self_attn.q_a_proj.weight", hf_name + "self_attn.kv_a_proj_with_mqa.weight"
+    shards = [
         whole("input_layernorm.weight", "input_layernorm.weight"),
         whole("post_attention_layernorm.weight", "pre_mlp_layernorm.weight"),
         whole("self_attn.q_a_layernorm.weight", "self_attention.q_layernorm.weight"),
         whole("self_attn.kv_a_layernorm.weight", "self_attention.k_layernorm.weight"),
-        Piece(q_a, whole_box(shapes[q_a]), linear_qkv, LocalView(index=((0, shape.q_lora),))),
-        Piece(kv_a, whole_box(shapes[kv_a]), linear_qkv, LocalView(index=((shape.q_lora, shape.q_lora + shape.kv_a),))),
+        Shard(q_a, whole_slice(shapes[q_a]), linear_qkv, LocalView(index=((0, shape.q_lora),))),
+        Shard(
+            kv_a, whole_slice(shapes[kv_a]), linear_qkv, LocalView(index=((shape.q_lora, shape.q_lora + shape.kv_a),))
+        ),
         cut("self_attn.q_b_proj.weight", "self_attention.linear_qb.weight", 0),
         cut("self_attn.kv_b_proj.weight", "self_attention.linear_kvb.weight", 0),
         cut("self_attn.o_proj.weight", "self_attention.linear_proj.weight", 1),
@@ -266,38 +268,38 @@ def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp
     if shape.is_dense(slot.layer):
         width, part = shape.intermediate, "mlp."
     else:
-        pieces.append(whole("mlp.gate.weight", "mlp.router.weight"))
-        pieces.append(whole("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias"))
+        shards.append(whole("mlp.gate.weight", "mlp.router.weight"))
+        shards.append(whole("mlp.gate.e_score_correction_bias", "mlp.router.expert_bias"))
         width, part = shape.shared_intermediate, "mlp.shared_experts."
     fused = local + part + "linear_fc1.weight"
-    pieces += gate_up_pieces(canonical + part, fused, shape.hidden, width, tp, tp_rank)
-    pieces.append(cut(part + "down_proj.weight", part + "linear_fc2.weight", 1))
-    return pieces
+    shards += gate_up_shards(hf_name + part, fused, shape.hidden, width, tp, tp_rank)
+    shards.append(cut(part + "down_proj.weight", part + "linear_fc2.weight", 1))
+    return shards
 
 
-def vllm_ascend(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) -> list[Piece]:
-    """The pieces of one rollout rank, as the model keeps them after process_weights_after_loading.
+def vllm_ascend(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) -> list[Shard]:
+    """The shards of one rollout rank, as the model keeps them after process_weights_after_loading.
 
     The absorbed MLA weights (W_UK_T, W_UV) are derived from kv_b_proj and rebuilt by `mla_refresh`.
     Raises ValueError when a width does not divide over the ranks.
     """
     tp_rank = placement.tp_rank(rank)
     vocabulary = partial(
-        rollout_vocabulary_pieces, valid=shape.vocab, hidden=shape.hidden, placement=placement, rank=rank
+        rollout_vocabulary_shards, valid=shape.vocab, hidden=shape.hidden, placement=placement, rank=rank
     )
-    pieces = vocabulary("model.embed_tokens.weight", parts=placement.tp)
+    shards = vocabulary("model.embed_tokens.weight", parts=placement.tp)
     for layer in range(shape.layers):
-        pieces += _rollout_dense_part(shape, layer, placement.tp, tp_rank, placement.shared_expert_replicated)
+        shards += _rollout_dense_part(shape, layer, placement.tp, tp_rank, placement.shared_expert_replicated)
         if not shape.is_dense(layer):
-            pieces += rollout_experts(_experts(shape), placement, rank, layer)
-    pieces.append(Piece("model.norm.weight", whole_box((shape.hidden,)), "model.norm.weight"))
-    return pieces + vocabulary("lm_head.weight", parts=placement.lm_head_size)
+            shards += rollout_experts(_experts(shape), placement, rank, layer)
+    shards.append(Shard("model.norm.weight", whole_slice((shape.hidden,)), "model.norm.weight"))
+    return shards + vocabulary("lm_head.weight", parts=placement.lm_head_size)
 
 
 @lru_cache(maxsize=4096)
 def _rollout_dense_part(
     shape: DeepseekV3Shape, layer: int, tp: int, tp_rank: int, shared_expert_replicated: bool
-) -> list[Piece]:
+) -> list[Shard]:
     """Everything of a layer except its routed experts; only the fused gate_up_proj has a name of its own."""
     prefix = f"model.layers.{layer}."
     cuts = {
@@ -306,20 +308,20 @@ def _rollout_dense_part(
         f"{prefix}self_attn.o_proj.weight": 1,
         f"{prefix}mlp.down_proj.weight": 1,
     }
-    pieces = []
+    shards = []
     for name, dims in _layer_shapes(shape, layer).items():
         if name in cuts:
-            pieces.append(cut_piece(name, dims, name, cuts[name], tp, tp_rank))
+            shards.append(cut_shard(name, dims, name, cuts[name], tp, tp_rank))
         elif not any(part in name for part in (".mlp.experts.", ".shared_experts.", ".gate_proj.", ".up_proj.")):
-            pieces.append(Piece(name, whole_box(dims), name))
+            shards.append(Shard(name, whole_slice(dims), name))
     if shape.is_dense(layer):
         fused = f"{prefix}mlp.gate_up_proj.weight"
-        return pieces + gate_up_pieces(f"{prefix}mlp.", fused, shape.hidden, shape.intermediate, tp, tp_rank)
+        return shards + gate_up_shards(f"{prefix}mlp.", fused, shape.hidden, shape.intermediate, tp, tp_rank)
     parts, index = (1, 0) if shared_expert_replicated else (tp, tp_rank)
     shared, width = f"{prefix}mlp.shared_experts.", shape.shared_intermediate
     down = f"{shared}down_proj.weight"
-    pieces += gate_up_pieces(shared, f"{shared}gate_up_proj.weight", shape.hidden, width, parts, index)
-    return pieces + [cut_piece(down, (shape.hidden, width), down, 1, parts, index)]
+    shards += gate_up_shards(shared, f"{shared}gate_up_proj.weight", shape.hidden, width, parts, index)
+    return shards + [cut_shard(down, (shape.hidden, width), down, 1, parts, index)]
 
 
 def sizes(config: Mapping[str, Any]) -> ModelSizes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from post_training.layouts import grouped_query, vision_tower
 from post_training.layouts.grouped_query import GroupedQueryShape
-from post_training.layouts.layout import Piece, RolloutPlacement, Table, TrainPlacement
+from post_training.layouts.layout import RolloutPlacement, Shard, Table, TrainPlacement
 from post_training.layouts.vision_tower import VisionShape
 from post_training.models.families import ModelFamily
 from post_training.models.sentences import invalid, reject
@@ -28,20 +28,20 @@ def _table(config: Mapping[str, Any]) -> Table:
     text, vision = GroupedQueryShape.from_config(config, bias=True), _vision(config)
     decoder = grouped_query.table(text)
 
-    def rollout(placement: RolloutPlacement, rank: int) -> list[Piece]:
-        pieces = decoder.vllm_ascend(placement, rank)
-        own = [replace(piece, local=f"{_DECODER}{piece.local}") for piece in pieces]
+    def rollout(placement: RolloutPlacement, rank: int) -> list[Shard]:
+        shards = decoder.vllm_ascend(placement, rank)
+        own = [replace(shard, local=f"{_DECODER}{shard.local}") for shard in shards]
         return own + vision_tower.vllm_ascend(vision, placement.tp, placement.tp_rank(rank))
 
     return replace(
         decoder,
-        shapes={**decoder.shapes, **vision_tower.canonical_shapes(vision)},
+        shapes={**decoder.shapes, **vision_tower.hf_shapes(vision)},
         megatron=_no_megatron,
         vllm_ascend=rollout,
     )
 
 
-def _no_megatron(placement: TrainPlacement, rank: int) -> list[Piece]:
+def _no_megatron(placement: TrainPlacement, rank: int) -> list[Shard]:
     raise ValueError("Qwen2.5-VL is trained with FSDP, because verl has no Megatron model of it")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from post_training.layouts.layout import EXPERT_MARK, Piece
+from post_training.layouts.layout import EXPERT_MARK, Shard
 from post_training.plan.activations import logits, training_activations
 from post_training.plan.job import Job
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch
@@ -36,8 +36,8 @@ class Rank:
     experts: int
 
     @classmethod
-    def of(cls, pieces: list[Piece]) -> Rank:
-        sizes = [(prod(piece.extents), EXPERT_MARK in piece.canonical) for piece in pieces]
+    def of(cls, shards: list[Shard]) -> Rank:
+        sizes = [(prod(shard.extents), EXPERT_MARK in shard.hf_name) for shard in shards]
         return cls(sum(size for size, expert in sizes if not expert), sum(size for size, expert in sizes if expert))
 
     @property

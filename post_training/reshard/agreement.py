@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from post_training.layouts.layout import PADDING, Piece
+from post_training.layouts.layout import PADDING, Shard
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.plan import LayoutError, Layouts
 
@@ -15,7 +15,7 @@ Types = dict[str, torch.dtype]
 
 
 def agree_on_types(sides: Sequence[tuple[Tensors, Layouts]], group: dist.ProcessGroup) -> list[Types]:
-    """The type of every canonical tensor, for each side (its live tensors on this rank, and the layouts of all ranks).
+    """The type of every HF tensor, for each side (its live tensors on this rank, and the layouts of all ranks).
 
     Two object collectives. Raises LayoutError on every rank when some rank's tensors do not fit its layout, or when two
     ranks hold one tensor in different types.
@@ -65,14 +65,14 @@ def _raise_first(problems: Iterable[str]) -> None:
             raise LayoutError(problem)
 
 
-def _types(tensors: Tensors, pieces: Iterable[Piece]) -> Types:
-    """Type by canonical name, after checking that every piece fits its live tensor."""
-    for piece in pieces:
-        piece.locate(tensors)
-    return {piece.canonical: tensors[piece.local].dtype for piece in pieces if piece.canonical != PADDING}
+def _types(tensors: Tensors, shards: Iterable[Shard]) -> Types:
+    """Type by HF name, after checking that every shard fits its live tensor."""
+    for shard in shards:
+        shard.locate(tensors)
+    return {shard.hf_name: tensors[shard.local].dtype for shard in shards if shard.hf_name != PADDING}
 
 
 def _first_held(layouts: Layouts, rank: int) -> set[str]:
-    """The canonical names that this rank holds and no lower rank does."""
-    lower = {piece.canonical for pieces in layouts[:rank] for piece in pieces}
-    return {piece.canonical for piece in layouts[rank]} - lower
+    """The HF names that this rank holds and no lower rank does."""
+    lower = {shard.hf_name for shards in layouts[:rank] for shard in shards}
+    return {shard.hf_name for shard in layouts[rank]} - lower

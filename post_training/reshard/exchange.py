@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from post_training.layouts.layout import Piece
+from post_training.layouts.layout import Shard
 from post_training.reshard.failure import Attempt
 from post_training.reshard.schedule import Chunk, Direction, Round
 
@@ -19,21 +19,21 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Side:
-    """The live tensors and the layout of one side of a rank, and the type in which its pieces travel."""
+    """The live tensors and the layout of one side of a rank, and the type in which its shards travel."""
 
     tensors: Tensors
-    pieces: Sequence[Piece]
+    shards: Sequence[Shard]
     wire_types: Mapping[str, torch.dtype]
 
     def region(self, chunk: Chunk) -> torch.Tensor:
         """The live memory of a chunk."""
-        held = self.pieces[chunk.piece].locate(self.tensors)
+        held = self.shards[chunk.shard].locate(self.tensors)
         rows, columns = chunk.narrow
         return held[slice(*rows)] if held.dim() == 1 else held[slice(*rows), slice(*columns)]
 
     def staged(self, buffer: torch.Tensor, chunk: Chunk, shape: torch.Size) -> torch.Tensor:
         """The memory of a chunk in a staging buffer of bytes, in its wire type."""
-        wire_type = self.wire_types[self.pieces[chunk.piece].canonical]
+        wire_type = self.wire_types[self.shards[chunk.shard].hf_name]
         return buffer[chunk.start : chunk.stop].view(wire_type).view(shape)
 
 
@@ -83,7 +83,7 @@ class TransferError(RuntimeError):
     """One chunk could not be packed or written. The text names weight, peer and cause, which is `__cause__`."""
 
     def __init__(self, side: Side, direction: Direction, chunk: Chunk, doing: str, toward: str) -> None:
-        super().__init__(doing, side.pieces[chunk.piece].canonical, f"{toward} rank {direction.peer(chunk)}")
+        super().__init__(doing, side.shards[chunk.shard].hf_name, f"{toward} rank {direction.peer(chunk)}")
 
     def __str__(self) -> str:
         return f"{' '.join(self.args)}: {self.__cause__!r}"

@@ -39,7 +39,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class RollCall:
+class MembershipCheck:
     """Finds out who is missing after a collective has failed, by the process group's store and without collectives.
 
     name: the same on all ranks and used for one run only. seconds: how long the others are waited for, all together.
@@ -83,7 +83,7 @@ def agree_on_success(attempt: Attempt, group: dist.ProcessGroup, device: torch.d
 
 
 @contextmanager
-def naming_the_missing(attempt: Attempt, roll_call: RollCall) -> Iterator[None]:
+def naming_the_missing(attempt: Attempt, membership: MembershipCheck) -> Iterator[None]:
     """Whatever a collective raises inside becomes a ReshardError that names the ranks that do not answer.
 
     HCCL's work is asynchronous: what it says of a rank that is gone may reach a step first, and be followed by another
@@ -94,9 +94,9 @@ def naming_the_missing(attempt: Attempt, roll_call: RollCall) -> Iterator[None]:
     except ReshardError:
         raise
     except Exception as error:
-        missing = roll_call.missing()
+        missing = membership.missing()
         found = f"did not hear from ranks {missing}" if missing else "heard from all ranks, and a collective failed"
         reason = f"{attempt.failure}; then {error}" if attempt.failure else str(error)
         raise ReshardError(
-            f"reshard: rank {dist.get_rank(roll_call.group)} {found}, {attempt.reached} or before it: {reason}"
+            f"reshard: rank {dist.get_rank(membership.group)} {found}, {attempt.reached} or before it: {reason}"
         ) from error

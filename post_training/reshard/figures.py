@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from post_training.layouts.layout import EXPERT_MARK, PADDING, Box, Piece, RolloutPlacement, Table, TrainPlacement
+from post_training.layouts.layout import EXPERT_MARK, PADDING, RolloutPlacement, Shard, Slice, Table, TrainPlacement
 from post_training.reshard.plan import Plan, make_plan
-from post_training.reshard.schedule import piece_origins, round_count, schedule
+from post_training.reshard.schedule import round_count, schedule, shard_origins
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,17 @@ def plan_figures(
     traffic = np.add(*(leg.between(plan.world_size) for leg in legs))
     counts = [round_count(leg, plan.world_size, bucket_bytes) for leg in legs]
     busiest = int((traffic.sum(0) + traffic.sum(1)).argmax())
-    bounds = np.array([_missing_bytes(held[rank], needed[rank], itemsize) for rank in ranks])
+    limits = np.array([_missing_bytes(held[rank], needed[rank], itemsize) for rank in ranks])
     expert = np.array([EXPERT_MARK in name for name in plan.names])
     figures = PlanFigures(
         ranks=plan.world_size,
         received=Spread.of(traffic.sum(0)),
         sent=Spread.of(traffic.sum(1)),
-        bound_received=Spread.of(bounds.sum(1)),
+        bound_received=Spread.of(limits.sum(1)),
         expert_received=Spread.of(
             np.add(*(np.bincount(leg.target, leg.bytes * expert[leg.name], plan.world_size) for leg in legs))
         ),
-        bound_expert_received=Spread.of(bounds[:, 1]),
+        bound_expert_received=Spread.of(limits[:, 1]),
         node_ingress=Spread.of(_node_ingress(traffic, nodes)),
         rounds=sum(counts),
         collectives=sum(counts) + 1,
@@ -121,8 +121,8 @@ def plan_figures(
     return figures, plan
 
 
-def _staging_peak(plan: Plan, rank: int, counts: Sequence[int], held: Sequence[Piece], needed: Sequence[Piece]) -> int:
-    source, target = piece_origins(held), piece_origins(needed)
+def _staging_peak(plan: Plan, rank: int, counts: Sequence[int], held: Sequence[Shard], needed: Sequence[Shard]) -> int:
+    source, target = shard_origins(held), shard_origins(needed)
     peak = 0
     for leg, count, origins in ((plan.remote, counts[0], source), (plan.relay, counts[1], target)):
         rounds = schedule(leg, plan.world_size, rank, count, (origins, target))
@@ -131,27 +131,29 @@ def _staging_peak(plan: Plan, rank: int, counts: Sequence[int], held: Sequence[P
     return peak
 
 
-def _missing_bytes(held: Sequence[Piece], needed: Sequence[Piece], itemsize: int) -> tuple[int, int]:
-    """Bytes of the rollout pieces that the rank does not hold in training: all but experts, experts."""
-    own: dict[str, list[Box]] = {}
-    for piece in held:
-        own.setdefault(piece.canonical, []).append(piece.box)
+def _missing_bytes(held: Sequence[Shard], needed: Sequence[Shard], itemsize: int) -> tuple[int, int]:
+    """Bytes of the rollout shards that the rank does not hold in training: all but experts, experts."""
+    own: dict[str, list[Slice]] = {}
+    for shard in held:
+        own.setdefault(shard.hf_name, []).append(shard.bounds)
     missing = [0, 0]
-    for piece in needed:
-        if piece.canonical != PADDING:
-            size = _elements(piece.box) - sum(_overlap(piece.box, box) for box in own.get(piece.canonical, ()))
-            missing[EXPERT_MARK in piece.canonical] += size * itemsize
+    for shard in needed:
+        if shard.hf_name != PADDING:
+            size = _elements(shard.bounds) - sum(
+                _overlap(shard.bounds, bounds) for bounds in own.get(shard.hf_name, ())
+            )
+            missing[EXPERT_MARK in shard.hf_name] += size * itemsize
     return missing[0], missing[1]
 
 
-def _elements(box: Box) -> int:
+def _elements(bounds: Slice) -> int:
     count = 1
-    for start, stop in box:
+    for start, stop in bounds:
         count *= stop - start
     return count
 
 
-def _overlap(left: Box, right: Box) -> int:
+def _overlap(left: Slice, right: Slice) -> int:
     edges = zip(left, right, strict=True)
     return _elements(tuple((0, max(min(a[1], b[1]) - max(a[0], b[0]), 0)) for a, b in edges))
 
@@ -183,9 +185,9 @@ def per_tensor_figures(
     received, experts = [], []
     for rank in range(train.world_size):
         held = sum(
-            _elements(piece.box) * itemsize
-            for piece in table.megatron(train, rank)
-            if EXPERT_MARK not in piece.canonical and piece.canonical != PADDING
+            _elements(shard.bounds) * itemsize
+            for shard in table.megatron(train, rank)
+            if EXPERT_MARK not in shard.hf_name and shard.hf_name != PADDING
         )
         own_layers = sum(slot.layer in expert_layers for slot in train.layers(rank))
         first, last = rollout.experts(rank, count)
@@ -221,8 +223,8 @@ def _local_names(table: Table, train: TrainPlacement, stage: int) -> dict[str, i
     rank = stage * train.tp * train.dp
     shapes = table.shapes
     names: dict[str, int] = {}
-    for piece in table.megatron(train, rank):
-        if piece.canonical != PADDING:
-            cut = EXPERT_MARK not in piece.canonical and piece.extents != shapes[piece.canonical]
-            names[piece.local] = train.tp if cut else 1
+    for shard in table.megatron(train, rank):
+        if shard.hf_name != PADDING:
+            cut = EXPERT_MARK not in shard.hf_name and shard.extents != shapes[shard.hf_name]
+            names[shard.local] = train.tp if cut else 1
     return names

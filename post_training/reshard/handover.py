@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from post_training.layouts.layout import PADDING, Piece
+from post_training.layouts.layout import PADDING, Shard
 from post_training.reshard.agreement import agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Staging, Tensors, pack, scatter
-from post_training.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
+from post_training.reshard.failure import Attempt, MembershipCheck, agree_on_success, naming_the_missing
 from post_training.reshard.plan import Layouts, Plan, make_plan
-from post_training.reshard.resharder import ROLL_CALL_SECONDS
-from post_training.reshard.schedule import ALIGNMENT, Direction, Round, piece_origins, round_count, schedule
+from post_training.reshard.resharder import MEMBERSHIP_CHECK_S
+from post_training.reshard.schedule import ALIGNMENT, Direction, Round, round_count, schedule, shard_origins
 from post_training.reshard.verification import Batch, Targets, batches, broadcast
 from post_training.tensor_parts import PART_ELEMENTS, zero_in_parts
 
@@ -39,13 +39,13 @@ class HandoverError(RuntimeError):
 class Manifest:
     """All that a rollout worker has to know of the updates of one run.
 
-    pieces: its layout. wire_types: of each canonical tensor in it. buckets: where the chunks of each bucket lie, by the
+    shards: its layout. wire_types: of each HF tensor in it. buckets: where the chunks of each bucket lie, by the
     bucket's name, in the order in which they come. comparison: batches of all training weights, which follow the
     buckets when an update is to be verified. digest: of the plan.
     """
 
     digest: str
-    pieces: Sequence[Piece]
+    shards: Sequence[Shard]
     wire_types: Mapping[str, torch.dtype]
     buckets: Mapping[str, Direction]
     comparison: Sequence[Batch] = ()
@@ -84,10 +84,10 @@ class Exporter:
     """The training side of one rank.
 
     Args:
-        train_layouts: the pieces of all ranks.
+        train_layouts: the shards of all ranks.
         own_tensors: returns the live training tensors of this rank by local name. It is called at each update, so that
             offloading may replace them in between.
-        rollout_layouts: the pieces that the rollout worker on each rank's die serves.
+        rollout_layouts: the shards that the rollout worker on each rank's die serves.
         rollout_tensors: shape and type of the worker's weights by local name, as tensors without memory.
         group: the training ranks.
         device: where to stage.
@@ -130,14 +130,14 @@ class Exporter:
         plan = make_plan(self._train_layouts, self._rollout_layouts, lambda name: _itemsize(wire_types, name))
         counts = [round_count(leg, world_size, self._bucket_bytes) for leg in (plan.local, plan.remote)]
         agree_on_plan(f"{plan.digest} {counts}", self._group)
-        origins = piece_origins(train), piece_origins(rollout)
+        origins = shard_origins(train), shard_origins(rollout)
         local = schedule(plan.local, world_size, rank, counts[0], origins)
         remote = schedule(plan.remote, world_size, rank, counts[1], origins)
         # A worker that gets nothing in a round is told nothing.
         buckets = {f"{LOCAL}/{number}": step.receive for number, step in enumerate(local) if step.receive.size}
         buckets |= {f"{REMOTE}/{number}": step.receive for number, step in enumerate(remote) if step.receive.size}
         compared: list[Batch] = []
-        used = {piece.canonical: wire_types[piece.canonical] for piece in rollout if piece.canonical != PADDING}
+        used = {shard.hf_name: wire_types[shard.hf_name] for shard in rollout if shard.hf_name != PADDING}
         if self._verify:
             compared = list(batches(_within(self._train_layouts, wire_types), wire_types, self._bucket_bytes))
             used = wire_types
@@ -184,9 +184,9 @@ class Exporter:
         prepared, attempt = self._prepared, Attempt()
         attempt.failure = problem
         attempt.step("before the first round, ", self._refresh)
-        roll_call = RollCall(self._group, f"handover {prepared.manifest.digest} {version}", ROLL_CALL_SECONDS)
+        membership = MembershipCheck(self._group, f"handover {prepared.manifest.digest} {version}", MEMBERSHIP_CHECK_S)
         with torch.no_grad():
-            with naming_the_missing(attempt, roll_call):
+            with naming_the_missing(attempt, membership):
                 yield from self._weights(prepared, attempt)
                 yield from self._comparison(prepared, attempt)
                 agree_on_success(attempt, self._group, self._device)
@@ -233,7 +233,7 @@ def _itemsize(wire_types: Mapping[str, torch.dtype], name: str) -> int:
 
 
 def _within(layouts: Layouts, wire_types: Mapping[str, torch.dtype]) -> Layouts:
-    return [[piece for piece in pieces if piece.canonical in wire_types] for pieces in layouts]
+    return [[shard for shard in shards if shard.hf_name in wire_types] for shards in layouts]
 
 
 class Importer:
@@ -247,15 +247,15 @@ class Importer:
 
     def __init__(self, manifest: Manifest, tensors: Tensors, version: int) -> None:
         self._manifest = manifest
-        self._side = Side(tensors, manifest.pieces, manifest.wire_types)
+        self._side = Side(tensors, manifest.shards, manifest.wire_types)
         self._targets = Targets(self._side)
         self._version = version
         self._expected = [*manifest.names, f"{WHOLE}/{version}"]
         self._arrived = 0
         self._differing: set[str] = set()
-        for piece in manifest.pieces:
-            if piece.canonical == PADDING:
-                zero_in_parts(piece.locate(tensors))
+        for shard in manifest.shards:
+            if shard.hf_name == PADDING:
+                zero_in_parts(shard.locate(tensors))
 
     def take(self, name: str, content: torch.Tensor) -> None:
         """Write one bucket.

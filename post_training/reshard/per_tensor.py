@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.distributed as dist
 
-from post_training.layouts.layout import PADDING, Box, Piece
+from post_training.layouts.layout import PADDING, Shard, Slice
 from post_training.reshard.agreement import agree_on_types
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.plan import Layouts
@@ -25,23 +25,25 @@ def full_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every HuggingFace tensor of the model by name, whole, on every rank.
 
-    tensors: live training tensors of this rank. layouts: training pieces of all ranks. shapes: all canonical tensors.
+    tensors: live training tensors of this rank. layouts: training shards of all ranks. shapes: all HF tensors.
     Each region is broadcast by its first holder. All ranks must exhaust the iterator.
     """
     (types,) = agree_on_types([(tensors, layouts)], group)
-    holders: dict[str, dict[Box, int]] = defaultdict(dict)
-    for rank, pieces in enumerate(layouts):
-        for piece in pieces:
-            if piece.canonical != PADDING:
-                holders[piece.canonical].setdefault(piece.box, rank)
-    own: dict[tuple[str, Box], Piece] = {(piece.canonical, piece.box): piece for piece in layouts[dist.get_rank(group)]}
+    holders: dict[str, dict[Slice, int]] = defaultdict(dict)
+    for rank, shards in enumerate(layouts):
+        for shard in shards:
+            if shard.hf_name != PADDING:
+                holders[shard.hf_name].setdefault(shard.bounds, rank)
+    own: dict[tuple[str, Slice], Shard] = {
+        (shard.hf_name, shard.bounds): shard for shard in layouts[dist.get_rank(group)]
+    }
     for name, shape in shapes.items():
         full = torch.empty(shape, dtype=types[name], device=device)
-        for box, holder in holders[name].items():
-            region = full[tuple(slice(*interval) for interval in box)]
+        for bounds, holder in holders[name].items():
+            region = full[tuple(slice(*interval) for interval in bounds)]
             values = torch.empty_like(region, memory_format=torch.contiguous_format)
             if holder == dist.get_rank(group):
-                copy_in_parts(values, own[name, box].locate(tensors))
+                copy_in_parts(values, own[name, bounds].locate(tensors))
             for part in parts_of(values):
                 dist.broadcast(part, dist.get_global_rank(group, holder), group=group)
             copy_in_parts(region, values)

@@ -1,7 +1,7 @@
 """From two layouts to transfers: which region of which tensor goes from which rank to which rank.
 
 The plan is a pure function of the layouts, so that every rank computes the same one without talking to the others; it
-is built from numpy arrays because 256 ranks of DeepSeek-V3 hold a third of a million pieces.
+is built from numpy arrays because 256 ranks of DeepSeek-V3 hold a third of a million shards.
 """
 
 import hashlib
@@ -11,10 +11,10 @@ from itertools import chain
 
 import numpy as np
 
-from post_training.layouts.layout import PADDING, Piece
+from post_training.layouts.layout import PADDING, Shard
 
-Layouts = Sequence[Sequence[Piece]]
-"""The pieces of every rank, by rank."""
+Layouts = Sequence[Sequence[Shard]]
+"""The shards of every rank, by rank."""
 
 
 class LayoutError(ValueError):
@@ -23,18 +23,18 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Transfers:
-    """Transfers as columns, one entry each; a box is (row start, row stop, column start, column stop).
+    """Transfers as columns, one entry each; a slice is (row start, row stop, column start, column stop).
 
-    source, target: ranks. source_piece, target_piece: positions in the layouts of those ranks.
-    name: number of the canonical tensor. box: its region; a vector has the single column 0:1. bytes: on the wire.
+    source, target: ranks. source_shard, target_shard: positions in the layouts of those ranks.
+    name: number of the HF tensor. bounds: its region; a vector has the single column 0:1. bytes: on the wire.
     """
 
     source: np.ndarray
     target: np.ndarray
-    source_piece: np.ndarray
-    target_piece: np.ndarray
+    source_shard: np.ndarray
+    target_shard: np.ndarray
     name: np.ndarray
-    box: np.ndarray
+    bounds: np.ndarray
     bytes: np.ndarray
 
     def __len__(self) -> int:
@@ -54,9 +54,9 @@ class Transfers:
 class Plan:
     """What every rank sends, receives and copies.
 
-    names: canonical tensors by number. itemsize: bytes of one element of each, as it travels.
+    names: HF tensors by number. itemsize: bytes of one element of each, as it travels.
     remote: transfers between ranks out of training weights, in the order in which each pair of ranks streams them.
-    relay: transfers that follow, inside a node, out of rollout weights that have arrived; `source_piece` is a position
+    relay: transfers that follow, inside a node, out of rollout weights that have arrived; `source_shard` is a position
         in the rollout layout. Empty when all ranks are in one node.
     local: transfers inside a rank, which need no communication.
     digest: equal on two ranks if and only if they made the same plan.
@@ -73,13 +73,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Holders:
-    """The distinct regions of one side and who holds each: entries `first[i]:first[i+1]` of `rank` and `piece`."""
+    """The distinct regions of one side and who holds each: entries `first[i]:first[i+1]` of `rank` and `shard`."""
 
     name: np.ndarray
-    box: np.ndarray
+    bounds: np.ndarray
     first: np.ndarray
     rank: np.ndarray
-    piece: np.ndarray
+    shard: np.ndarray
 
     @property
     def count(self) -> np.ndarray:
@@ -89,14 +89,14 @@ class _Holders:
 def make_plan(
     train: Layouts, rollout: Layouts, itemsize: Callable[[str], int], node_of: Sequence[int] | None = None
 ) -> Plan:
-    """Plan the transfers that give every rollout piece its content.
+    """Plan the transfers that give every rollout shard its content.
 
-    train, rollout: layouts of all ranks; itemsize: bytes of one element of a canonical tensor, as it travels.
+    train, rollout: layouts of all ranks; itemsize: bytes of one element of an HF tensor, as it travels.
     node_of: the node of every rank, numbered from 0; None means that all are in one.
 
     A rank that holds a region itself copies it. Otherwise an owner in its node sends it, and owners take turns. A
     region that nobody in a node holds enters it once, at the receiver with the least to pass on, which relays it.
-    Raises LayoutError when training pieces overlap without being equal, or when a rollout piece has no complete source.
+    Raises LayoutError when training shards overlap without being equal, or when a rollout shard has no complete source.
     """
     if len(train) != len(rollout):
         raise LayoutError(f"{len(train)} training ranks cannot be joined with {len(rollout)} rollout ranks")
@@ -105,28 +105,28 @@ def make_plan(
     names = tuple(numbers)
     sizes = np.array([itemsize(name) for name in names], dtype=np.int64)
     _check_disjoint(owners, names)
-    need, owner, box = _overlaps(needs, owners)
-    _check_complete(needs, need, box, names)
+    need, owner, bounds = _overlaps(needs, owners)
+    _check_complete(needs, need, bounds, names)
     nodes = np.zeros(len(train), dtype=np.int64) if node_of is None else np.asarray(node_of, dtype=np.int64)
-    direct, relay = _route(needs, owners, need, owner, box, sizes, nodes)
+    direct, relay = _route(needs, owners, need, owner, bounds, sizes, nodes)
     remote = direct.select(np.flatnonzero(direct.source != direct.target))
     local = direct.select(np.flatnonzero(direct.source == direct.target))
     return Plan(len(train), names, sizes, remote, relay, local, _digest(names, sizes, direct, relay))
 
 
 def _holders(layouts: Layouts, numbers: dict[str, int]) -> _Holders:
-    """Group the pieces of all ranks by region. Layouts share piece objects, so each object is read only once.
+    """Group the shards of all ranks by region. Layouts share shard objects, so each object is read only once.
 
     Rank 0 holds the upper half of `w`, ranks 1 and 2 the lower: two regions, with the holders `rank[0:1]`, `rank[1:3]`.
 
-    >>> upper, lower = Piece("w", ((0, 2), (0, 3)), "w"), Piece("w", ((2, 4), (0, 3)), "w")
+    >>> upper, lower = Shard("w", ((0, 2), (0, 3)), "w"), Shard("w", ((2, 4), (0, 3)), "w")
     >>> held = _holders([[upper], [lower], [lower]], {})
-    >>> held.box.tolist(), held.first.tolist(), held.rank.tolist()
+    >>> held.bounds.tolist(), held.first.tolist(), held.rank.tolist()
     ([[0, 2, 0, 3], [2, 4, 0, 3]], [0, 1, 3], [0, 1, 2])
     """
     flat = list(chain.from_iterable(layouts))
-    counts = np.array([len(pieces) for pieces in layouts], dtype=np.int64)
-    rank, piece = np.repeat(np.arange(len(layouts)), counts), _positions(counts)
+    counts = np.array([len(shards) for shards in layouts], dtype=np.int64)
+    rank, shard = np.repeat(np.arange(len(layouts)), counts), _positions(counts)
     objects = np.fromiter(map(id, flat), dtype=np.int64, count=len(flat))
     _, first_seen, number = np.unique(objects, return_index=True, return_inverse=True)
     # Names are numbered in the order of the layouts, which is the same on every rank, unlike addresses of objects.
@@ -140,7 +140,7 @@ def _holders(layouts: Layouts, numbers: dict[str, int]) -> _Holders:
     padding_rows = int(np.searchsorted(distinct[:, 0], 0))
     held = np.bincount(region, minlength=len(distinct))[padding_rows:]
     first = np.concatenate([[0], np.cumsum(held)])
-    return _Holders(distinct[padding_rows:, 0], distinct[padding_rows:, 1:], first, rank[order], piece[order])
+    return _Holders(distinct[padding_rows:, 0], distinct[padding_rows:, 1:], first, rank[order], shard[order])
 
 
 def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -158,17 +158,17 @@ def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ascending[begins], inverse
 
 
-def _region(piece: Piece, numbers: dict[str, int]) -> tuple[int, int, int, int, int]:
-    if piece.canonical == PADDING:
+def _region(shard: Shard, numbers: dict[str, int]) -> tuple[int, int, int, int, int]:
+    if shard.hf_name == PADDING:
         return -1, 0, 0, 0, 0
-    if len(piece.box) > 2:
-        raise LayoutError(f"{piece.canonical}: only vectors and matrices are planned, not {len(piece.box)} dimensions")
-    (row_start, row_stop), (start, stop) = piece.box if len(piece.box) == 2 else (*piece.box, (0, 1))
-    return numbers.setdefault(piece.canonical, len(numbers)), row_start, row_stop, start, stop
+    if len(shard.bounds) > 2:
+        raise LayoutError(f"{shard.hf_name}: only vectors and matrices are planned, not {len(shard.bounds)} dimensions")
+    (row_start, row_stop), (start, stop) = shard.bounds if len(shard.bounds) == 2 else (*shard.bounds, (0, 1))
+    return numbers.setdefault(shard.hf_name, len(numbers)), row_start, row_stop, start, stop
 
 
 def _pairs(left: _Holders, right: _Holders) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of regions that belong to the same canonical tensor. Both sides are sorted by name."""
+    """All pairs of regions that belong to the same HF tensor. Both sides are sorted by name."""
     begin = np.searchsorted(right.name, left.name, "left")
     count = np.searchsorted(right.name, left.name, "right") - begin
     return np.repeat(np.arange(len(left.name)), count), np.repeat(begin, count) + _positions(count)
@@ -179,34 +179,34 @@ def _intersection(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.stack([starts[:, 0], stops[:, 0], starts[:, 1], stops[:, 1]], axis=1)
 
 
-def _volume(box: np.ndarray) -> np.ndarray:
-    return np.maximum(box[:, 1] - box[:, 0], 0) * np.maximum(box[:, 3] - box[:, 2], 0)
+def _volume(bounds: np.ndarray) -> np.ndarray:
+    return np.maximum(bounds[:, 1] - bounds[:, 0], 0) * np.maximum(bounds[:, 3] - bounds[:, 2], 0)
 
 
 def _overlaps(needs: _Holders, owners: _Holders) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     need, owner = _pairs(needs, owners)
-    box = _intersection(needs.box[need], owners.box[owner])
-    real = np.flatnonzero(_volume(box))
-    return need[real], owner[real], box[real]
+    bounds = _intersection(needs.bounds[need], owners.bounds[owner])
+    real = np.flatnonzero(_volume(bounds))
+    return need[real], owner[real], bounds[real]
 
 
 def _check_disjoint(owners: _Holders, names: tuple[str, ...]) -> None:
     left, right = _pairs(owners, owners)
-    volume = _volume(_intersection(owners.box[left], owners.box[right]))
+    volume = _volume(_intersection(owners.bounds[left], owners.bounds[right]))
     wrong = np.flatnonzero((left < right) & (volume > 0))
     if len(wrong):
         region = left[wrong[0]]
         raise LayoutError(f"{names[owners.name[region]]}: training ranks hold overlapping but different regions")
 
 
-def _check_complete(needs: _Holders, need: np.ndarray, box: np.ndarray, names: tuple[str, ...]) -> None:
-    covered = np.bincount(need, _volume(box), len(needs.name)).astype(np.int64)
-    wrong = np.flatnonzero(covered != _volume(needs.box))
+def _check_complete(needs: _Holders, need: np.ndarray, bounds: np.ndarray, names: tuple[str, ...]) -> None:
+    covered = np.bincount(need, _volume(bounds), len(needs.name)).astype(np.int64)
+    wrong = np.flatnonzero(covered != _volume(needs.bounds))
     if len(wrong):
         region = wrong[0]
         raise LayoutError(
-            f"{names[needs.name[region]]}: no training rank holds all of the region {needs.box[region].tolist()} that "
-            f"rollout rank {needs.rank[needs.first[region]]} needs"
+            f"{names[needs.name[region]]}: no training rank holds all of the region {needs.bounds[region].tolist()} "
+            f"that rollout rank {needs.rank[needs.first[region]]} needs"
         )
 
 
@@ -215,7 +215,7 @@ def _route(
     owners: _Holders,
     need: np.ndarray,
     owner: np.ndarray,
-    box: np.ndarray,
+    bounds: np.ndarray,
     sizes: np.ndarray,
     nodes: np.ndarray,
 ) -> tuple[Transfers, Transfers]:
@@ -225,11 +225,11 @@ def _route(
     half, and two receivers of each: `pair` is 0 0 1 1, `target` 0 1 0 1, `region` 0 0 1 1. The first and the last
     receiver own what they need and copy it, the others get it from the rank that does:
 
-    >>> upper, lower = Piece("w", ((0, 2), (0, 3)), "w"), Piece("w", ((2, 4), (0, 3)), "w")
-    >>> whole = Piece("w", ((0, 4), (0, 3)), "w")
+    >>> upper, lower = Shard("w", ((0, 2), (0, 3)), "w"), Shard("w", ((2, 4), (0, 3)), "w")
+    >>> whole = Shard("w", ((0, 4), (0, 3)), "w")
     >>> plan = make_plan([[upper], [lower]], [[whole], [whole]], lambda name: 4)
     >>> for leg in plan.local, plan.remote:
-    ...     print(leg.source.tolist(), leg.target.tolist(), leg.box.tolist(), leg.bytes.tolist())
+    ...     print(leg.source.tolist(), leg.target.tolist(), leg.bounds.tolist(), leg.bytes.tolist())
     [0, 1] [0, 1] [[0, 2, 0, 3], [2, 4, 0, 3]] [24, 24]
     [0, 1] [1, 0] [[0, 2, 0, 3], [2, 4, 0, 3]] [24, 24]
     """
@@ -243,7 +243,7 @@ def _route(
     remote = np.flatnonzero(chosen < 0)
     chosen[remote] = _holding_in_node(owners, nodes, region[remote], nodes[target[remote]], owner_set[remote])
     outside = np.flatnonzero(chosen < 0)
-    volume = _volume(box) * sizes[owners.name[owner]]
+    volume = _volume(bounds) * sizes[owners.name[owner]]
     entry = _node_entries(pair[outside], nodes[target[outside]], target[outside], volume[pair[outside]], len(nodes))
     entering = outside[entry == np.arange(len(outside))]
     chosen[entering] = owners.first[region[entering]] + (
@@ -252,18 +252,18 @@ def _route(
     relayed = np.flatnonzero(chosen < 0)
     source = outside[entry[np.searchsorted(outside, relayed)]]
 
-    def columns(rows: np.ndarray, ranks: np.ndarray, pieces: np.ndarray) -> Transfers:
+    def columns(rows: np.ndarray, ranks: np.ndarray, shards: np.ndarray) -> Transfers:
         name = owners.name[region[rows]]
         made = Transfers(
-            ranks, target[rows], pieces, needs.piece[slot[rows]], name, box[pair[rows]], volume[pair[rows]]
+            ranks, target[rows], shards, needs.shard[slot[rows]], name, bounds[pair[rows]], volume[pair[rows]]
         )
         # Wide elements first, so that every element in a stream is aligned to its own size.
-        return made.select(np.lexsort((made.target_piece, made.box[:, 2], made.box[:, 0], name, -sizes[name])))
+        return made.select(np.lexsort((made.target_shard, made.bounds[:, 2], made.bounds[:, 0], name, -sizes[name])))
 
     direct = np.flatnonzero(chosen >= 0)
     return (
-        columns(direct, owners.rank[chosen[direct]], owners.piece[chosen[direct]]),
-        columns(relayed, target[source], needs.piece[slot[source]]),
+        columns(direct, owners.rank[chosen[direct]], owners.shard[chosen[direct]]),
+        columns(relayed, target[source], needs.shard[slot[source]]),
     )
 
 

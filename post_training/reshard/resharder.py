@@ -10,19 +10,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from post_training.layouts.layout import EXPERT_MARK, PADDING, Piece, RolloutPlacement, TrainPlacement
+from post_training.layouts.layout import EXPERT_MARK, PADDING, RolloutPlacement, Shard, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors, train_tensors
 from post_training.models.families import table_for
 from post_training.reshard.agreement import Types, agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Tensors
-from post_training.reshard.failure import Attempt, RollCall, agree_on_success, naming_the_missing
+from post_training.reshard.failure import Attempt, MembershipCheck, agree_on_success, naming_the_missing
 from post_training.reshard.plan import LayoutError, Layouts, Plan, Transfers, make_plan
-from post_training.reshard.schedule import piece_origins, round_count, schedule
+from post_training.reshard.schedule import round_count, schedule, shard_origins
 from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
 
-ROLL_CALL_SECONDS = 10.0
-"""How long a rank waits for a sign of life of the others after a collective has failed."""
+MEMBERSHIP_CHECK_S = 10.0
+"""How long a rank waits for heartbeats of the others after a collective has failed."""
 
 PLANNING_COLLECTIVES = 3
 """Object collectives of the first run: tensor types, whether every rank can go on, and the digest of the plan."""
@@ -56,10 +56,10 @@ class ReshardReport:
 
 @dataclass(frozen=True, slots=True)
 class LocalCopy:
-    """One copy inside a rank: its two pieces, and the region relative to each."""
+    """One copy inside a rank: its two shards, and the region relative to each."""
 
-    source: Piece
-    target: Piece
+    source: Shard
+    target: Shard
     taken: tuple[slice, ...]
     filled: tuple[slice, ...]
 
@@ -69,17 +69,17 @@ class _Prepared:
     """Everything that a run needs and that does not change from step to step.
 
     held_types: of training's tensors. casts: the wire type of those that travel in another one, the same on all ranks.
-    cast_pieces: what this rank counts of them, so that every element is counted once.
+    cast_shards: what this rank counts of them, so that every element is counted once.
     """
 
     source: Side
     target: Side
     held_types: Types
     casts: Types
-    cast_pieces: list[Piece]
+    cast_shards: list[Shard]
     exchanges: list[Exchange]
     copies: list[LocalCopy]
-    padding: list[Piece]
+    padding: list[Shard]
     device: torch.device
     digest: str
     sent: int
@@ -95,10 +95,10 @@ class Resharder:
 
     train_tensors, rollout_tensors: live tensors of this rank by local name. The tensor objects are kept and `.data` is
         read at every run, so offloading may replace it in between.
-    train_layouts, rollout_layouts: pieces of all ranks, by rank of `group`.
+    train_layouts, rollout_layouts: shards of all ranks, by rank of `group`.
     bucket_bytes: upper bound of staging memory in each direction. At most `PART_ELEMENTS` of it are used, so that no
         collective and no copy counts 2**30 elements.
-    castable: endings of canonical names whose type may differ between training and rollout; any other difference is an
+    castable: endings of HF names whose type may differ between training and rollout; any other difference is an
         error. A cast happens while packing, so the wire carries the rollout type; values that it changes are counted.
     overlap: use half buckets and pack a round while the round before it travels; twice as many collectives.
     ranks_per_node: what many ranks of a node need enters the node once and is relayed inside it; None means that links
@@ -141,11 +141,11 @@ class Resharder:
         planned = time.perf_counter()
         self._runs += 1
         attempt = Attempt()
-        roll_call = RollCall(self._group, f"reshard {prepared.digest} {self._runs}", ROLL_CALL_SECONDS)
+        membership = MembershipCheck(self._group, f"reshard {prepared.digest} {self._runs}", MEMBERSHIP_CHECK_S)
         with torch.no_grad():
             attempt.step("before the first round, ", clear_padding, prepared.padding, prepared.target)
             attempt.step("before the first round, ", copy_local, prepared.copies, prepared.source, prepared.target)
-            with naming_the_missing(attempt, roll_call):
+            with naming_the_missing(attempt, membership):
                 staging = [exchange.run(attempt) for exchange in prepared.exchanges]
                 agree_on_success(attempt, self._group, prepared.device)
             changed = self._values_changed(prepared)
@@ -172,13 +172,13 @@ class Resharder:
         if not prepared.casts:
             return 0
         changed = torch.zeros(1, dtype=torch.int64, device=prepared.device)
-        for piece in prepared.cast_pieces:
-            changed += changed_by_cast(piece.locate(self._train_tensors), prepared.casts[piece.canonical])
+        for shard in prepared.cast_shards:
+            changed += changed_by_cast(shard.locate(self._train_tensors), prepared.casts[shard.hf_name])
         dist.all_reduce(changed, group=self._group)
         return int(changed)
 
     def verify(self) -> list[str]:
-        """Compare all rollout weights with the training weights and return the canonical names that differ.
+        """Compare all rollout weights with the training weights and return the HF names that differ.
 
         Weights of one type are compared bit for bit, others by value, so that a cast that rounds shows.
 
@@ -186,7 +186,7 @@ class Resharder:
         """
         prepared = self._prepared = self._prepared or self._prepare()
         with torch.no_grad():
-            source = Side(self._train_tensors, prepared.source.pieces, prepared.held_types)
+            source = Side(self._train_tensors, prepared.source.shards, prepared.held_types)
             return differing_tensors(
                 source, prepared.target, self._train_layouts, self._group, self._bucket_bytes, prepared.device
             )
@@ -204,7 +204,7 @@ class Resharder:
         )
         counts = [round_count(leg, world_size, self._bucket_bytes // self._slots) for leg in (plan.remote, plan.relay)]
         agree_on_plan(f"{plan.digest} {counts}", self._group)
-        origins = piece_origins(train), piece_origins(rollout)
+        origins = shard_origins(train), shard_origins(rollout)
         traffic = plan.remote.between(world_size) + plan.relay.between(world_size)
         source = Side(self._train_tensors, train, wire_types)
         target = Side(self._rollout_tensors, rollout, wire_types)
@@ -217,13 +217,13 @@ class Resharder:
             target=target,
             held_types=held_types,
             casts=casts,
-            cast_pieces=[piece for piece in list(first_copies(self._train_layouts))[rank] if piece.canonical in casts],
+            cast_shards=[shard for shard in list(first_copies(self._train_layouts))[rank] if shard.hf_name in casts],
             exchanges=[
                 Exchange("leg from training weights", direct, source, target, *common),
                 Exchange("relay inside nodes", relayed, target, target, *common),
             ],
             copies=local_copies(plan, rank, train, rollout),
-            padding=[piece for piece in rollout if piece.canonical == PADDING],
+            padding=[shard for shard in rollout if shard.hf_name == PADDING],
             device=device,
             digest=plan.digest[:16],
             sent=int(traffic[rank].sum()),
@@ -250,21 +250,21 @@ def changed_by_cast(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     return ((back != values) & ~(back.isnan() & values.isnan())).sum()
 
 
-def local_copies(plan: Plan, rank: int, train: Sequence[Piece], rollout: Sequence[Piece]) -> list[LocalCopy]:
+def local_copies(plan: Plan, rank: int, train: Sequence[Shard], rollout: Sequence[Shard]) -> list[LocalCopy]:
     """Everything that stays inside this rank."""
     mine = plan.local.select(np.flatnonzero(plan.local.target == rank))
     copies = []
-    for source_at, target_at, box in zip(mine.source_piece, mine.target_piece, mine.box.tolist(), strict=True):
+    for source_at, target_at, bounds in zip(mine.source_shard, mine.target_shard, mine.bounds.tolist(), strict=True):
         source, target = train[source_at], rollout[target_at]
-        region = ((box[0], box[1]), (box[2], box[3]))[: len(source.box)]
+        region = ((bounds[0], bounds[1]), (bounds[2], bounds[3]))[: len(source.bounds)]
         copies.append(LocalCopy(source, target, _inside(region, source), _inside(region, target)))
     return copies
 
 
-def clear_padding(padding: Iterable[Piece], target: Side) -> None:
+def clear_padding(padding: Iterable[Shard], target: Side) -> None:
     """Memory that belongs to no HuggingFace tensor is zero."""
-    for piece in padding:
-        zero_in_parts(piece.locate(target.tensors))
+    for shard in padding:
+        zero_in_parts(shard.locate(target.tensors))
 
 
 def copy_local(copies: Iterable[LocalCopy], source: Side, target: Side) -> None:
@@ -274,8 +274,8 @@ def copy_local(copies: Iterable[LocalCopy], source: Side, target: Side) -> None:
         copy_in_parts(copy.target.locate(target.tensors)[copy.filled], values)
 
 
-def _inside(region: tuple[tuple[int, int], ...], piece: Piece) -> tuple[slice, ...]:
-    return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(region, piece.box, strict=True))
+def _inside(region: tuple[tuple[int, int], ...], shard: Shard) -> tuple[slice, ...]:
+    return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(region, shard.bounds, strict=True))
 
 
 def _expert_bytes(plan: Plan, legs: Iterable[Transfers], chosen: Callable[[Transfers], np.ndarray]) -> int:

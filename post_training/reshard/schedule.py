@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from post_training.layouts.layout import Piece
+from post_training.layouts.layout import Shard
 from post_training.reshard.plan import Transfers
 
 ALIGNMENT = 16
@@ -22,11 +22,11 @@ ALIGNMENT = 16
 class Chunk:
     """Rows of one transfer, as they lie in a staging buffer.
 
-    piece: position in the rank's own layout. narrow: (start, stop) of rows and columns relative to the piece's box.
+    shard: position in the rank's own layout. narrow: (start, stop) of rows and columns relative to the shard's bounds.
     start, stop: bytes in the staging buffer.
     """
 
-    piece: int
+    shard: int
     narrow: tuple[tuple[int, int], tuple[int, int]]
     start: int
     stop: int
@@ -54,9 +54,9 @@ class Round:
     receive: Direction
 
 
-def piece_origins(pieces: Iterable[Piece]) -> np.ndarray:
-    """First row and column of every piece: array (pieces, 2); a vector has column 0."""
-    rows = [(piece.box[0][0], piece.box[1][0] if len(piece.box) > 1 else 0) for piece in pieces]
+def shard_origins(shards: Iterable[Shard]) -> np.ndarray:
+    """First row and column of every shard: array (shards, 2); a vector has column 0."""
+    rows = [(shard.bounds[0][0], shard.bounds[1][0] if len(shard.bounds) > 1 else 0) for shard in shards]
     return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
 
@@ -87,28 +87,28 @@ def schedule(
 ) -> list[Round]:
     """The rounds of one rank.
 
-    origins: the first row and column of every piece of the rank's source and target layout: arrays (pieces, 2).
+    origins: the first row and column of every shard of the rank's source and target layout: arrays (shards, 2).
     """
     sent = transfers.select(np.flatnonzero(transfers.source == rank))
     received = transfers.select(np.flatnonzero(transfers.target == rank))
-    sends = _directions(sent, sent.target, sent.source_piece, origins[0], world_size, rounds)
-    receives = _directions(received, received.source, received.target_piece, origins[1], world_size, rounds)
+    sends = _directions(sent, sent.target, sent.source_shard, origins[0], world_size, rounds)
+    receives = _directions(received, received.source, received.target_shard, origins[1], world_size, rounds)
     return [Round(send, receive) for send, receive in zip(sends, receives, strict=True)]
 
 
 def _row_bytes(transfers: Transfers) -> np.ndarray:
-    return transfers.bytes // (transfers.box[:, 1] - transfers.box[:, 0])
+    return transfers.bytes // (transfers.bounds[:, 1] - transfers.bounds[:, 0])
 
 
 def _directions(
-    transfers: Transfers, peer: np.ndarray, piece: np.ndarray, origins: np.ndarray, world_size: int, rounds: int
+    transfers: Transfers, peer: np.ndarray, shard: np.ndarray, origins: np.ndarray, world_size: int, rounds: int
 ) -> list[Direction]:
     order = np.argsort(peer, kind="stable")
-    bounds = np.searchsorted(peer[order], np.arange(world_size + 1))
-    streams = [order[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    limits = np.searchsorted(peer[order], np.arange(world_size + 1))
+    streams = [order[start:stop] for start, stop in zip(limits, limits[1:], strict=False)]
     nothing: list[list[tuple[int, int, int]]] = [[]] * rounds
     parts = [_cut(transfers.select(stream), rounds) if len(stream) else nothing for stream in streams]
-    narrowed = transfers.box - np.repeat(origins[piece], 2, axis=1)
+    narrowed = transfers.bounds - np.repeat(origins[shard], 2, axis=1)
     row_bytes = _row_bytes(transfers)
     directions = []
     for number in range(rounds):
@@ -120,7 +120,7 @@ def _directions(
                 row, _, column, column_stop = narrowed[entry].tolist()
                 size = int(row_bytes[entry]) * (last - first)
                 rows = (row + first, row + last)
-                chunks.append(Chunk(int(piece[entry]), (rows, (column, column_stop)), offset, offset + size))
+                chunks.append(Chunk(int(shard[entry]), (rows, (column, column_stop)), offset, offset + size))
                 offset += size
             offset += -offset % ALIGNMENT
             splits.append(offset - begin)
@@ -133,12 +133,12 @@ def _cut(stream: Transfers, rounds: int) -> list[list[tuple[int, int, int]]]:
 
     Transfers of 4 and 2 rows of 4 bytes are a stream of 24 bytes, which two rounds cut at byte 12, after 3 rows:
 
-    >>> box, unused = np.array([[0, 4, 0, 1], [0, 2, 0, 1]]), np.zeros(2)
-    >>> _cut(Transfers(unused, unused, unused, unused, unused, box, np.array([16, 8])), 2)
+    >>> bounds, unused = np.array([[0, 4, 0, 1], [0, 2, 0, 1]]), np.zeros(2)
+    >>> _cut(Transfers(unused, unused, unused, unused, unused, bounds, np.array([16, 8])), 2)
     [[(0, 0, 3)], [(0, 3, 4), (1, 0, 2)]]
     """
     ends = np.cumsum(stream.bytes)
-    rows, row_bytes = stream.box[:, 1] - stream.box[:, 0], _row_bytes(stream)
+    rows, row_bytes = stream.bounds[:, 1] - stream.bounds[:, 0], _row_bytes(stream)
     marks = ends[-1] * np.arange(rounds + 1) // rounds
     at = np.minimum(np.searchsorted(ends, marks, "right"), len(stream) - 1)
     row = np.where(marks == ends[-1], rows[at], (marks - (ends - stream.bytes)[at]) // row_bytes[at])

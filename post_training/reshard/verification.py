@@ -1,6 +1,6 @@
 """Comparing rollout weights with training weights bit for bit, without the planner.
 
-Every training piece is broadcast by its first holder and compared wherever its box meets a rollout piece. This shares
+Every training shard is broadcast by its first holder and compared wherever its slice meets a rollout shard. This shares
 only the layout tables with the exchange, so a fault in planning, cutting, packing or scattering cannot hide itself.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from post_training.layouts.layout import PADDING, Box, Piece
+from post_training.layouts.layout import PADDING, Shard, Slice
 from post_training.reshard.exchange import Side
 from post_training.reshard.plan import Layouts
 from post_training.reshard.schedule import ALIGNMENT
@@ -29,12 +29,12 @@ def differing_tensors(
     batch_bytes: int,
     device: torch.device,
 ) -> list[str]:
-    """The canonical names of which any rank's rollout bytes differ from the training bytes, sorted; same on every rank.
+    """The HF names of which any rank's rollout bytes differ from the training bytes, sorted; same on every rank.
 
     train.wire_types: the types in which training holds its tensors. Where the rollout holds another one, values are
     compared, in the wider of the two: a weight that was rounded on its way differs.
     NaN is equal to nothing: a tensor that holds one differs even where both sides have the same bits.
-    batch_bytes: how much is broadcast at once (at least one piece). Padding that is not zero is reported by local name.
+    batch_bytes: how much is broadcast at once (at least one shard). Padding that is not zero is reported by local name.
     """
     targets = Targets(rollout)
     found = targets.dirty_padding()
@@ -47,28 +47,28 @@ def differing_tensors(
 
 @dataclass(frozen=True)
 class Batch:
-    """Training pieces that are broadcast at once by one holder, with the bytes of each in the buffer."""
+    """Training shards that are broadcast at once by one holder, with the bytes of each in the buffer."""
 
     holder: int
-    pieces: list[tuple[Piece, int]]
+    shards: list[tuple[Shard, int]]
 
     @property
     def size(self) -> int:
-        return sum(size for _, size in self.pieces)
+        return sum(size for _, size in self.shards)
 
 
 def batches(layouts: Layouts, wire_types: Mapping[str, torch.dtype], batch_bytes: int) -> Iterator[Batch]:
-    """Every training weight once, in batches of at most `batch_bytes` (at least one piece); the same on every rank."""
-    for holder, pieces in enumerate(first_copies(layouts)):
+    """Every training weight once, in batches of at most `batch_bytes` (at least one shard); the same on every rank."""
+    for holder, shards in enumerate(first_copies(layouts)):
         batch = Batch(holder, [])
-        for piece in pieces:
-            size = torch.Size(piece.extents).numel() * wire_types[piece.canonical].itemsize
+        for shard in shards:
+            size = torch.Size(shard.extents).numel() * wire_types[shard.hf_name].itemsize
             size += -size % ALIGNMENT
-            if batch.pieces and batch.size + size > batch_bytes:
+            if batch.shards and batch.size + size > batch_bytes:
                 yield batch
                 batch = Batch(holder, [])
-            batch.pieces.append((piece, size))
-        if batch.pieces:
+            batch.shards.append((shard, size))
+        if batch.shards:
             yield batch
 
 
@@ -76,9 +76,9 @@ def broadcast(batch: Batch, train: Side, group: dist.ProcessGroup, device: torch
     """The bytes of a batch on every rank, each weight in its wire type. All ranks of the group must call it."""
     buffer = torch.zeros(batch.size, dtype=torch.uint8, device=device)
     if dist.get_rank(group) == batch.holder:
-        for piece, region in _regions(batch, buffer, train.wire_types):
-            copy_in_parts(region, piece.locate(train.tensors))
-    for part in parts_of(buffer):  # one piece may be larger than a batch
+        for shard, region in _regions(batch, buffer, train.wire_types):
+            copy_in_parts(region, shard.locate(train.tensors))
+    for part in parts_of(buffer):  # one shard may be larger than a batch
         dist.broadcast(part, dist.get_global_rank(group, batch.holder), group=group)
     return buffer
 
@@ -88,60 +88,60 @@ class Targets:
 
     def __init__(self, rollout: Side) -> None:
         self._tensors = rollout.tensors
-        self._pieces: dict[str, list[Piece]] = defaultdict(list)
-        for piece in rollout.pieces:
-            self._pieces[piece.canonical].append(piece)
+        self._shards: dict[str, list[Shard]] = defaultdict(list)
+        for shard in rollout.shards:
+            self._shards[shard.hf_name].append(shard)
 
     def dirty_padding(self) -> set[str]:
         """The local names of padding that is not zero."""
-        pieces = self._pieces.get(PADDING, [])
-        return {piece.local for piece in pieces if bool(piece.locate(self._tensors).any())}
+        shards = self._shards.get(PADDING, [])
+        return {shard.local for shard in shards if bool(shard.locate(self._tensors).any())}
 
     def differing(self, batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]) -> set[str]:
-        """The canonical names of those weights that differ from a batch where both hold them."""
+        """The hf_name names of those weights that differ from a batch where both hold them."""
         return {
-            piece.canonical
-            for piece, region in _regions(batch, buffer, wire_types)
-            for target in self._pieces.get(piece.canonical, [])
-            if not _equal_where_both(piece.box, region, target.box, target.locate(self._tensors))
+            shard.hf_name
+            for shard, region in _regions(batch, buffer, wire_types)
+            for target in self._shards.get(shard.hf_name, [])
+            if not _equal_where_both(shard.bounds, region, target.bounds, target.locate(self._tensors))
         }
 
 
-def first_copies(layouts: Layouts) -> Iterator[list[Piece]]:
-    """For every rank the pieces that no lower rank holds."""
-    seen: set[tuple[str, Box]] = {(PADDING, ())}
-    for pieces in layouts:
+def first_copies(layouts: Layouts) -> Iterator[list[Shard]]:
+    """For every rank the shards that no lower rank holds."""
+    seen: set[tuple[str, Slice]] = {(PADDING, ())}
+    for shards in layouts:
         mine = []
-        for piece in pieces:
-            if piece.canonical != PADDING and (piece.canonical, piece.box) not in seen:
-                seen.add((piece.canonical, piece.box))
-                mine.append(piece)
+        for shard in shards:
+            if shard.hf_name != PADDING and (shard.hf_name, shard.bounds) not in seen:
+                seen.add((shard.hf_name, shard.bounds))
+                mine.append(shard)
         yield mine
 
 
 def _regions(
     batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]
-) -> Iterator[tuple[Piece, torch.Tensor]]:
+) -> Iterator[tuple[Shard, torch.Tensor]]:
     offset = 0
-    for piece, size in batch.pieces:
-        wire_type = wire_types[piece.canonical]
-        count = torch.Size(piece.extents).numel()
-        yield piece, buffer[offset : offset + count * wire_type.itemsize].view(wire_type).view(piece.extents)
+    for shard, size in batch.shards:
+        wire_type = wire_types[shard.hf_name]
+        count = torch.Size(shard.extents).numel()
+        yield shard, buffer[offset : offset + count * wire_type.itemsize].view(wire_type).view(shard.extents)
         offset += size
 
 
-def _equal_where_both(box: Box, values: torch.Tensor, target_box: Box, target: torch.Tensor) -> bool:
-    starts = [max(left[0], right[0]) for left, right in zip(box, target_box, strict=True)]
-    stops = [min(left[1], right[1]) for left, right in zip(box, target_box, strict=True)]
+def _equal_where_both(bounds: Slice, values: torch.Tensor, target_bounds: Slice, target: torch.Tensor) -> bool:
+    starts = [max(left[0], right[0]) for left, right in zip(bounds, target_bounds, strict=True)]
+    stops = [min(left[1], right[1]) for left, right in zip(bounds, target_bounds, strict=True)]
     if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
         return True
 
-    def cut(tensor: torch.Tensor, origin: Box) -> torch.Tensor:
+    def cut(tensor: torch.Tensor, origin: Slice) -> torch.Tensor:
         edges = zip(starts, stops, origin, strict=True)
         inner = tensor[tuple(slice(start - low, stop - low) for start, stop, (low, _) in edges)]
         return inner.contiguous().flatten()
 
-    mine, theirs = cut(values, box), cut(target, target_box)
+    mine, theirs = cut(values, bounds), cut(target, target_bounds)
     if mine.dtype != theirs.dtype:
         wider = torch.promote_types(mine.dtype, theirs.dtype)
         mine, theirs = mine.to(wider), theirs.to(wider)

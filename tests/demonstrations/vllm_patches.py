@@ -98,7 +98,7 @@ def requests_move_before_a_step_which_gives_its_own_outputs(body):
 
 
 @demonstrates("vllm.v1.engine.core:EngineCore.execute_dummy_batch", ROLLOUT_REBALANCE)
-def an_idle_engine_makes_a_step_for_its_guests(body):
+def an_idle_engine_makes_a_step_for_migrated_requests(body):
     steps = []
     with requests_move():
         body(Upstream(), SimpleNamespace(step=lambda: steps.append("step")))

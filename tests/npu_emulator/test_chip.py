@@ -29,6 +29,6 @@ def test_everybody_sees_the_same_chip(setting, name, number, is_a3):
     assert ended.stdout.split()[-6:] == [name, name, name, number, number, is_a3], ended.stderr
 
 
-def test_a_chip_that_torch_npu_does_not_know_is_refused_by_name():
+def test_a_chip_that_torch_npu_does_not_know_rejected_by_name():
     ended = run("import torch; torch.ones(1, device='npu')", "Ascend910C")
     assert ended.returncode == 1 and "Unsupported soc version: Ascend910C" in ended.stderr

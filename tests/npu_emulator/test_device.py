@@ -90,7 +90,7 @@ def test_the_current_device_receives_new_tensors():
     assert torch.npu.current_device() == 0
 
 
-def test_an_invisible_die_is_refused():
+def test_an_invisible_die_rejected():
     with pytest.raises(RuntimeError, match="error code is 107001.*\n.*\n.*Invalid device ID"):
         torch.empty(1, device="npu:63")
     with pytest.raises(RuntimeError, match="device 63 is not one of the 8 that this process sees"):
@@ -250,7 +250,7 @@ print(code)
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_a_fork_of_multiprocessing_after_use_is_refused_and_before_use_is_fine(used):
+def test_a_fork_of_multiprocessing_after_use_rejected_and_before_use_is_fine(used):
     """torch_npu hears of such a fork alone."""
     program = f"""
 import multiprocessing, os, torch, torch_npu

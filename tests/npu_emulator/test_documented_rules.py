@@ -189,7 +189,7 @@ def test_how_two_tensors_go_together_is_read_from_a_sentence(said, column, expec
     assert " ".join(sorted(f"{kind}={names}" for kind, names in found)) == expected
 
 
-def test_how_two_tensors_go_together_is_read_from_what_is_refused():
+def test_how_two_tensors_go_together_is_read_from_what_rejected():
     refused = (
         "self和out的shape不一致",
         "self和mask的shape无法做broadcast",
@@ -275,7 +275,7 @@ def try_all(results, rules, strict="1", chip="Ascend910_9391"):
     return json.loads(results.read_text())
 
 
-def test_what_a_document_forbids_is_refused_and_what_it_allows_is_taken(tried):
+def test_what_a_document_forbids_rejected_and_what_it_allows_is_taken(tried):
     assert tried["wrong"] == []
     assert tried["counts"]["dtypes"] > 900 and tried["counts"]["ranks"] > 600
     assert tried["counts"]["required"] > 800 and tried["counts"]["contiguous"] > 40
@@ -284,7 +284,7 @@ def test_what_a_document_forbids_is_refused_and_what_it_allows_is_taken(tried):
     assert tried["counts"]["broadcast_of"] > 30 and tried["counts"]["dtype"] > 300
 
 
-def test_an_operator_that_a_chip_lacks_is_refused_there_alone(tried, tmp_path):
+def test_an_operator_that_a_chip_lacks_rejected_there_alone(tried, tmp_path):
     """Sums of products over ranks are an Atlas A2's."""
     assert {name: code for name, code, _ in tried["absent"]} == {
         "aclnnMatmulAllReduce": 561112, "aclnnMatmulAllReduceV2": 561112, "aclnnQuantMatmulAllReduce": 561112,

@@ -87,7 +87,7 @@ def test_a_thread_that_chose_no_device_has_none(device):
     assert device["thread_without_device"] == {"code": 107002, "gradient": [2, 2, 2]}
 
 
-def test_what_is_not_emulated_is_refused_by_name_with_its_arguments(device):
+def test_what_is_not_emulated_rejected_by_name_with_its_arguments(device):
     refused = device["refusals"]
     assert "aclnnPdist is not emulated" in refused["operator"]
     assert "self:Tensor=Float[2, 5]" in refused["operator"]
@@ -226,7 +226,7 @@ def test_a_kernel_of_atb_that_fails_is_told_when_the_device_is_waited_for(device
     assert "507015" in found["told"] and "index out of range" in found["told"]
 
 
-def test_groups_of_tasks_are_refused_in_the_wrong_state_with_the_runtimes_codes(device):
+def test_groups_of_tasks_rejected_in_the_wrong_state_with_the_runtimes_codes(device):
     """The codes that the unit tests of CANN's runtime expect: task_group_no_captured, repeat, unclosed, update_3."""
     captured, not_captured, status, parameter = 107027, 107029, 107033, 107000
     assert device["task_group_codes"] == [

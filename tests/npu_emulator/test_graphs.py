@@ -280,7 +280,7 @@ def begin_wrongly(state: dict) -> None:
         graph.capture_end()
 
 
-def test_what_torch_npu_refuses_of_a_graph_that_is_not_captured(process):
+def test_what_torch_npu_rejects_of_a_graph_that_is_not_captured(process):
     process(begin_wrongly)
 
 

@@ -45,5 +45,5 @@ def test_on_four_ranks(results, check):
 
 
 @pytest.mark.parametrize("check", [function.__name__ for function in refused_collectives_program.CHECKS])
-def test_refused_on_four_ranks(refusals, check):
+def test_rejected_on_four_ranks(refusals, check):
     assert_right(refusals, check)

@@ -96,7 +96,7 @@ def test_a_full_die_says_what_was_asked_for_and_what_there_is():
 
 
 @on_the_die
-def test_an_operator_is_refused_before_it_writes():
+def test_an_operator_rejected_before_it_writes():
     matrix = torch.ones(12, MEBIBYTE // 4, 4, device=DIE)
     held = bytes_of(CAPACITY - reserved() - 20 * MEBIBYTE)
     before = allocated()

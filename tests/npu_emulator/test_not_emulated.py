@@ -34,7 +34,7 @@ NOT_EMULATED: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("words", NOT_EMULATED)
-def test_an_operator_is_refused_by_name_and_the_process_goes_on(words):
+def test_an_operator_rejected_by_name_and_the_process_goes_on(words):
     x = torch.ones(4, 4, device="npu")
     with refused(words):
         NOT_EMULATED[words](x)
@@ -42,7 +42,7 @@ def test_an_operator_is_refused_by_name_and_the_process_goes_on(words):
 
 
 @pytest.mark.parametrize(("call", "emulated"), [(attention, 1), (paged_attention, 0)])
-def test_parameters_that_change_a_result_are_refused_by_name(call, emulated, capfd):
+def test_parameters_that_change_a_result_rejected_by_name(call, emulated, capfd):
     """A mask of slopes. op-plugin's error names the operation alone, and a line on standard error says why."""
     x = torch.ones(4, 4, device="npu")
     with refused("AttentionOperation CreateOperation failed"):

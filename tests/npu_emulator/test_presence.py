@@ -24,7 +24,7 @@ def test_a_bare_machine_is_accepted(bare_machine):
     presence.refuse_real_npu(**bare_machine)
 
 
-def test_a_device_file_is_refused_by_name(bare_machine):
+def test_a_device_file_rejected_by_name(bare_machine):
     (bare_machine["device_directory"] / "davinci0").touch()
     with pytest.raises(RuntimeError, match="beside a real NPU; found the device file .*davinci0"):
         presence.refuse_real_npu(**bare_machine)
@@ -35,7 +35,7 @@ def test_the_manager_alone_is_no_device(bare_machine):
     assert presence.find_real_npu(**bare_machine) is None
 
 
-def test_a_driver_is_refused(bare_machine):
+def test_a_driver_rejected(bare_machine):
     bare_machine["driver_directory"].mkdir()
     with pytest.raises(RuntimeError, match="found the driver"):
         presence.refuse_real_npu(**bare_machine)

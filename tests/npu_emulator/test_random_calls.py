@@ -31,7 +31,7 @@ def draw(file: Path, seed: int, calls: int, seconds: float, **variables: str) ->
     ("seed", "calls", "seconds"),
     [(1, 3_000, 1500), pytest.param(2, 100_000, 7000, marks=[pytest.mark.exhaustive, pytest.mark.timeout(7200)])],
 )
-def test_calls_that_documents_allow_are_done_or_refused(tmp_path, seed, calls, seconds):
+def test_calls_that_documents_allow_are_done_or_rejected(tmp_path, seed, calls, seconds):
     outcomes = draw(tmp_path / "outcomes.json", seed, calls, seconds)
     totals = {name: sum(each.get(name, 0) for each in outcomes.values()) for name in ("taken", "operator refused")}
     taken = [operator for operator, each in outcomes.items() if each.get("taken")]

@@ -160,7 +160,7 @@ def test_the_file_of_killed_processes_goes_with_the_next_one(start, node):
     assert not files_of(node)
 
 
-def test_a_name_that_is_no_file_name_is_refused(start):
+def test_a_name_that_is_no_file_name_rejected(start):
     with pytest.raises(RuntimeError, match="NPU_EMULATOR_NODE must be at most 100 letters"):
         start(NPU_EMULATOR_NODE="../elsewhere")(hold, 1)
 

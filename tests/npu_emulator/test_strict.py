@@ -291,7 +291,7 @@ def test_what_is_legal_computes_in_every_mode(mode):
         assert not said or NO_GROUP in said, f"{name}: {said}"
 
 
-def test_what_a_document_forbids_is_refused_in_strict_mode_alone(mode):
+def test_what_a_document_forbids_rejected_in_strict_mode_alone(mode):
     """Reference runs may give float32 alone to kernels of 16 bits."""
     setting, process = mode
     for name, changes, words in FORBIDDEN:

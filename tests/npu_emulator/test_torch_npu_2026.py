@@ -132,7 +132,7 @@ def test_operators_have_the_parameters_of_both_releases_calls(tmp_path):
 
 
 @needs_the_other
-def test_what_it_asks_for_and_is_not_there_is_refused_by_name(tmp_path):
+def test_what_it_asks_for_and_is_not_there_rejected_by_name(tmp_path):
     assert asked_of_the_other(ASKS_FOR_WHAT_IS_NOT_EMULATED, tmp_path).splitlines() == [
         "207000", "aclrtBinaryLoadFromData is not emulated"
     ]  # fmt: skip

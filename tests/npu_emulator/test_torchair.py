@@ -128,7 +128,7 @@ def test_scopes_and_waits_are_marks_in_the_graph():
     assert marks[0][1][1] == ["second", "0"] and marks[3][1][1] == ["block", "stream-fusion=1"]
 
 
-def test_scopes_that_are_not_nested_are_refused():
+def test_scopes_that_are_not_nested_rejected():
     with pytest.raises(Exception, match="leaves a scope that was not entered"):
         compiled(lambda x: torch.ops.air.scope_exit() or x + 1)(torch.ones(1, **on))
     with pytest.raises(Exception, match="1 scopes are entered and not left"):

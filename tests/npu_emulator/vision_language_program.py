@@ -72,11 +72,11 @@ def differing(table, placement, rank: int, served, trained: dict) -> list[str]:
 
     tensors = dict(served.named_parameters())
     return [
-        piece.canonical
-        for piece in table.vllm_ascend(placement, rank)
-        if piece.canonical
+        shard.hf_name
+        for shard in table.vllm_ascend(placement, rank)
+        if shard.hf_name
         and not torch.equal(
-            piece.locate(tensors).cpu(), trained[piece.canonical][tuple(slice(*edge) for edge in piece.box)]
+            shard.locate(tensors).cpu(), trained[shard.hf_name][tuple(slice(*edge) for edge in shard.bounds)]
         )
     ]
 

@@ -1,4 +1,4 @@
-"""Throw-away upstream packages and patch rooms for the tests of the engine."""
+"""Throw-away upstream packages and patch packages for the tests of the engine."""
 
 import importlib
 import subprocess

@@ -170,7 +170,7 @@ def test_no_patch_restates_its_target(patch):
     assert len(shared) < 6, f"{patch.describe()} shares these lines with its target:\n" + "\n".join(shared)
 
 
-def test_no_file_of_a_room_restates_the_module_whose_place_it_mirrors():
+def test_no_patch_file_restates_the_module_it_mirrors():
     compared = 0
     for upstream in (each for each in PINS.upstreams if each.room and sources_of(each.name)):
         for folder in room_folders(upstream.room):

@@ -154,7 +154,7 @@ def test_a_checkout_that_does_not_fit_or_has_something_in_the_way_stays_as_it_is
         pytest.param(["vllm"], "vllm", "import vllm.utils", "vllm_patches", marks=pytest.mark.exhaustive),
     ],
 )
-def test_a_room_alone_can_be_activated(tmp_path, packages, only, lines, room):
+def test_one_patch_package_can_be_activated_alone(tmp_path, packages, only, lines, room):
     folder = checkout(tmp_path, *packages)
     copy_into(folder, "--only", only)
     rooms = [each for each in Pins.read().rooms() if (folder / each).exists()]

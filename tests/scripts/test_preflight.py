@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pyarrow.parquet
 import pytest
 
-import rehearsal.twin
+import rehearsal.scaled_down_job
 import scripts.preflight as preflight
 from scripts.health_checks.finding import Finding
 from tests.scripts.cluster_files import SHIPPED
 
-TWIN = ("twin", "validation", "export", "evaluation")
+SCALED_DOWN = ("scaled_down_job", "validation", "export", "evaluation")
 DEEPSEEK_V3 = preflight.ROOT / "tests" / "post_training" / "plan" / "deepseek_v3_config.json"
 SIZES = ["data.train_batch_size=32", "trainer.logger=[console]", "trainer.save_freq=1"]
 
@@ -39,7 +39,7 @@ def look(tmp_path, words):
     """The exit code and the stages by name."""
     output = tmp_path / "out"
     arguments = ["--config-name", "rehearsal", "--output", str(output), *words]
-    code = preflight.main(arguments if "--dry-run" in words else ["--no-twin", *arguments])
+    code = preflight.main(arguments if "--dry-run" in words else ["--no-scaled-down-job", *arguments])
     stages = json.loads((output / "preflight.json").read_text())
     return code, {stage["stage"]: (stage["state"], stage["said"]) for stage in stages}
 
@@ -49,7 +49,7 @@ def test_a_job_that_is_well_passes_on_one_page(tmp_path, job, capsys):
     assert code == 0, stages
     assert {name: state for name, (state, _) in stages.items()} == {
         "checks": "passed", "plan": "passed", "node": "left out", "device": "passed",
-        **dict.fromkeys(TWIN, "left out"),
+        **dict.fromkeys(SCALED_DOWN, "left out"),
     }  # fmt: skip
     page = (tmp_path / "out" / "preflight.html").read_text()
     assert (
@@ -127,7 +127,8 @@ def test_checks_that_look_at_nothing_are_seen(tmp_path, job, monkeypatch):
     assert look(tmp_path, [*job, planted])[1][stage][0] == "passed"
 
 
-# Stands in for each command of the twin: says how it was called, leaves what is read later, and fails where it has to.
+# Stands in for each command of the scaled-down job: says how it was called, leaves what is read
+# later, and fails where it has to.
 COMMAND = """
 import json, sys
 from pathlib import Path
@@ -148,92 +149,99 @@ if name == "{failing}":
 
 
 @pytest.fixture
-def twin(tmp_path, monkeypatch, job):
-    """Runs a preflight over stand-ins for the commands of the twin; the exit code, the stages and their logs."""
+def scaled(tmp_path, monkeypatch, job):
+    """Runs a preflight over stand-ins for the scaled-down job's commands; the exit code, the stages and their logs."""
     root, output = tmp_path / "root", tmp_path / "out"
     (root / "scripts").mkdir(parents=True)
-    monkeypatch.setattr(rehearsal.twin, "ROOT", root)
+    monkeypatch.setattr(rehearsal.scaled_down_job, "ROOT", root)
 
     def run(*more, failing="", validation='{"val-core/reward": 0.5}', arguments="{}"):
-        text = COMMAND.format(folder=str(output / "twin"), validation=validation, arguments=arguments, failing=failing)
+        folder = str(output / "scaled_down_job")
+        text = COMMAND.format(folder=folder, validation=validation, arguments=arguments, failing=failing)
         for name in ("prove_resume", "export_hf", "evaluate"):
             (root / "scripts" / f"{name}.py").write_text(text)
         code = preflight.main(["--config-name", "rehearsal", "--output", str(output), *job, *more])
         stages = {stage["stage"]: stage for stage in json.loads((output / "preflight.json").read_text())}
-        return code, stages, {name: log.read_text() for name in TWIN if (log := output / f"{name}.log").exists()}
+        return code, stages, {name: log.read_text() for name in SCALED_DOWN if (log := output / f"{name}.log").exists()}
 
     return run
 
 
-def test_the_twin_is_the_job_without_its_place_and_is_made_use_of(twin, tmp_path):
-    code, stages, logs = twin("actor_rollout_ref.rollout.n=4")
-    assert code == 0 and [stages[name]["state"] for name in TWIN] == ["passed"] * 4, stages
-    called = logs["twin"]
+def test_scaled_down_job_is_the_job_on_other_dies_and_used(scaled, tmp_path):
+    code, stages, logs = scaled("actor_rollout_ref.rollout.n=4")
+    assert code == 0 and [stages[name]["state"] for name in SCALED_DOWN] == ["passed"] * 4, stages
+    called = logs["scaled_down_job"]
     assert "'actor_rollout_ref.rollout.n=4'" in called and "'--points', '1'" in called
     assert "'trainer.test_freq=3'" in called, "its last step validates"
     assert not re.search(r"model\.path|train_files|default_local_dir|train_batch_size|logger|save_freq", called)
     assert stages["validation"]["said"] == "val-core/reward = 0.5"
-    assert f"unbroken/checkpoints/global_step_3', '{tmp_path}/out/twin/exported'" in logs["export"]
-    assert f"'--model', '{tmp_path}/out/twin/exported'" in logs["evaluation"]
+    assert f"unbroken/checkpoints/global_step_3', '{tmp_path}/out/scaled_down_job/exported'" in logs["export"]
+    assert f"'--model', '{tmp_path}/out/scaled_down_job/exported'" in logs["evaluation"]
     assert "'--reward', '/a reward.py:score'" in logs["evaluation"] and "'--max-tokens', '10'" in logs["evaluation"]
-    assert f"'--output', '{tmp_path}/out/twin/evaluation'" in logs["evaluation"]
+    assert f"'--output', '{tmp_path}/out/scaled_down_job/evaluation'" in logs["evaluation"]
 
 
-def test_what_an_earlier_preflight_made_of_a_checkpoint_is_made_again(twin, tmp_path):
+def test_what_an_earlier_preflight_made_of_a_checkpoint_is_made_again(scaled, tmp_path):
     for name in ("exported", "evaluation", "data"):
-        (tmp_path / "out" / "twin" / name).mkdir(parents=True)
-    assert twin()[0] == 0
-    assert sorted(path.name for path in (tmp_path / "out" / "twin").iterdir()) == ["data", "unbroken"]
+        (tmp_path / "out" / "scaled_down_job" / name).mkdir(parents=True)
+    assert scaled()[0] == 0
+    assert sorted(path.name for path in (tmp_path / "out" / "scaled_down_job").iterdir()) == ["data", "unbroken"]
 
 
-def test_a_reward_with_arguments_is_not_called_without_them(twin):
-    assert "--reward" not in twin(arguments='{"rule": "gsm8k"}')[2]["evaluation"]
+def test_a_reward_with_arguments_is_not_called_without_them(scaled):
+    assert "--reward" not in scaled(arguments='{"rule": "gsm8k"}')[2]["evaluation"]
 
 
 @pytest.mark.parametrize(
     ("stage", "planted"),
     [
-        ("twin", {"failing": "prove_resume"}),
+        ("scaled_down_job", {"failing": "prove_resume"}),
         ("validation", {"validation": '{"actor/lr": 1.0}'}),
         ("export", {"failing": "export_hf"}),
         ("evaluation", {"failing": "evaluate"}),
     ],
 )
-def test_a_stage_of_the_twin_that_fails_ends_it(twin, stage, planted):
-    code, stages, _ = twin(**planted)
+def test_a_stage_of_the_scaled_down_job_that_fails_ends_it(scaled, stage, planted):
+    code, stages, _ = scaled(**planted)
     assert code == 1 and stages[stage]["state"] == "failed"
-    after = TWIN[TWIN.index(stage) + 1 :]
+    after = SCALED_DOWN[SCALED_DOWN.index(stage) + 1 :]
     assert {(stages[name]["state"], stages[name]["said"]) for name in after} <= {("left out", "something above failed")}
     assert stages[stage]["said"].startswith("the last step has no" if stage == "validation" else "it differs")
 
 
-def test_the_twin_does_not_begin_where_a_check_failed(twin):
-    code, stages, logs = twin("algorithm.adv_estimator=gpro")
+def test_the_scaled_down_job_does_not_begin_where_a_check_failed(scaled):
+    code, stages, logs = scaled("algorithm.adv_estimator=gpro")
     assert code == 1 and logs == {}
-    assert (stages["twin"]["state"], stages["twin"]["said"]) == ("left out", "something above failed")
+    emulated = stages["scaled_down_job"]
+    assert (emulated["state"], emulated["said"]) == ("left out", "something above failed")
 
 
-def test_a_dry_run_prints_the_command_of_the_twin(tmp_path, job):
+def test_no_twin_still_skips_the_scaled_down_job():
+    assert preflight._options(["--config-name", "rehearsal", "--no-twin"]).no_scaled_down_job
+
+
+def test_dry_run_prints_the_command_of_the_emulated_run(tmp_path, job):
     _, stages = look(tmp_path, ["--dry-run", *job])
-    assert stages["twin"][0] == "left out" and f"{shlex.quote(sys.executable)} " in stages["twin"][1]
+    state, said = stages["scaled_down_job"]
+    assert state == "left out" and f"{shlex.quote(sys.executable)} " in said
 
 
 @pytest.mark.exhaustive("trains a configuration three times")
-def test_the_rehearsals_own_job_passes_with_its_twin(tmp_path, job):
+def test_the_rehearsals_own_job_passes_when_scaled_down(tmp_path, job):
     assert preflight.main(["--config-name", "rehearsal", "--output", str(tmp_path / "out"), *job]) == 0
-    passed_with_its_twin(tmp_path / "out")
+    passed_when_scaled_down(tmp_path / "out")
 
 
-def passed_with_its_twin(output):
+def passed_when_scaled_down(output):
     stages = {stage["stage"]: stage for stage in json.loads((output / "preflight.json").read_text())}
     assert [stage["state"] for stage in stages.values()] == ["passed", "passed", "left out", *["passed"] * 4]
-    assert "1 of 1 resumes were the unbroken run, bit for bit" in stages["twin"]["said"]
+    assert "1 of 1 resumes were the unbroken run, bit for bit" in stages["scaled_down_job"]["said"]
     assert "val-" in stages["validation"]["said"] and "answers: " in stages["evaluation"]["said"]
 
 
 @pytest.mark.exhaustive("trains a configuration three times")
 @pytest.mark.parametrize("name", ["deepseek_v3_256die_true_weight", "deepseek_v3_256die_random_init"])
-def test_the_twins_of_671b_pass(tmp_path, job, inputs, name):
+def test_the_scaled_down_jobs_of_671b_pass(tmp_path, job, inputs, name):
     """For a model of which config.json and tokenizer are here, on a machine without room for its checkpoints."""
     model = tmp_path / "DeepSeek-V3"
     model.mkdir()
@@ -245,4 +253,4 @@ def test_the_twins_of_671b_pass(tmp_path, job, inputs, name):
     own += [f"actor_rollout_ref.model.path={model}", "trainer.save_freq=-1", "trainer.logger=[console]"]
     output = tmp_path / "out"
     assert preflight.main(["--config-name", name, "--swap-optimizer", "--output", str(output), *own]) == 0
-    passed_with_its_twin(output)
+    passed_when_scaled_down(output)

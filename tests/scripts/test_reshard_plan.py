@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
+from post_training.report.palette import LIGHT
 from post_training.reshard.figures import PerTensorFigures, PlanFigures, Spread
 from scripts.reshard_plan import Ways, draw, main, table
 
@@ -177,3 +178,4 @@ def test_the_picture_has_what_each_die_sends_and_receives(monkeypatch, tmp_path)
     assert by_pair.images[0].get_array().tolist() == [[0, 4], [2, 0]]
     assert {line.get_label(): list(line.get_ydata()) for line in by_die.lines} == {"sent": [4, 2], "received": [2, 4]}
     assert by_die.get_ylim()[0] == 0
+    assert [line.get_color() for line in by_die.lines] == list(LIGHT[:2]), "the colours of report.html"

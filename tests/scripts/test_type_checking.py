@@ -42,7 +42,7 @@ def test_an_ignored_line_without_a_reason_is_noticed():
     assert not without_reason("# Upstream's own.\nx = 1  # type: ignore[misc]")
 
 
-def test_no_room_is_let_off():
+def test_no_patch_package_is_left_out():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
     assert settings["disallow_untyped_defs"] is True and {*Pins.read().rooms()} & {*os.listdir(ROOT)} <= {*CHECKED}
     assert not any("disallow_untyped_defs" in override for override in settings["overrides"])

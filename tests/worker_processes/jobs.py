@@ -389,19 +389,19 @@ def load(state: State, folder: str, fault: str | None = None) -> None:
 
 
 def _reading(change: Any) -> Any:
-    """`change(read, canonical, box, out)` stands in for reading a box of a checkpoint's tensor."""
+    """`change(read, hf_name, bounds, out)` stands in for reading a slice of a checkpoint's tensor."""
     from post_training.checkpoint.source import Source
 
     read = Source.read_into
-    return mock.patch.object(Source, "read_into", lambda self, *box: change(partial(read, self), self, *box))
+    return mock.patch.object(Source, "read_into", lambda self, *bounds: change(partial(read, self), self, *bounds))
 
 
-def _of_a_neighbour(read: Any, source: Any, canonical: str, box: Any, out: torch.Tensor) -> None:
-    read(canonical.replace(".experts.0.", ".experts.128."), box, out)
+def _of_a_neighbour(read: Any, source: Any, hf_name: str, bounds: Any, out: torch.Tensor) -> None:
+    read(hf_name.replace(".experts.0.", ".experts.128."), bounds, out)
 
 
-def _rounded(read: Any, source: Any, canonical: str, box: Any, out: torch.Tensor) -> None:
-    read(canonical, box, out)
+def _rounded(read: Any, source: Any, hf_name: str, bounds: Any, out: torch.Tensor) -> None:
+    read(hf_name, bounds, out)
     out.copy_(out.bfloat16())
 
 

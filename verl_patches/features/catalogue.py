@@ -1,4 +1,4 @@
-"""All features: those that are declared in the folders `features` of the rooms."""
+"""All features: those declared in the folders `features` of the patch packages."""
 
 from overlay import Feature
 from overlay.discovery import load_features

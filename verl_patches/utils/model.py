@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "verl.utils.model:load_megatron_gptmodel_weights",
     feature=OWN_MODELS,
     why="verl builds the whole model on rank 0's host and knows no parameter of the models that are built here; every "
-    "rank reads just its own boxes of the files",
+    "rank reads just its own slices of the files",
     upstream="not forwarded: needs this project's layout tables",
     remove_when="verl loads HuggingFace weights shard by shard into every model on the pinned megatron-core",
     evidence="executed",
@@ -55,11 +55,11 @@ def load_megatron_gptmodel_weights(
     # The key is the actor's: a critic's weights lie in its own model.path.
     loaded_directly = None if is_value_model else settings.current().load_from_hf
     folder = loaded_directly or copy_to_local(config.model.path, **copying)
-    tensors, pieces = train_tensors(parallel_model), table.megatron(placement, dist.get_rank())
+    tensors, shards = train_tensors(parallel_model), table.megatron(placement, dist.get_rank())
     if is_value_model:
-        pieces = without_head(pieces)
+        shards = without_head(shards)
         begin_head(tensors, model_config.initializer_range, config.megatron.seed)
-    load_from_huggingface(folder, tensors, pieces, table.shapes, ignored_prefixes(folder), file_progress)
+    load_from_huggingface(folder, tensors, shards, table.shapes, ignored_prefixes(folder), file_progress)
 
 
 @wrap(

@@ -38,7 +38,7 @@ _INSIDE_CRITICS = {"compute_values": ["phases"], "update_critic": ["phases", "me
 @wrap(
     f"{_WORKER}.__init__",
     feature=WATCH,
-    why="a worker that stops answering is noticed by the signs of life that it no longer gives; from its groups on",
+    why="a worker that stops answering is detected by its missing heartbeats; from its groups on",
 )
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str

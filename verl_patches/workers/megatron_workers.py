@@ -68,7 +68,7 @@ def init_with_engine(upstream: Callable[..., None], self: ActorRolloutRefWorker,
     f"{_WORKER}.__init__",
     feature=WATCH,
     evidence="executed",
-    why="a worker that stops answering is noticed by the signs of life that it no longer gives; from its groups on",
+    why="a worker that stops answering is detected by its missing heartbeats; from its groups on",
 )
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
@@ -573,5 +573,5 @@ def _rewritten_weights(engine: LLMEngine, runner: NPUModelRunner) -> list[torch.
     from post_training.models.families import table_for
 
     table = table_for(engine.vllm_config.model_config.hf_config)
-    pieces = table.vllm_ascend(rollout_placement(engine.vllm_config), dist.get_rank())
-    return wholly_covered(rollout_tensors(runner.get_model()), pieces)
+    shards = table.vllm_ascend(rollout_placement(engine.vllm_config), dist.get_rank())
+    return wholly_covered(rollout_tensors(runner.get_model()), shards)

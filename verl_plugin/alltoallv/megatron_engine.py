@@ -10,7 +10,7 @@ import torch.distributed as dist
 from verl.utils.megatron_utils import load_megatron_model_to_gpu
 from verl.workers.engine import EngineRegistry
 
-from post_training.layouts.layout import Piece, Table
+from post_training.layouts.layout import Shard, Table
 from post_training.layouts.model_tensors import train_tensors
 from post_training.models.families import table_for
 from verl_plugin.alltoallv.export import ON_NPU, AlltoallvExport
@@ -31,9 +31,9 @@ class AlltoallvMegatronEngine(AlltoallvExport, _Upstream):
 
     def _training(self) -> Training:
         table = table_for(self.model_config.hf_config)
-        return Training(table, tensors=lambda: train_tensors(self.module), pieces=lambda: self._pieces(table))
+        return Training(table, tensors=lambda: train_tensors(self.module), shards=lambda: self._shards(table))
 
-    def _pieces(self, table: Table) -> list[Piece]:
+    def _shards(self, table: Table) -> list[Shard]:
         tensors, rank = train_tensors(self.module), dist.get_rank()
         placement = megatron_placement(self.tf_config, tensors)
         return fitted(table.megatron(placement, rank), tensors, placement, rank)

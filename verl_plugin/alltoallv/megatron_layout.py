@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from post_training.layouts.layout import WHOLE, LocalView, Piece, TrainPlacement, share
+from post_training.layouts.layout import WHOLE, LocalView, Shard, TrainPlacement, share
 from post_training.layouts.placements import PlacementError, train_placement
 
 # Endings of the layouts' names, with those that the same weight may have instead.
@@ -63,42 +63,42 @@ def megatron_placement(transformer_config: Any, tensors: Mapping[str, torch.Tens
 
 
 def fitted(
-    pieces: Iterable[Piece], tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int
-) -> list[Piece]:
-    """The same pieces under the names, and in the order, in which this model keeps them."""
-    return [_fitted(piece, tensors, placement, rank) for piece in pieces]
+    shards: Iterable[Shard], tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int
+) -> list[Shard]:
+    """The same shards under the names, and in the order, in which this model keeps them."""
+    return [_fitted(shard, tensors, placement, rank) for shard in shards]
 
 
-def _fitted(piece: Piece, tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int) -> Piece:
-    if piece.local in tensors:
-        return piece
-    grouped = _GROUPED.match(piece.local)
+def _fitted(shard: Shard, tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int) -> Shard:
+    if shard.local in tensors:
+        return shard
+    grouped = _GROUPED.match(shard.local)
     if grouped:
-        return _single_expert(piece, grouped["prefix"], grouped["linear"], tensors)
+        return _single_expert(shard, grouped["prefix"], grouped["linear"], tensors)
     for ending, own in _FIRST_PROJECTIONS.items():
-        if piece.local.endswith(_FIRST_PROJECTION) and piece.canonical.endswith(ending):
-            local = piece.local.removesuffix(_FIRST_PROJECTION) + own
-            return _rows_held(replace(piece, local=local, view=WHOLE), tensors, placement, rank)
+        if shard.local.endswith(_FIRST_PROJECTION) and shard.hf_name.endswith(ending):
+            local = shard.local.removesuffix(_FIRST_PROJECTION) + own
+            return _rows_held(replace(shard, local=local, view=WHOLE), tensors, placement, rank)
     for ending, others in _OTHER_NAMES:
-        if piece.local.endswith(ending):
-            names = [piece.local.removesuffix(ending) + other for other in others]
-            return replace(piece, local=next((name for name in names if name in tensors), piece.local))
-    return piece
+        if shard.local.endswith(ending):
+            names = [shard.local.removesuffix(ending) + other for other in others]
+            return replace(shard, local=next((name for name in names if name in tensors), shard.local))
+    return shard
 
 
-def _rows_held(piece: Piece, tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int) -> Piece:
+def _rows_held(shard: Shard, tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int) -> Shard:
     """Megatron-core's own linear layers cut these weights over tensor parallel ranks, TransformerEngine's do not."""
-    rows = piece.extents[0]
-    if piece.local not in tensors or len(tensors[piece.local]) == rows:
-        return piece
-    held = share(rows, placement.tp, placement.tp_rank(rank), piece.canonical)
-    return replace(piece, box=(held, piece.box[1]))
+    rows = shard.extents[0]
+    if shard.local not in tensors or len(tensors[shard.local]) == rows:
+        return shard
+    held = share(rows, placement.tp, placement.tp_rank(rank), shard.hf_name)
+    return replace(shard, bounds=(held, shard.bounds[1]))
 
 
-def _single_expert(piece: Piece, prefix: str, linear: str, tensors: Mapping[str, torch.Tensor]) -> Piece:
+def _single_expert(shard: Shard, prefix: str, linear: str, tensors: Mapping[str, torch.Tensor]) -> Shard:
     """An expert's own weight, [out, in] as in the files; of gate and up, one lies above the other."""
-    slot, *within = piece.view.index
+    slot, *within = shard.view.index
     own = f"{prefix}local_experts.{slot}.linear_fc{linear}.weight"
     local = own if own in tensors else f"{prefix}linear_fc{linear}.weight{slot}"
     view = LocalView(index=(within[-1],)) if within else WHOLE
-    return replace(piece, local=local, view=view)
+    return replace(shard, local=local, view=view)

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from post_training.layouts.layout import LocalView, Piece
+from post_training.layouts.layout import LocalView, Shard
 from post_training.layouts.model_tensors import weight_tensors
 
 _EXPERTS = (".experts.w13_weight", ".experts.w2_weight")
@@ -42,20 +42,20 @@ def _kept_transposed(name: str, tensor: torch.Tensor) -> bool:
     return name.endswith(_EXPERTS) and tensor.is_contiguous()
 
 
-def fitted(pieces: Iterable[Piece], weights: Mapping[str, object]) -> list[Piece]:
-    """The same pieces where this model keeps them: the fused first projections of MLA."""
+def fitted(shards: Iterable[Shard], weights: Mapping[str, object]) -> list[Shard]:
+    """The same shards where this model keeps them: the fused first projections of MLA."""
     placed = []
     query_rows: dict[str, int] = {}
-    for piece in pieces:
-        prefix, part = _attention_part(piece.local)
+    for shard in shards:
+        prefix, part = _attention_part(shard.local)
         if part is None or f"{prefix}{_FUSED}" not in weights:
-            placed.append(piece)
+            placed.append(shard)
             continue
         # The query's rows come first, in the layouts and in the weight.
-        rows = piece.extents[0]
+        rows = shard.extents[0]
         first = 0 if part == _QUERY else query_rows[prefix]
         query_rows.setdefault(prefix, rows)
-        placed.append(replace(piece, local=f"{prefix}{_FUSED}", view=LocalView(index=((first, first + rows),))))
+        placed.append(replace(shard, local=f"{prefix}{_FUSED}", view=LocalView(index=((first, first + rows),))))
     return placed
 
 

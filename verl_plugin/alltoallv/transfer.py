@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from post_training.layouts.layout import Piece, Table
+from post_training.layouts.layout import Shard, Table
 from post_training.layouts.placements import PlacementError
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.handover import Exporter, HandoverError, HandoverReport, without_memory
@@ -24,12 +24,12 @@ class Training:
     Attributes:
         table: of the model.
         tensors: returns the live tensors of this rank by local name.
-        pieces: returns the pieces of this rank; raises ValueError for what it cannot describe.
+        shards: returns the shards of this rank; raises ValueError for what it cannot describe.
     """
 
     table: Table
     tensors: Callable[[], Tensors]
-    pieces: Callable[[], list[Piece]]
+    shards: Callable[[], list[Shard]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class _Report:
 
     problem: str
     description: Description | None = None
-    pieces: tuple[Piece, ...] = ()
+    shards: tuple[Shard, ...] = ()
 
 
 class WeightTransfer:
@@ -88,7 +88,7 @@ class WeightTransfer:
         rollout = [self._training.table.vllm_ascend(placement, rank) for rank in range(len(reports))]
         rollout[dist.get_rank(self._group)] = fitted(rollout[dist.get_rank(self._group)], own.weights)
         exporter = Exporter(
-            train_layouts=[report.pieces for report in reports],
+            train_layouts=[report.shards for report in reports],
             own_tensors=self._training.tensors,
             rollout_layouts=rollout,
             rollout_tensors=without_memory(own.weights),
@@ -106,7 +106,7 @@ class WeightTransfer:
         try:
             self._inquiry = self._inquiry or Inquiry(self._path)
             description = self._inquiry.greet()
-            return _Report(description.problem, description, tuple(self._training.pieces()))
+            return _Report(description.problem, description, tuple(self._training.shards()))
         except (HandoverError, PlacementError, ValueError) as error:
             return _Report(str(error))
 

@@ -14,7 +14,7 @@ def test_integers_are_divided_in_place_and_truncated(divisor, dtype):
         x.cpu().div_(2)
 
 
-def test_other_operators_still_refuse_a_result_of_another_type():
+def test_other_operators_still_reject_a_result_of_another_type():
     """The control: what the kernel checks for them is the type of the result."""
     x = torch.tensor([7, -7, 9], dtype=torch.int32, device="npu")
     torch.npu.synchronize()

@@ -121,7 +121,7 @@ def test_formats_differ_and_outputs_are_written_on_demand():
     assert not torch.equal(plain[1], private[1])
 
 
-def test_unknown_modes_and_quantised_caches_are_refused():
+def test_unknown_modes_and_quantised_caches_rejected():
     case, (rope, latent) = Case(1, 1, 0), caches(BLOCKS, BLOCK, 1)
     with refused("aclnnKvRmsNormRopeCache: there is no cache_mode NZ"):
         case.run(torch.tensor([0]), rope, latent, "NZ")

@@ -2,7 +2,7 @@
 
 python -m tests.post_training.checkpoint.loading_program FOLDER (train|rollout) RANK WAY
 
-WAY is `boxes`, the loader, or `files`, which reads whole files one after the other, for comparison.
+WAY is `slices`, the loader, or `files`, which reads whole files one after the other, for comparison.
 The placements are those of 8 ranks: training TP2 PP2 EP2, rollout TP2 DP4 EP8.
 """
 
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from post_training.checkpoint.loading import load_from_huggingface
-from post_training.layouts.layout import Piece, RolloutPlacement, TrainPlacement
+from post_training.layouts.layout import RolloutPlacement, Shard, TrainPlacement
 from post_training.models.families import table_for
 
 MIB = 1 << 20
@@ -33,32 +33,32 @@ def transferred() -> dict[str, int]:
     }
 
 
-def least_shape(piece: Piece) -> tuple[int, ...]:
-    """The smallest local tensor that has this piece's view."""
-    if piece.view.shape is not None:
-        return piece.view.shape
-    indexed = tuple(step + 1 if isinstance(step, int) else step[1] for step in piece.view.index)
-    kept = sum(not isinstance(step, int) for step in piece.view.index)
-    return indexed + piece.extents[kept:]
+def least_shape(shard: Shard) -> tuple[int, ...]:
+    """The smallest local tensor that has this shard's view."""
+    if shard.view.shape is not None:
+        return shard.view.shape
+    indexed = tuple(step + 1 if isinstance(step, int) else step[1] for step in shard.view.index)
+    kept = sum(not isinstance(step, int) for step in shard.view.index)
+    return indexed + shard.extents[kept:]
 
 
-def tensors_for(pieces: list[Piece]) -> dict[str, torch.Tensor]:
+def tensors_for(shards: list[Shard]) -> dict[str, torch.Tensor]:
     """Memory for a rank's weights, in bfloat16, untouched."""
     sizes: dict[str, tuple[int, ...]] = {}
-    for piece in pieces:
-        shape = least_shape(piece)
-        sizes[piece.local] = tuple(map(max, shape, sizes.get(piece.local, shape)))
+    for shard in shards:
+        shape = least_shape(shard)
+        sizes[shard.local] = tuple(map(max, shape, sizes.get(shard.local, shape)))
     return {name: torch.empty(size, dtype=torch.bfloat16) for name, size in sizes.items()}
 
 
-def read_whole_files(folder: Path, tensors: dict[str, torch.Tensor], pieces: list[Piece]) -> None:
+def read_whole_files(folder: Path, tensors: dict[str, torch.Tensor], shards: list[Shard]) -> None:
     """The straightforward way: open a file, take what is needed, go on."""
     for file in sorted(folder.glob("*.safetensors")):
         stored = load_file(file)
-        for piece in pieces:
-            if piece.canonical in stored:
-                box = tuple(slice(*interval) for interval in piece.box)
-                piece.locate(tensors).copy_(stored[piece.canonical][box].to(torch.bfloat16))
+        for shard in shards:
+            if shard.hf_name in stored:
+                bounds = tuple(slice(*interval) for interval in shard.bounds)
+                shard.locate(tensors).copy_(stored[shard.hf_name][bounds].to(torch.bfloat16))
 
 
 def main() -> None:
@@ -66,16 +66,16 @@ def main() -> None:
     table = table_for(json.loads((folder / "config.json").read_text()))
     if kind == "train":
         stages = (table.layers - table.layers // 2, table.layers // 2)
-        pieces = table.megatron(TrainPlacement(tp=2, pp=2, ep=2, dp=2, num_layer_list=stages), rank)
+        shards = table.megatron(TrainPlacement(tp=2, pp=2, ep=2, dp=2, num_layer_list=stages), rank)
     else:
-        pieces = table.vllm_ascend(RolloutPlacement(tp=2, dp=4, ep=8), rank)
-    tensors = tensors_for(pieces)
+        shards = table.vllm_ascend(RolloutPlacement(tp=2, dp=4, ep=8), rank)
+    tensors = tensors_for(shards)
     Path("/proc/self/clear_refs").write_text("5")
     before, counted = status("VmRSS"), transferred()
-    if way == "boxes":
-        load_from_huggingface(folder, tensors, pieces, table.shapes, table.ignored_in_files)
+    if way == "slices":
+        load_from_huggingface(folder, tensors, shards, table.shapes, table.ignored_in_files)
     else:
-        read_whole_files(folder, tensors, pieces)
+        read_whole_files(folder, tensors, shards)
     after = transferred()
     print(
         json.dumps(

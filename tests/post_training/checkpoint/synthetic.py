@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import DeepseekV3Config
 
 from post_training.checkpoint.fp8 import BLOCK, scale_shape
-from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes
+from post_training.models.deepseek_v3 import DeepseekV3Shape, hf_shapes
 
 LARGEST_FP8 = 448.0
 KEPT = ("embed_tokens.weight", "lm_head.weight", "norm.weight", "gate.weight", "eh_proj.weight", "head.weight")
@@ -37,7 +37,7 @@ class Synthetic:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every stored tensor, scales after their weights."""
-        shapes = canonical_shapes(self.shape) | mtp_shapes(self.shape)
+        shapes = hf_shapes(self.shape) | mtp_shapes(self.shape)
         for number, (name, dims) in enumerate(shapes.items()):
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
             if name.endswith("e_score_correction_bias"):
@@ -61,7 +61,7 @@ class Synthetic:
 
     def only(self, wanted: str) -> Iterator[tuple[str, torch.Tensor]]:
         """One tensor, as `tensors` would draw it."""
-        for number, (name, dims) in enumerate(canonical_shapes(self.shape).items()):
+        for number, (name, dims) in enumerate(hf_shapes(self.shape).items()):
             if name == wanted:
                 yield name, self._unquantised(name, dims, torch.Generator().manual_seed(self.seed * 1_000_003 + number))
 
@@ -84,7 +84,7 @@ class Synthetic:
 
     def _write_files(self, folder: Path) -> None:
         weight_map, waiting, size, number = {}, {}, 0, 1
-        shapes = canonical_shapes(self.shape) | mtp_shapes(self.shape)
+        shapes = hf_shapes(self.shape) | mtp_shapes(self.shape)
         limit = sum(torch.Size(dims).numel() for dims in shapes.values()) * (1 if self.fp8 else 2) // self.files + 1
         total = 0
 
@@ -134,7 +134,7 @@ def mtp_shapes(shape: DeepseekV3Shape) -> dict[str, tuple[int, ...]]:
     """The tensors of the layers for multi-token prediction (DeepSeek-V3, README_WEIGHTS.md)."""
     shapes = {}
     for layer in range(shape.layers, shape.layers + shape.mtp_layers):
-        deeper = canonical_shapes(replace(shape, layers=layer + 1))
+        deeper = hf_shapes(replace(shape, layers=layer + 1))
         prefix = f"model.layers.{layer}."
         shapes |= {name: dims for name, dims in deeper.items() if name.startswith(prefix)}
         shapes |= {

@@ -9,7 +9,7 @@ import torch
 
 from post_training.checkpoint import comparison
 from post_training.checkpoint.comparison import Difference, _difference, compared_bytes, first_difference
-from post_training.checkpoint.source import CanonicalTensor, Fragment, Source
+from post_training.checkpoint.source import Fragment, HFTensor, Source
 
 NAME = "model.norm.weight"
 
@@ -24,8 +24,8 @@ class Stored:
     def dtype(self):
         return self.values.dtype
 
-    def part(self, box):
-        return Stored(self.values[tuple(slice(start, stop) for start, stop in box)])
+    def part(self, bounds):
+        return Stored(self.values[tuple(slice(start, stop) for start, stop in bounds)])
 
     def read(self):
         return self.values if self.values.dim() == 2 else self.values.unsqueeze(0)
@@ -35,14 +35,14 @@ def source(name, values, *cuts, replicas=()):
     """A checkpoint of one tensor, cut before these rows; each of `replicas` holds another copy of all of it."""
     edges = [0, *cuts, len(values)]
     rows = [(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
-    boxes = [((start, stop), *((0, size) for size in values.shape[1:])) for start, stop in rows]
+    slices = [((start, stop), *((0, size) for size in values.shape[1:])) for start, stop in rows]
     parts = [
-        Fragment(box, Stored(values[start:stop]), f"{name}{start}")
-        for box, (start, stop) in zip(boxes, rows, strict=True)
+        Fragment(bounds, Stored(values[start:stop]), f"{name}{start}")
+        for bounds, (start, stop) in zip(slices, rows, strict=True)
     ]
     whole = tuple((0, size) for size in values.shape)
     parts += [Fragment(whole, Stored(copy), f"{name} again") for copy in replicas]
-    return Source(name, [CanonicalTensor(NAME, tuple(values.shape), parts)])
+    return Source(name, [HFTensor(NAME, tuple(values.shape), parts)])
 
 
 def difference(left, right):

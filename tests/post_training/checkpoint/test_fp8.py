@@ -1,11 +1,11 @@
-"""Dequantisation equals its defining formula bit for bit, for every code, block position and box."""
+"""Dequantisation equals its defining formula bit for bit, for every code, block position and slice."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from post_training.checkpoint.fp8 import BLOCK, dequantise, scale_box, scale_shape
+from post_training.checkpoint.fp8 import BLOCK, dequantise, scale_shape, scale_slice
 
 FINITE_CODES = [code for code in range(256) if code & 0x7F != 0x7F]
 
@@ -39,16 +39,16 @@ def test_every_code_equals_the_formula(scale):
 
 @given(data=st.data())
 @settings(max_examples=60)
-def test_every_box_equals_the_same_part_of_the_formula(data):
+def test_every_slice_equals_the_same_part_of_the_formula(data):
     rows, columns = data.draw(st.integers(1, 400)), data.draw(st.integers(1, 400))
     values, scales = random_weight(rows, columns, data.draw(st.integers(0, 1000)))
     top, left = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
     bottom, right = data.draw(st.integers(top + 1, rows)), data.draw(st.integers(left + 1, columns))
-    box = ((top, bottom), (left, right))
-    (scale_top, scale_bottom), (scale_left, scale_right) = scale_box(box)
+    bounds = ((top, bottom), (left, right))
+    (scale_top, scale_bottom), (scale_left, scale_right) = scale_slice(bounds)
     part = scales[scale_top:scale_bottom, scale_left:scale_right]
     expected = by_the_formula(values, scales)[top:bottom, left:right]
-    assert same_bits(dequantise(values[top:bottom, left:right], part, box), expected)
+    assert same_bits(dequantise(values[top:bottom, left:right], part, bounds), expected)
 
 
 def test_a_wide_weight_is_converted_in_slabs():
@@ -77,4 +77,4 @@ def test_a_neighbours_scale_would_be_noticed():
 def test_what_is_no_quantised_weight_rejected(change, message):
     values = torch.zeros(130, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match=message):
-        dequantise(**{"values": values, "scales": torch.ones(2, 1), "box": ((0, 130), (0, 4))} | change)
+        dequantise(**{"values": values, "scales": torch.ones(2, 1), "bounds": ((0, 130), (0, 4))} | change)

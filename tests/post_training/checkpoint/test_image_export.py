@@ -9,7 +9,7 @@ from transformers import AutoProcessor, Qwen2_5_VLConfig, Qwen2_5_VLForCondition
 from post_training.checkpoint.command_line import run_tool
 from post_training.checkpoint.manifest import Manifest
 from post_training.checkpoint.training_files import MASTER, entry_name, file_name, write_file
-from post_training.layouts.layout import whole_box
+from post_training.layouts.layout import whole_slice
 from scripts import export_hf, verify_ckpt
 from tests.post_training.data.small_processor import SPECIAL, small_processor
 from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
@@ -38,7 +38,7 @@ def saved(model, folder, monkeypatch):
     """The folder of a step, as a rank of FSDP2 that is alone names its entries."""
     monkeypatch.setattr("verl_patches.features.compatibility.fully_sharded.release", lambda model: None)
     rank = FullyShardedRank(model, torch.optim.AdamW(model.parameters()), 0, 1)
-    weights = {entry_name(MASTER, shard.local, whole_box(shard.shape)): shard for shard in rank.shards}
+    weights = {entry_name(MASTER, shard.local, whole_slice(shard.shape)): shard for shard in rank.shards}
     actor = folder / "actor"
     actor.mkdir(parents=True)
     tensors = {name: shard.master.view(shard.shape) for name, shard in weights.items()}

@@ -20,7 +20,7 @@ from post_training.checkpoint.loading import ignored_prefixes, load_from_hugging
 from post_training.checkpoint.regions import Region
 from post_training.checkpoint.safetensors_files import read_header
 from post_training.layouts.layout import PADDING, RolloutPlacement, TrainPlacement
-from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, ignored_in_files, megatron, vllm_ascend
+from post_training.models.deepseek_v3 import DeepseekV3Shape, hf_shapes, ignored_in_files, megatron, vllm_ascend
 from tests.post_training.checkpoint.loading_program import transferred
 from tests.post_training.checkpoint.reference import dequantised, load_folder
 from tests.post_training.checkpoint.synthetic import Synthetic, small_config
@@ -28,7 +28,7 @@ from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import SMALL, full_weights, megatron_state, rollout_state, same_bits
 
 FULL = full_weights(SMALL, torch.bfloat16)
-SHAPES = canonical_shapes(SMALL)
+SHAPES = hf_shapes(SMALL)
 # What a rank may need beyond its shard: descriptions of tensors, buffers, the allocator's slack.
 LITTLE = 48 << 20
 SINGLE = TrainPlacement(tp=1, pp=1, ep=1, dp=1, num_layer_list=(3,))
@@ -59,23 +59,21 @@ def emptied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def load(folder: Path, shape: DeepseekV3Shape = SMALL) -> int:
     target = emptied(megatron_state(FULL, SMALL, SINGLE, 0))
-    return load_from_huggingface(
-        folder, target, megatron(SMALL, SINGLE, 0), canonical_shapes(shape), ignored_in_files(shape)
-    )
+    return load_from_huggingface(folder, target, megatron(SMALL, SINGLE, 0), hf_shapes(shape), ignored_in_files(shape))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layout_pairs())
-def test_every_rank_loads_its_boxes(checkpoint: Path, pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
+def test_every_rank_loads_its_slices(checkpoint: Path, pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
     train, rollout = pair
     for rank in range(train.world_size):
-        for pieces, expected in (
+        for shards, expected in (
             (megatron(SMALL, train, rank), megatron_state(FULL, SMALL, train, rank)),
             (vllm_ascend(SMALL, rollout, rank), rollout_state(FULL, SMALL, rollout, rank)),
         ):
             target = emptied(expected)
-            read = load_from_huggingface(checkpoint, target, pieces, SHAPES)
-            assert read == sum(prod(piece.extents) for piece in pieces if piece.canonical != PADDING)
+            read = load_from_huggingface(checkpoint, target, shards, SHAPES)
+            assert read == sum(prod(shard.extents) for shard in shards if shard.hf_name != PADDING)
             assert all(torch.equal(target[name], value) for name, value in expected.items())
 
 
@@ -83,8 +81,8 @@ def test_a_rank_reads_only_its_share(checkpoint: Path) -> None:
     assert load(checkpoint) == sum(value.numel() for value in FULL.values())
     quarter = TrainPlacement(tp=4, pp=1, ep=1, dp=1, num_layer_list=(3,))
     target = emptied(megatron_state(FULL, SMALL, quarter, 1))
-    pieces = megatron(SMALL, quarter, 1)
-    assert load_from_huggingface(checkpoint, target, pieces, SHAPES) == sum(v.numel() for v in target.values())
+    shards = megatron(SMALL, quarter, 1)
+    assert load_from_huggingface(checkpoint, target, shards, SHAPES) == sum(v.numel() for v in target.values())
 
 
 def test_values_are_converted_to_the_model_type(checkpoint: Path) -> None:
@@ -143,7 +141,7 @@ QUANTISED = Synthetic(
 
 @dataclass(frozen=True)
 class Quantised:
-    """An FP8 checkpoint whose blocks lie across the ranks' boxes, and the weights that it stands for."""
+    """An FP8 checkpoint whose blocks lie across the ranks' slices, and the weights that it stands for."""
 
     folder: Path
     full: dict[str, torch.Tensor] = field(repr=False)
@@ -152,23 +150,23 @@ class Quantised:
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> Quantised:
     folder = QUANTISED.write(tmp_path_factory.mktemp("quantised"))
-    weights, shapes = dequantised(load_folder(folder)), canonical_shapes(QUANTISED.shape)
+    weights, shapes = dequantised(load_folder(folder)), hf_shapes(QUANTISED.shape)
     return Quantised(folder, {name: weights[name] for name in shapes})
 
 
 @pytest.mark.slow
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layout_pairs((1, 2, 4, 6)))
-def test_fp8_boxes_are_the_formulas(quantised: Quantised, pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
+def test_fp8_slices_are_the_formulas(quantised: Quantised, pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
     full, shape, (train, rollout) = quantised.full, QUANTISED.shape, pair
-    shapes, ignored = canonical_shapes(shape), ignored_in_files(shape)
+    shapes, ignored = hf_shapes(shape), ignored_in_files(shape)
     rank = train.world_size - 1
-    for pieces, expected in (
+    for shards, expected in (
         (megatron(shape, train, rank), megatron_state(full, shape, train, rank)),
         (vllm_ascend(shape, rollout, rank), rollout_state(full, shape, rollout, rank)),
     ):
         target = emptied(expected)
-        load_from_huggingface(quantised.folder, target, pieces, shapes, ignored)
+        load_from_huggingface(quantised.folder, target, shards, shapes, ignored)
         assert all(same_bits(target[name], value) for name, value in expected.items())
 
 
@@ -176,9 +174,9 @@ def test_a_folder_may_hold_layers_that_no_layout_uses(quantised: Quantised) -> N
     """The run's own configuration may describe the model without its layers for multi-token prediction."""
     shape = replace(QUANTISED.shape, mtp_layers=0)
     target = emptied(megatron_state(quantised.full, shape, SINGLE, 0))
-    pieces, shapes = megatron(shape, SINGLE, 0), canonical_shapes(shape)
+    shards, shapes = megatron(shape, SINGLE, 0), hf_shapes(shape)
     for ignored in (ignored_in_files(shape), ignored_prefixes(quantised.folder)):
-        assert load_from_huggingface(quantised.folder, target, pieces, shapes, ignored) > 0
+        assert load_from_huggingface(quantised.folder, target, shards, shapes, ignored) > 0
 
 
 def test_another_scale_would_be_noticed(quantised: Quantised, tmp_path: Path) -> None:
@@ -191,7 +189,7 @@ def test_another_scale_would_be_noticed(quantised: Quantised, tmp_path: Path) ->
     save_file(stored, tmp_path / "changed" / file.name)
     expected = megatron_state(full, QUANTISED.shape, SINGLE, 0)
     target = emptied(expected)
-    shapes, ignored = canonical_shapes(QUANTISED.shape), ignored_in_files(QUANTISED.shape)
+    shapes, ignored = hf_shapes(QUANTISED.shape), ignored_in_files(QUANTISED.shape)
     load_from_huggingface(tmp_path / "changed", target, megatron(QUANTISED.shape, SINGLE, 0), shapes, ignored)
     different = [name for name, value in expected.items() if not same_bits(target[name], value)]
     assert different == ["decoder.layers.1.self_attention.linear_kvb.weight"]
@@ -206,7 +204,7 @@ def test_tensors_of_another_type_are_filled_slab_by_slab(checkpoint: Path, monke
 
 
 @given(st.integers(0, 50), st.integers(1, 60), st.integers(1, 60), st.integers(1, 4), st.integers(1, 400))
-def test_slabs_tile_a_box_within_the_limit(first: int, rows: int, columns: int, itemsize: int, limit: int) -> None:
+def test_slabs_tile_a_slice_within_the_limit(first: int, rows: int, columns: int, itemsize: int, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "STAGING_BYTES", limit)
         slabs = list(loading._slabs(((first, first + rows), (3, 3 + columns)), itemsize))
@@ -243,7 +241,7 @@ def cost(folder: Path, kind: str, rank: int, way: str) -> dict[str, int]:
 @pytest.mark.parametrize(("kind", "rank"), [("train", 0), ("train", 7), ("rollout", 3)])
 def test_a_rank_writes_nothing_and_holds_little_more_than_its_shard(larger: Path, kind: str, rank: int) -> None:
     listing = sorted(larger.iterdir())
-    found = cost(larger, kind, rank, "boxes")
+    found = cost(larger, kind, rank, "slices")
     assert found["written"] == found["to_disk"] == 0 and sorted(larger.iterdir()) == listing
     assert found["growth"] < found["shard"] + LITTLE
     assert found["read"] < sum(file.stat().st_size for file in listing) / 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from post_training.checkpoint.megatron_form import MegatronForm, local_shapes, rank_pieces
+from post_training.checkpoint.megatron_form import MegatronForm, local_shapes, rank_shards
 from post_training.layouts.layout import TrainPlacement
 from post_training.models.deepseek_v3 import DeepseekV3Shape
 
@@ -19,7 +19,7 @@ def placement(tp=1, stages=(2, 1), extend=False):
 
 
 def shapes_of(form, rank):
-    return local_shapes(rank_pieces(SHAPE, form, rank))
+    return local_shapes(rank_shards(SHAPE, form, rank))
 
 
 @pytest.mark.parametrize("stages", [(3,), (2, 1)])
@@ -62,7 +62,7 @@ def test_half_a_head_cannot_be_split(rank):
     """Of six heads over four ranks each rank has one and a half: it begins or ends within one."""
     form = MegatronForm(placement(tp=4, stages=(3,)), mla_mm_split=True)
     with pytest.raises(ValueError, match="needs whole heads on every tensor parallel rank"):
-        rank_pieces(SHAPE, form, rank)
+        rank_shards(SHAPE, form, rank)
 
 
 def test_single_experts_have_weights_of_their_own():

@@ -7,12 +7,12 @@ import torch
 
 from post_training.checkpoint.outputs import ArchiveFile, CopiedFile, SafetensorsFile, TextFile
 from post_training.checkpoint.records import Record
-from post_training.layouts.layout import PADDING, Piece
+from post_training.layouts.layout import PADDING, Shard
 
 
 def record(name, elements):
     """Of zeros, so that no source is read."""
-    return Record(name, torch.float32, (elements,), (Piece(PADDING, ((0, elements),), name),))
+    return Record(name, torch.float32, (elements,), (Shard(PADDING, ((0, elements),), name),))
 
 
 @pytest.fixture

@@ -1,30 +1,30 @@
-"""Records are filled by their pieces whatever lies beside them, and are put into files that hold no byte too many."""
+"""Records are filled by their shards whatever lies beside them, and are put into files that hold no byte too many."""
 
 import pytest
 import torch
 
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.shard_conversion import grouped
-from post_training.layouts.layout import PADDING, LocalView, Piece
+from post_training.layouts.layout import PADDING, LocalView, Shard
 
 
 class Counting:
-    """A source whose tensors hold 1, 2, 3, ... in the order in which their boxes are asked for."""
+    """A source whose tensors hold 1, 2, 3, ... in the order in which their slices are asked for."""
 
     asked = 0
 
-    def read_into(self, canonical, box, out):
+    def read_into(self, hf_name, bounds, out):
         self.asked += 1
         out.fill_(self.asked)
 
 
-def interleaved(*canonical: str) -> Record:
-    """(2, 2 * n) float32: of each piece two columns, so that all of them interleave in memory."""
-    pieces = tuple(
-        Piece(name, ((0, 2), (0, 2)), "weight", LocalView(index=((0, 2), (2 * place, 2 * place + 2))))
-        for place, name in enumerate(canonical)
+def interleaved(*hf_name: str) -> Record:
+    """(2, 2 * n) float32: of each shard two columns, so that all of them interleave in memory."""
+    shards = tuple(
+        Shard(name, ((0, 2), (0, 2)), "weight", LocalView(index=((0, 2), (2 * place, 2 * place + 2))))
+        for place, name in enumerate(hf_name)
     )
-    return Record("weight", torch.float32, (2, 2 * len(canonical)), pieces)
+    return Record("weight", torch.float32, (2, 2 * len(hf_name)), shards)
 
 
 @pytest.mark.parametrize("padding", [0, 1, 2])
@@ -51,11 +51,11 @@ def test_a_file_holds_what_it_may_and_not_a_byte_more(file_bytes, groups):
     assert files[-1].path == f"model-{len(groups):05d}-of-{len(groups):05d}.safetensors"
 
 
-def test_pieces_beside_a_longer_one_are_written_with_it():
+def test_shards_beside_a_longer_one_are_written_with_it():
     """A column over all rows, and beside it the rows one by one: the last alone begins behind the column's end."""
-    column = Piece("column", ((0, 3), (0, 1)), "weight", LocalView(index=((0, 3), (0, 1))))
+    column = Shard("column", ((0, 3), (0, 1)), "weight", LocalView(index=((0, 3), (0, 1))))
     rows = [
-        Piece(f"row {row}", ((0, 1), (0, 3)), "weight", LocalView(index=((row, row + 1), (1, 4)))) for row in range(3)
+        Shard(f"row {row}", ((0, 1), (0, 3)), "weight", LocalView(index=((row, row + 1), (1, 4)))) for row in range(3)
     ]
     record = Record("weight", torch.float32, (3, 4), (column, *rows))
     streamed = b"".join(bytes(view) for view in record.stream(Counting()))
@@ -66,7 +66,7 @@ def test_pieces_beside_a_longer_one_are_written_with_it():
 
 @pytest.mark.parametrize("wrong", [[0, 1], [1, 2], [0, 2], [0, 1, 2, 2], []])
 def test_layout_with_a_gap_or_an_overlap_is_rejected(wrong):
-    rows = [Piece("row", ((0, 1), (0, 4)), "weight", LocalView(index=((row, row + 1),))) for row in range(3)]
+    rows = [Shard("row", ((0, 1), (0, 4)), "weight", LocalView(index=((row, row + 1),))) for row in range(3)]
     record = Record("weight", torch.float32, (3, 4), tuple(rows[row] for row in wrong))
     with pytest.raises(ValueError, match="^weight: its layout (leaves a gap or overlaps|ends) at element"):
         list(record.segments())

@@ -13,18 +13,18 @@ from tests.post_training.checkpoint.test_fp8 import by_the_formula, random_weigh
 
 
 @st.composite
-def boxes(draw):
-    """A matrix, whether it is stored transposed, and a box of it."""
+def slices(draw):
+    """A matrix, whether it is stored transposed, and a slice of it."""
     shape = draw(st.tuples(*[st.integers(1, 6)] * 2))
     transposed = draw(st.booleans())
-    box = []
+    bounds = []
     for extent in reversed(shape) if transposed else shape:
         begin = draw(st.integers(0, extent - 1))
-        box.append((begin, draw(st.integers(begin + 1, extent))))
-    return shape, transposed, tuple(box)
+        bounds.append((begin, draw(st.integers(begin + 1, extent))))
+    return shape, transposed, tuple(bounds)
 
 
-@given(boxes())
+@given(slices())
 def test_a_part_lies_where_torchs_view_does(drawn):
     shape, transposed, ((top, bottom), (left, right)) = drawn
     stored = torch.arange(shape[0] * shape[1]).view(shape)
@@ -60,13 +60,13 @@ def fp8_weight(tmp_path_factory):
 
 @given(st.data())
 def test_a_part_of_a_part_of_an_fp8_weight_has_its_own_scales(fp8_weight, data):
-    """A transfer's box is cut again into rows that fit a staging buffer: every cut is relative to the one before."""
+    """A transfer's slice is cut again into rows that fit a staging buffer: every cut is relative to the one before."""
     region, expected = fp8_weight
     for _ in range(3):
-        box = []
+        bounds = []
         for extent in region.area.extents:
             begin = data.draw(st.integers(0, extent - 1))
-            box.append((begin, data.draw(st.integers(begin + 1, extent))))
-        (top, bottom), (left, right) = box
-        region, expected = region.part(tuple(box)), expected[top:bottom, left:right]
+            bounds.append((begin, data.draw(st.integers(begin + 1, extent))))
+        (top, bottom), (left, right) = bounds
+        region, expected = region.part(tuple(bounds)), expected[top:bottom, left:right]
         assert same_bits(region.read(), expected.contiguous())

@@ -16,7 +16,7 @@ from post_training.checkpoint.training_files import (
     entry_name,
     file_name,
     is_first_peer,
-    owned_pieces,
+    owned_shards,
     write_file,
 )
 from post_training.layouts.layout import TrainPlacement
@@ -57,11 +57,11 @@ def saved(model, folder, placement=PLACEMENT):
     manifest = Manifest({}, complete=True)
     for rank in range(placement.world_size):
         entries = {}
-        for piece in owned_pieces(table, placement, rank):
-            if is_first_peer(placement, rank, piece):
-                state = WEIGHT if piece.canonical.endswith("correction_bias") else MASTER
-                part = weights[piece.canonical][tuple(slice(*interval) for interval in piece.box)]
-                entries[entry_name(state, piece.canonical, piece.box)] = part
+        for shard in owned_shards(table, placement, rank):
+            if is_first_peer(placement, rank, shard):
+                state = WEIGHT if shard.hf_name.endswith("correction_bias") else MASTER
+                part = weights[shard.hf_name][tuple(slice(*interval) for interval in shard.bounds)]
+                entries[entry_name(state, shard.hf_name, shard.bounds)] = part
         name = file_name(rank, placement.world_size)
         (folder / "global_step_7" / "actor").mkdir(parents=True, exist_ok=True)
         manifest.files[name] = write_file(folder / "global_step_7" / "actor" / name, entries, {"steps": "7"})

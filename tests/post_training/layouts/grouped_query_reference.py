@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from post_training.layouts.grouped_query import GroupedQueryShape, canonical_shapes
+from post_training.layouts.grouped_query import GroupedQueryShape, hf_shapes
 from post_training.layouts.layout import RolloutPlacement, TrainPlacement
 from tests.post_training.layouts.reference import State, chunk, megatron_experts, padded, rollout_experts
 
@@ -18,11 +18,11 @@ SHAPES = (SMALL, TIED, NORMED, WITH_EXPERTS)
 
 
 def full_weights(shape: GroupedQueryShape, dtype: torch.dtype = torch.float32, seed: int = 0) -> State:
-    """Random tensors for every canonical name; values survive a trip through bfloat16."""
+    """Random tensors for every HF name; values survive a trip through bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(dims, generator=generator).to(torch.bfloat16).to(dtype)
-        for name, dims in canonical_shapes(shape).items()
+        for name, dims in hf_shapes(shape).items()
     }
 
 

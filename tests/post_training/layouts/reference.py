@@ -3,7 +3,7 @@
 import torch
 
 from post_training.layouts.layout import RolloutPlacement, TrainPlacement
-from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes
+from post_training.models.deepseek_v3 import DeepseekV3Shape, hf_shapes
 
 SMALL = DeepseekV3Shape(
     hidden=8,
@@ -26,11 +26,11 @@ State = dict[str, torch.Tensor]
 
 
 def full_weights(shape: DeepseekV3Shape, dtype: torch.dtype = torch.float32, seed: int = 0) -> State:
-    """Random tensors for every canonical name; values survive a trip through bfloat16."""
+    """Random tensors for every HF name; values survive a trip through bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(dims, generator=generator).to(torch.bfloat16).to(dtype)
-        for name, dims in canonical_shapes(shape).items()
+        for name, dims in hf_shapes(shape).items()
     }
 
 

@@ -4,23 +4,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from post_training.layouts.layout import PADDING, LocalView, Piece, RolloutPlacement, TrainPlacement
-from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, vllm_ascend
+from post_training.layouts.layout import PADDING, LocalView, RolloutPlacement, Shard, TrainPlacement
+from post_training.models.deepseek_v3 import DeepseekV3Shape, hf_shapes, megatron, vllm_ascend
 from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state
 
 FULL = full_weights(SMALL)
 
 
-def assert_table_describes(pieces: list[Piece], state: State, full: State = FULL) -> None:
-    """Every piece finds the values of its box, and the pieces cover every local element exactly once."""
+def assert_table_describes(shards: list[Shard], state: State, full: State = FULL) -> None:
+    """Every shard finds the values of its slice, and the shards cover every local element exactly once."""
     seen = {name: torch.zeros_like(value) for name, value in state.items()}
-    for piece in pieces:
-        box = tuple(slice(*interval) for interval in piece.box)
-        held = piece.locate(state)
-        expected = torch.zeros(piece.extents) if piece.canonical == PADDING else full[piece.canonical][box]
-        assert torch.equal(held, expected), piece
-        piece.locate(seen).add_(1)
+    for shard in shards:
+        bounds = tuple(slice(*interval) for interval in shard.bounds)
+        held = shard.locate(state)
+        expected = torch.zeros(shard.extents) if shard.hf_name == PADDING else full[shard.hf_name][bounds]
+        assert torch.equal(held, expected), shard
+        shard.locate(seen).add_(1)
     assert all(bool((count == 1).all()) for count in seen.values()), [k for k, v in seen.items() if (v != 1).any()]
 
 
@@ -36,16 +36,16 @@ def test_tables_equal_the_naive_reference(pair: tuple[TrainPlacement, RolloutPla
 @settings(max_examples=60)
 @given(layout_pairs())
 def test_ranks_together_hold_every_element(pair: tuple[TrainPlacement, RolloutPlacement]) -> None:
-    for pieces_of, placement in zip((megatron, vllm_ascend), pair, strict=True):
-        counts = {name: torch.zeros(dims) for name, dims in canonical_shapes(SMALL).items()}
+    for shards_of, placement in zip((megatron, vllm_ascend), pair, strict=True):
+        counts = {name: torch.zeros(dims) for name, dims in hf_shapes(SMALL).items()}
         for rank in range(placement.world_size):
-            for piece in pieces_of(SMALL, placement, rank):
-                if piece.canonical != PADDING:
-                    counts[piece.canonical][tuple(slice(*interval) for interval in piece.box)] += 1
+            for shard in shards_of(SMALL, placement, rank):
+                if shard.hf_name != PADDING:
+                    counts[shard.hf_name][tuple(slice(*interval) for interval in shard.bounds)] += 1
         assert all(bool((count > 0).all()) for count in counts.values())
 
 
-def test_a_wrong_piece_is_noticed() -> None:
+def test_a_wrong_shard_is_noticed() -> None:
     placement = TrainPlacement(tp=2, pp=1, ep=1, dp=1, num_layer_list=(3,))
     state = megatron_state(FULL, SMALL, placement, 1)
     with pytest.raises(AssertionError):
@@ -94,11 +94,11 @@ def test_a_config_without_low_rank_queries_rejected() -> None:
 
 
 def test_locate_names_the_tensor_that_does_not_fit() -> None:
-    piece = Piece("weight", ((0, 2), (0, 3)), "local", LocalView(shape=(3, 2), transposed=True))
-    assert piece.locate({"local": torch.arange(6.0)}).tolist() == [[0, 2, 4], [1, 3, 5]]
+    shard = Shard("weight", ((0, 2), (0, 3)), "local", LocalView(shape=(3, 2), transposed=True))
+    assert shard.locate({"local": torch.arange(6.0)}).tolist() == [[0, 2, 4], [1, 3, 5]]
     with pytest.raises(KeyError, match="local"):
-        piece.locate({})
+        shard.locate({})
     with pytest.raises(ValueError, match="local.*does not fit"):
-        piece.locate({"local": torch.zeros(5)})
+        shard.locate({"local": torch.zeros(5)})
     with pytest.raises(ValueError, match="places weight"):
-        Piece("weight", ((0, 2), (0, 3)), "local").locate({"local": torch.zeros(3, 3)})
+        Shard("weight", ((0, 2), (0, 3)), "local").locate({"local": torch.zeros(3, 3)})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from post_training.layouts.layout import LocalView, Piece
+from post_training.layouts.layout import LocalView, Shard
 from post_training.layouts.model_tensors import rollout_tensors, train_tensors, wholly_covered
 from post_training.reshard.mla_refresh import refresh_absorbed_weights
 
@@ -95,9 +95,9 @@ def test_a_quantised_projection_rejected() -> None:
 
 def test_only_tensors_that_a_layout_names_whole_are_covered() -> None:
     tensors = {"whole": torch.zeros(4, 2), "part": torch.zeros(4, 2), "unnamed": torch.zeros(3)}
-    pieces = [
-        Piece("a", ((0, 3), (0, 2)), "whole", LocalView(index=((0, 3),))),
-        Piece("", ((0, 1), (0, 2)), "whole", LocalView(index=((3, 4),))),
-        Piece("b", ((0, 3), (0, 2)), "part", LocalView(index=((0, 3),))),
+    shards = [
+        Shard("a", ((0, 3), (0, 2)), "whole", LocalView(index=((0, 3),))),
+        Shard("", ((0, 1), (0, 2)), "whole", LocalView(index=((3, 4),))),
+        Shard("b", ((0, 3), (0, 2)), "part", LocalView(index=((0, 3),))),
     ]
-    assert [id(tensor) for tensor in wholly_covered(tensors, pieces)] == [id(tensors["whole"])]
+    assert [id(tensor) for tensor in wholly_covered(tensors, shards)] == [id(tensors["whole"])]

@@ -22,16 +22,18 @@ def test_every_element_of_the_critic_lies_on_some_rank_and_the_output_layer_on_n
     assert table.shapes.keys() == policy.shapes.keys() - {"lm_head.weight"} | {HEAD_WEIGHT, HEAD_BIAS}
     assert (table.shapes[HEAD_WEIGHT], table.shapes[HEAD_BIAS]) == ((1, 8), (1,))
     placement = TrainPlacement(tp=tp, pp=pp, ep=1, dp=2, num_layer_list=(2 // pp,) * pp)
-    boxes: dict[str, set] = {}
+    slices: dict[str, set] = {}
     for rank in range(placement.world_size):
-        pieces = table.megatron(placement, rank)
+        shards = table.megatron(placement, rank)
         last = placement.pp_rank(rank) == pp - 1
-        heads = {piece.local: piece.canonical for piece in pieces if piece.local.startswith("output_layer.")}
+        heads = {shard.local: shard.hf_name for shard in shards if shard.local.startswith("output_layer.")}
         assert heads == ({"output_layer.weight": HEAD_WEIGHT, "output_layer.bias": HEAD_BIAS} if last else {})
-        for piece in pieces:
-            if piece.canonical != PADDING:
-                boxes.setdefault(piece.canonical, set()).add(piece.box)
-    covered = {name: sum(prod(stop - start for start, stop in box) for box in each) for name, each in boxes.items()}
+        for shard in shards:
+            if shard.hf_name != PADDING:
+                slices.setdefault(shard.hf_name, set()).add(shard.bounds)
+    covered = {
+        name: sum(prod(stop - start for start, stop in bounds) for bounds in each) for name, each in slices.items()
+    }
     assert covered == {name: prod(shape) for name, shape in table.shapes.items()}
 
 
@@ -41,11 +43,11 @@ def test_the_head_of_virtual_stages_is_in_the_last_chunk(tp):
     table = value_table(table_for(QWEN2 | {"num_hidden_layers": 4}))
     placement = TrainPlacement(tp=tp, pp=2, ep=1, dp=1, num_layer_list=(1,) * 4, virtual_stages=2)
     for rank in range(placement.world_size):
-        pieces = table.megatron(placement, rank)
-        of_layers = {piece.local.partition("decoder.")[0] for piece in pieces if ".layers.3." in piece.canonical}
-        heads = sorted(piece.local for piece in pieces if piece.canonical in (HEAD_WEIGHT, HEAD_BIAS))
+        shards = table.megatron(placement, rank)
+        of_layers = {shard.local.partition("decoder.")[0] for shard in shards if ".layers.3." in shard.hf_name}
+        heads = sorted(shard.local for shard in shards if shard.hf_name in (HEAD_WEIGHT, HEAD_BIAS))
         assert heads == [f"{chunk}output_layer.{name}" for chunk in of_layers for name in ("bias", "weight")]
-        norm = [piece.local for piece in pieces if piece.canonical == "model.norm.weight"]
+        norm = [shard.local for shard in shards if shard.hf_name == "model.norm.weight"]
         assert [local.partition("decoder.")[0] for local in norm] == list(of_layers)
     assert of_layers, "the last rank has the last layer"
 

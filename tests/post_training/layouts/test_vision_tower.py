@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from post_training.layouts.vision_tower import VisionShape, canonical_shapes, vllm_ascend
+from post_training.layouts.vision_tower import VisionShape, hf_shapes, vllm_ascend
 
 VALUES = {
     "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 14, "temporal_patch_size": 2,
@@ -29,10 +29,10 @@ def test_channels_have_two_names(given, channels):
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_ranks_together_have_each_element(tp):
     """Once where ranks share a tensor, and on each rank where they do not; what is added up has no cut bias."""
-    shapes, held = canonical_shapes(SHAPE), Counter()
+    shapes, held = hf_shapes(SHAPE), Counter()
     for rank in range(tp):
-        for piece in vllm_ascend(SHAPE, tp, rank):
-            held[piece.canonical] += prod(piece.extents)
+        for shard in vllm_ascend(SHAPE, tp, rank):
+            held[shard.hf_name] += prod(shard.extents)
     cut = (".qkv.weight", ".qkv.bias", "gate_proj.weight", "gate_proj.bias", "up_proj.weight", "up_proj.bias",
            "mlp.0.weight", "mlp.0.bias", "attn.proj.weight", "down_proj.weight", "mlp.2.weight")  # fmt: skip
     assert held == {name: prod(dims) * (1 if name.endswith(cut) else tp) for name, dims in shapes.items()}

@@ -40,12 +40,12 @@ def check(folder: Path, rank: int) -> dict[str, int]:
     training = init_mcore_model(config, hf_config, *stages, **tied).npu().bfloat16()
     train, rollout = train_placement(config), rollout_placement(vllm_config)
     source, target = train_tensors([training]), rollout_tensors(live)
-    pieces = model.table.megatron(train, rank)
+    shards = model.table.megatron(train, rank)
     counts = {
-        "training": assert_covered(source, pieces),
+        "training": assert_covered(source, shards),
         "rollout": assert_covered(target, model.table.vllm_ascend(rollout, rank)),
     }
-    load_from_huggingface(folder, source, pieces, model.table.shapes, model.table.ignored_in_files)
+    load_from_huggingface(folder, source, shards, model.table.shapes, model.table.ignored_in_files)
     expected = upstream_weights(model, live)
     spoil(target)
     resharder = resharder_for(hf_config, [training], live, train, rollout, dist.group.WORLD, 1 << 15)

@@ -32,7 +32,7 @@ from post_training.checkpoint.loading import load_from_huggingface
 from post_training.layouts.layout import EXPERT_MARK
 from post_training.layouts.model_tensors import rollout_tensors, train_tensors
 from post_training.layouts.placements import rollout_placement, train_placement
-from post_training.models.deepseek_v3 import DeepseekV3Shape, canonical_shapes, megatron, vllm_ascend
+from post_training.models.deepseek_v3 import DeepseekV3Shape, hf_shapes, megatron, vllm_ascend
 from post_training.models.megatron.deepseek_v3_config import deepseek_v3_config_from_huggingface
 from post_training.models.megatron.deepseek_v3_model import build_deepseek_v3
 from post_training.reshard.mla_refresh import refresh_absorbed_weights
@@ -80,12 +80,12 @@ def start_training(hf_config: object) -> torch.nn.Module:
     return build_deepseek_v3(config, hf_config, first, last).npu()
 
 
-def assert_covered(tensors: State, pieces: list) -> int:
+def assert_covered(tensors: State, shards: list) -> int:
     """The layout names every weight of the model and covers each of its elements exactly once."""
     seen = {name: torch.zeros(tensor.shape, dtype=torch.int8) for name, tensor in tensors.items()}
-    for piece in pieces:
-        piece.locate(tensors)
-        piece.locate(seen).add_(1)
+    for shard in shards:
+        shard.locate(tensors)
+        shard.locate(seen).add_(1)
     uncovered = [name for name, count in seen.items() if not bool((count == 1).all())]
     assert not uncovered, uncovered
     return len(tensors)
@@ -157,7 +157,7 @@ def main(folder: Path) -> None:
         "training tensors": assert_covered(source, megatron(shape, train, rank)),
         "rollout tensors": assert_covered(target, vllm_ascend(shape, rollout, rank)),
     }
-    load_from_huggingface(folder, source, megatron(shape, train, rank), canonical_shapes(shape))
+    load_from_huggingface(folder, source, megatron(shape, train, rank), hf_shapes(shape))
     patch_vllm_moe_model_weight_loader(model)
     files = load_file(folder / "model.safetensors")
     expected, derived = upstream_state(model, ((name, value.npu()) for name, value in files.items()))
@@ -170,7 +170,7 @@ def main(folder: Path) -> None:
     layouts = [megatron(shape, train, other) for other in range(WORLD)]
     device = torch.device("npu", rank)
     spoil(target)
-    whole = full_tensors(source, layouts, canonical_shapes(shape), dist.group.WORLD, device)
+    whole = full_tensors(source, layouts, hf_shapes(shape), dist.group.WORLD, device)
     for name, value in upstream_state(model, whole)[0].items():
         assert same_bits(value, expected[name]), name
     (folder / f"{rank}.json").write_text(json.dumps(results))

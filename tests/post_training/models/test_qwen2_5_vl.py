@@ -73,8 +73,8 @@ def test_rollout_ranks_hold_every_element(size, tp):
     table = table_for(published(size))
     held = Counter()
     for rank in range(tp):
-        for piece in table.vllm_ascend(RolloutPlacement(tp=tp), rank):
-            held[piece.canonical] += prod(piece.extents)
+        for shard in table.vllm_ascend(RolloutPlacement(tp=tp), rank):
+            held[shard.hf_name] += prod(shard.extents)
     for name, shape in table.shapes.items():
         assert held[name] >= prod(shape), name
         assert held[name] == prod(shape) or held[name] == tp * prod(shape) or "k_proj" in name or "v_proj" in name

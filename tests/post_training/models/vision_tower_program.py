@@ -1,4 +1,4 @@
-"""vLLM's vision tower of Qwen2.5-VL, filled by vLLM's own loaders at each of two ranks, against the table's pieces."""
+"""vLLM's vision tower of Qwen2.5-VL, filled by vLLM's own loaders at each of two ranks, against the table's shards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,11 +46,11 @@ def main() -> None:
             built = qwen2_5_vl.Qwen2_5_VisionTransformer(Qwen2_5_VLConfig(vision_config=VISION).vision_config)
             built.load_weights((name.removeprefix("visual."), value) for name, value in tensors.items())
         live = {f"visual.{name}": weight for name, weight in built.named_parameters()}
-        pieces = [each for each in table.vllm_ascend(RolloutPlacement(tp=RANKS), rank) if each.canonical in tensors]
-        for piece in pieces:
-            box = tuple(slice(*interval) for interval in piece.box)
-            assert torch.equal(piece.locate(live), tensors[piece.canonical][box]), piece.canonical
-        assert sum(prod(piece.extents) for piece in pieces) == sum(weight.numel() for weight in live.values())
+        shards = [each for each in table.vllm_ascend(RolloutPlacement(tp=RANKS), rank) if each.hf_name in tensors]
+        for shard in shards:
+            bounds = tuple(slice(*interval) for interval in shard.bounds)
+            assert torch.equal(shard.locate(live), tensors[shard.hf_name][bounds]), shard.hf_name
+        assert sum(prod(shard.extents) for shard in shards) == sum(weight.numel() for weight in live.values())
     print(f"equal at {RANKS} ranks")
 
 

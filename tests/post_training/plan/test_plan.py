@@ -72,9 +72,9 @@ def test_the_optimizer_has_what_adamw_keeps_of_its_share(precision):
     planned = job("true_weight", f"actor_rollout_ref.overlay.precision={precision}")
     train, shares = planned.train, []
     for rank in range(0, train.world_size, train.world_size // train.pp):
-        pieces = planned.table.megatron(train, rank)
+        shards = planned.table.megatron(train, rank)
         dense, experts = (
-            sum(prod(each.extents) for each in pieces if (".mlp.experts." in each.canonical) is of_experts)
+            sum(prod(each.extents) for each in shards if (".mlp.experts." in each.hf_name) is of_experts)
             for of_experts in (False, True)
         )
         shares.append(dense / train.dp + experts / (train.dp / train.ep))

@@ -87,8 +87,8 @@ def test_emulated_dies_say_nothing_of_an_npu():
 
 
 def test_a_model_that_cannot_be_counted_is_a_note():
-    unknown = column(model={"model_type": "unheard"})
-    assert unknown.mfu is None and unknown.notes[1].startswith("no MFU: ") and "unheard" in unknown.notes[1]
+    unknown = column(model={"model_type": "unknown_model"})
+    assert unknown.mfu is None and unknown.notes[1].startswith("no MFU: ") and "unknown_model" in unknown.notes[1]
 
 
 def test_notes_are_wrapped_below_their_own_column():

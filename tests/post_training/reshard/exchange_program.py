@@ -197,13 +197,13 @@ def bytes_received(seed: int) -> dict[str, int]:
     }
 
 
-def coverage(case: Case, pieces: list, state: State) -> tuple[State, State]:
-    """Which elements of every canonical tensor the rollout side needs and the training side has."""
+def coverage(case: Case, shards: list, state: State) -> tuple[State, State]:
+    """Which elements of every HF tensor the rollout side needs and the training side has."""
     need, have = ({name: torch.zeros(v.shape, dtype=torch.bool) for name, v in case.full.items()} for _ in range(2))
-    for marks, held in ((need, pieces), (have, megatron(SMALL, case.train, case.rank))):
-        for piece in held:
-            if piece.canonical:
-                marks[piece.canonical][tuple(slice(*interval) for interval in piece.box)] = True
+    for marks, held in ((need, shards), (have, megatron(SMALL, case.train, case.rank))):
+        for shard in held:
+            if shard.hf_name:
+                marks[shard.hf_name][tuple(slice(*interval) for interval in shard.bounds)] = True
     return need, have
 
 
@@ -213,8 +213,8 @@ def verified() -> dict[str, list[str]]:
     case.resharder.run()
     found = {"at first": case.resharder.verify()}
     if case.rank == WORLD - 1:
-        piece = next(p for p in case.resharder._rollout_layouts[case.rank] if p.canonical.endswith("up_proj.weight"))
-        held = piece.locate(case.target)
+        shard = next(p for p in case.resharder._rollout_layouts[case.rank] if p.hf_name.endswith("up_proj.weight"))
+        held = shard.locate(case.target)
         held[-1, -1] = (held[-1:, -1:].contiguous().view(torch.uint8) ^ 1).view(torch.bfloat16)[0, 0]
     found["flipped"] = case.resharder.verify()
     case.resharder.run()
@@ -267,9 +267,9 @@ def transposed_bytes() -> dict:
 
 def pack_from_whole_experts(side: exchange.Side, direction: Direction, buffer: torch.Tensor) -> None:
     """As the per-tensor way does it: bring the tensor into the order of the files, then take out what is sent."""
-    whole = {chunk.piece: side.pieces[chunk.piece].locate(side.tensors).contiguous() for chunk in direction.chunks}
+    whole = {chunk.shard: side.shards[chunk.shard].locate(side.tensors).contiguous() for chunk in direction.chunks}
     for chunk in direction.chunks:
-        source = whole[chunk.piece][tuple(slice(*part) for part in chunk.narrow[: whole[chunk.piece].dim()])]
+        source = whole[chunk.shard][tuple(slice(*part) for part in chunk.narrow[: whole[chunk.shard].dim()])]
         side.staged(buffer, chunk, source.shape).copy_(source)
 
 

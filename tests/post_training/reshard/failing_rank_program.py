@@ -45,7 +45,7 @@ def die(*_: object) -> None:
 
 def lose_a_weight(side: exchange.Side, direction: exchange.Direction) -> None:
     """As if training had replaced a weight by one of another shape: packing it raises."""
-    local = side.pieces[direction.chunks[0].piece].local
+    local = side.shards[direction.chunks[0].shard].local
     side.tensors[local] = torch.zeros(1, device="npu")
 
 
@@ -71,7 +71,7 @@ def main(folder: Path) -> None:
     os.environ["HCCL_EXEC_TIMEOUT"] = str(int(TIMEOUT) // 2)
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
-    resharder.ROLL_CALL_SECONDS = 2.0
+    resharder.MEMBERSHIP_CHECK_S = 2.0
     case, generation = Case(SEED, torch.bfloat16, BUCKET), WeightsGeneration()
     run(case, generation)
     found = {"before": told(generation.require_whole) | {"differing": case.differing()}}

@@ -10,7 +10,7 @@ from post_training.layouts.layout import PADDING
 from post_training.reshard.exchange import Side, pack, scatter
 from post_training.reshard.plan import Layouts, Plan, Transfers, make_plan
 from post_training.reshard.resharder import copy_local, local_copies
-from post_training.reshard.schedule import Round, piece_origins, round_count, schedule
+from post_training.reshard.schedule import Round, round_count, schedule, shard_origins
 from tests.post_training.layouts.reference import State
 
 
@@ -36,9 +36,9 @@ def reshard_in_process(
     source = [Side(sources[rank], train[rank], types) for rank in world]
     target = [Side(targets[rank], rollout[rank], types) for rank in world]
     for rank in world:
-        for piece in rollout[rank]:
-            if piece.canonical == PADDING:
-                piece.locate(targets[rank]).zero_()
+        for shard in rollout[rank]:
+            if shard.hf_name == PADDING:
+                shard.locate(targets[rank]).zero_()
         copy_local(local_copies(plan, rank, train[rank], rollout[rank]), source[rank], target[rank])
     rounds = run_leg(plan.remote, source, target, bucket_bytes)
     relayed = run_leg(plan.relay, target, target, bucket_bytes)
@@ -57,7 +57,7 @@ def run_leg(
             len(source),
             rank,
             count,
-            (piece_origins(source[rank].pieces), piece_origins(target[rank].pieces)),
+            (shard_origins(source[rank].shards), shard_origins(target[rank].shards)),
         )
         for rank in world
     ]

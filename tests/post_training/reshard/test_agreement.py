@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from post_training.layouts.layout import PADDING, Piece
+from post_training.layouts.layout import PADDING, Shard
 from post_training.reshard import agreement
 from post_training.reshard.plan import LayoutError
 
@@ -57,14 +57,14 @@ def on_all_ranks(call) -> tuple[list, list[int]]:
         return list(pool.map(one, groups)), [group.collectives for group in groups]
 
 
-def piece(name: str, size: int = 2) -> Piece:
-    return Piece(name, ((0, size),), f"local.{name}")
+def shard(name: str, size: int = 2) -> Shard:
+    return Shard(name, ((0, size),), f"local.{name}")
 
 
 # By rank: "a" on all, "b" on the last two, "c" on the last alone; the second side has "a" on the first alone.
 LAYOUTS = (
-    [[piece("a")], [piece("a"), piece("b")], [piece("b"), piece("c"), piece("a")]],
-    [[piece("a")], [], [Piece(PADDING, ((0, 2),), "local.padding")]],
+    [[shard("a")], [shard("a"), shard("b")], [shard("b"), shard("c"), shard("a")]],
+    [[shard("a")], [], [Shard(PADDING, ((0, 2),), "local.padding")]],
 )
 
 

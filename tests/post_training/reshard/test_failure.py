@@ -4,18 +4,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from post_training.reshard.failure import Attempt, ReshardError, RollCall, agree_on_success, naming_the_missing
+from post_training.reshard.failure import Attempt, MembershipCheck, ReshardError, agree_on_success, naming_the_missing
 
 
-class EverybodyIsHere(RollCall):
-    """A roll call without a process group, of which other tests may have made one."""
+class EverybodyIsHere(MembershipCheck):
+    """A membership check without a process group, of which other tests may have made one."""
 
     def missing(self) -> list[int]:
         return []
 
 
 @pytest.fixture
-def roll_call(monkeypatch: pytest.MonkeyPatch) -> RollCall:
+def membership(monkeypatch: pytest.MonkeyPatch) -> MembershipCheck:
     monkeypatch.setattr(dist, "get_rank", {None: 0}.get)
     return EverybodyIsHere(None, "reshard", seconds=1.0)
 
@@ -24,27 +24,27 @@ def fail(text: str) -> None:
     raise RuntimeError(text)
 
 
-def said(attempt: Attempt, roll_call: RollCall) -> str:
-    with pytest.raises(ReshardError) as raised, naming_the_missing(attempt, roll_call):
+def said(attempt: Attempt, membership: MembershipCheck) -> str:
+    with pytest.raises(ReshardError) as raised, naming_the_missing(attempt, membership):
         fail("connection closed by peer")
     return str(raised.value)
 
 
-def test_a_failed_collective_says_how_far_the_rank_had_come(roll_call):
+def test_a_failed_collective_says_how_far_the_rank_had_come(membership):
     attempt = Attempt()
     attempt.reached = "in round 2"
     told = "reshard: rank 0 heard from all ranks, and a collective failed, in round 2 or before it: "
-    assert said(attempt, roll_call) == told + "connection closed by peer"
+    assert said(attempt, membership) == told + "connection closed by peer"
 
 
-def test_what_the_rank_was_told_first_is_kept(roll_call):
+def test_what_the_rank_was_told_first_is_kept(membership):
     """As where HCCL's work fails while the next step of the host runs, which hears of it."""
     attempt = Attempt()
     attempt.step("in round 1, ", fail, "HcclAlltoAllV: no answer from rank 2")
     told = (
         "before the first round or before it: in round 1, HcclAlltoAllV: no answer from rank 2; then connection closed"
     )
-    assert told in said(attempt, roll_call)
+    assert told in said(attempt, membership)
 
 
 class Store:
@@ -73,12 +73,12 @@ def test_missing_ranks_share_one_deadline(monkeypatch, silent):
     monkeypatch.setattr(dist, "get_rank", {None: 0}.get)
     monkeypatch.setattr(dist, "PrefixStore", lambda name, of: store)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: None)
-    assert RollCall(None, "reshard", seconds=10.0).missing() == silent
+    assert MembershipCheck(None, "reshard", seconds=10.0).missing() == silent
     assert store.seconds == (10.0 if silent else 0.0)
 
 
-def test_what_all_ranks_agreed_on_is_left_as_it_is(roll_call):
-    with pytest.raises(ReshardError, match="^agreed$"), naming_the_missing(Attempt(), roll_call):
+def test_what_all_ranks_agreed_on_is_left_as_it_is(membership):
+    with pytest.raises(ReshardError, match="^agreed$"), naming_the_missing(Attempt(), membership):
         raise ReshardError("agreed")
 
 
@@ -128,4 +128,4 @@ def test_keeper_of_a_lost_store_named_by_group_rank(monkeypatch):
     monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: {"group": [2, 0, 1]}[group][rank])
     monkeypatch.setattr(dist, "PrefixStore", lost)
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: None)
-    assert RollCall("group", "reshard", seconds=1.0).missing() == [1]
+    assert MembershipCheck("group", "reshard", seconds=1.0).missing() == [1]

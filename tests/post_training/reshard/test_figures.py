@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from post_training.layouts.layout import EXPERT_MARK, PADDING, Piece, RolloutPlacement, TrainPlacement
+from post_training.layouts.layout import EXPERT_MARK, PADDING, RolloutPlacement, Shard, TrainPlacement
 from post_training.models.deepseek_v3 import table
 from post_training.reshard.figures import PerTensorFigures, Spread, per_tensor_figures, plan_figures
 from post_training.reshard.schedule import ALIGNMENT
@@ -27,13 +27,13 @@ PAIRS = {
 }
 
 
-def elements(pieces: list[Piece]) -> dict[str, np.ndarray]:
+def elements(shards: list[Shard]) -> dict[str, np.ndarray]:
     """How often a rank has each element of each tensor."""
     found: dict[str, np.ndarray] = {}
-    for piece in pieces:
-        if piece.canonical != PADDING:
-            counts = found.setdefault(piece.canonical, np.zeros(TABLE.shapes[piece.canonical], dtype=int))
-            counts[tuple(slice(*edge) for edge in piece.box)] += 1
+    for shard in shards:
+        if shard.hf_name != PADDING:
+            counts = found.setdefault(shard.hf_name, np.zeros(TABLE.shapes[shard.hf_name], dtype=int))
+            counts[tuple(slice(*edge) for edge in shard.bounds)] += 1
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from post_training.layouts.layout import Piece, RolloutPlacement, TrainPlacement
+from post_training.layouts.layout import RolloutPlacement, Shard, TrainPlacement
 from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, vllm_ascend
 from post_training.reshard.plan import LayoutError, Plan, make_plan
 from post_training.reshard.schedule import ALIGNMENT, round_count
@@ -24,7 +24,7 @@ FULL = full_weights(SMALL)
 Pair = tuple[TrainPlacement, RolloutPlacement]
 
 
-def layouts(pair: Pair, shape: DeepseekV3Shape = SMALL) -> tuple[list[list[Piece]], list[list[Piece]]]:
+def layouts(pair: Pair, shape: DeepseekV3Shape = SMALL) -> tuple[list[list[Shard]], list[list[Shard]]]:
     train, rollout = pair
     ranks = range(train.world_size)
     return [megatron(shape, train, rank) for rank in ranks], [vllm_ascend(shape, rollout, rank) for rank in ranks]
@@ -69,12 +69,12 @@ def test_each_missing_element_is_sent_once(pair: Pair, per_node: int) -> None:
     for rank in range(plan.world_size):
         needed = 0
         held = {name: torch.zeros(value.shape, dtype=torch.bool) for name, value in FULL.items()}
-        for piece in train[rank]:
-            if piece.canonical:
-                held[piece.canonical][tuple(slice(*edge) for edge in piece.box)] = True
-        for piece in rollout[rank]:
-            if piece.canonical:
-                needed += 4 * int((~held[piece.canonical][tuple(slice(*edge) for edge in piece.box)]).sum())
+        for shard in train[rank]:
+            if shard.hf_name:
+                held[shard.hf_name][tuple(slice(*edge) for edge in shard.bounds)] = True
+        for shard in rollout[rank]:
+            if shard.hf_name:
+                needed += 4 * int((~held[shard.hf_name][tuple(slice(*edge) for edge in shard.bounds)]).sum())
         assert received[rank] == needed
 
 
@@ -116,7 +116,9 @@ def test_a_region_enters_a_node_once() -> None:
     plan = make_plan(train_layouts, rollout_layouts, lambda name: 4, nodes)
     entering = plan.remote.select(nodes[plan.remote.source] != nodes[plan.remote.target])
     assert (nodes[plan.relay.source] == nodes[plan.relay.target]).all()
-    entries = Counter((int(name), *box) for name, box in zip(entering.name, entering.box.tolist(), strict=True))
+    entries = Counter(
+        (int(name), *bounds) for name, bounds in zip(entering.name, entering.bounds.tolist(), strict=True)
+    )
     assert set(entries.values()) == {1}
     for relayed in plan.relay.between(8).sum(1).reshape(2, 4):
         assert relayed.max() <= 1.1 * relayed.min()
@@ -131,18 +133,18 @@ def test_a_region_enters_a_node_once() -> None:
 def test_an_incomplete_source_rejected() -> None:
     train, rollout = layouts((TrainPlacement(1, 1, 1, 1, (3,)), RolloutPlacement(1)))
     name = "model.layers.1.mlp.experts.3.up_proj.weight"
-    without = [[piece for piece in train[0] if piece.canonical != name]]
+    without = [[shard for shard in train[0] if shard.hf_name != name]]
     with pytest.raises(LayoutError, match=name):
         make_plan(without, rollout, lambda name: 4)
     later = "model.layers.1.mlp.experts.3.down_proj.weight"
-    both = [[piece for piece in without[0] if piece.canonical != later]]
+    both = [[shard for shard in without[0] if shard.hf_name != later]]
     with pytest.raises(LayoutError, match=f"^{name}: no training rank holds all of the region"):
         make_plan(both, rollout, lambda name: 4)
 
 
 def test_overlapping_sources_rejected() -> None:
-    held = [[Piece("weight", ((0, 3), (0, 2)), "a")], [Piece("weight", ((2, 4), (0, 2)), "a")]]
-    need = [[Piece("weight", ((0, 4), (0, 2)), "b")], []]
+    held = [[Shard("weight", ((0, 3), (0, 2)), "a")], [Shard("weight", ((2, 4), (0, 2)), "a")]]
+    need = [[Shard("weight", ((0, 4), (0, 2)), "b")], []]
     with pytest.raises(LayoutError, match="weight.*overlapping"):
         make_plan(held, need, lambda name: 4)
 

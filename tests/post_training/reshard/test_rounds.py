@@ -7,30 +7,30 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from post_training.layouts.layout import Piece
+from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Exchange, Side, Staging, pack
 from post_training.reshard.failure import Attempt
 from post_training.reshard.plan import Plan, make_plan
-from post_training.reshard.schedule import ALIGNMENT, Round, piece_origins, schedule
+from post_training.reshard.schedule import ALIGNMENT, Round, schedule, shard_origins
 
 NAMES = ("bias", "norm", "scale")
 TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}
 VALUES = {name: torch.arange(3).to(kind) for name, kind in TYPES.items()}
-HELD = [Piece(name, ((0, 3),), name) for name in NAMES]
+HELD = [Shard(name, ((0, 3),), name) for name in NAMES]
 
 
-def plan_of(train: Sequence[list[Piece]], rollout: Sequence[list[Piece]], node_of: Sequence[int] | None = None) -> Plan:
+def plan_of(train: Sequence[list[Shard]], rollout: Sequence[list[Shard]], node_of: Sequence[int] | None = None) -> Plan:
     return make_plan(train, rollout, lambda name: TYPES[name].itemsize, node_of)
 
 
 def rounds_of(plan: Plan, rank: int) -> list[Round]:
-    return schedule(plan.remote, 2, rank, 1, (piece_origins(HELD), piece_origins(HELD)))
+    return schedule(plan.remote, 2, rank, 1, (shard_origins(HELD), shard_origins(HELD)))
 
 
 def test_elements_of_several_widths_are_aligned_in_their_stream() -> None:
     """Three elements of two bytes come first by name; four-byte elements behind them would begin at byte 6."""
     (sends,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=0)
-    offsets = {HELD[chunk.piece].canonical: chunk.start for chunk in sends.send.chunks}
+    offsets = {HELD[chunk.shard].hf_name: chunk.start for chunk in sends.send.chunks}
     assert offsets == {"scale": 0, "bias": 12, "norm": 18}
     buffer = torch.empty(sends.send.size, dtype=torch.uint8)
     pack(Side(VALUES, HELD, TYPES), sends.send, buffer)
@@ -40,7 +40,7 @@ def test_elements_of_several_widths_are_aligned_in_their_stream() -> None:
 def test_the_part_of_every_peer_begins_aligned() -> None:
     """Three elements of two bytes for rank 1; the four-byte ones for rank 2 would begin at byte 6."""
     plan = plan_of([[HELD[0], HELD[2]], [], []], [[], [HELD[0]], [HELD[2]]])
-    (round_,) = schedule(plan.remote, 3, 0, 1, (piece_origins([HELD[0], HELD[2]]), piece_origins([HELD[0]])))
+    (round_,) = schedule(plan.remote, 3, 0, 1, (shard_origins([HELD[0], HELD[2]]), shard_origins([HELD[0]])))
     assert round_.send.splits == (0, ALIGNMENT, ALIGNMENT)
     assert [chunk.start for chunk in round_.send.chunks] == [0, ALIGNMENT]
 
@@ -51,7 +51,7 @@ def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> 
     without = plan_of([held, [], []], [[], held, []], [0, 1, 1])
     relaying = plan_of([held, [], []], [[], held, held], [0, 1, 1])
     assert (len(without.relay), len(relaying.relay)) == (0, 1)
-    for column in ("source", "target", "source_piece", "target_piece", "name", "box", "bytes"):
+    for column in ("source", "target", "source_shard", "target_shard", "name", "bounds", "bytes"):
         assert getattr(without.remote, column).tolist() == getattr(relaying.remote, column).tolist()
     assert without.digest != relaying.digest
     assert relaying.digest == plan_of([held, [], []], [[], held, held], [0, 1, 1]).digest

@@ -62,7 +62,7 @@ class Die:
         weights = {name: (tuple(value.shape), value.dtype) for name, value in self.rank.target.items()}
         description = Description(weights, RolloutPlacement(1), AlltoallvSettings())
         self.control = Control(control_path(job, dist.get_rank()), description)
-        training = Training(self.rank.table, self.rank.tensors, self.rank.pieces)
+        training = Training(self.rank.table, self.rank.tensors, self.rank.shards)
         self.transfer = WeightTransfer(training, dist.group.WORLD, torch.device("npu", dist.get_rank()), job)
         self.generation = WeightsGeneration()
 
@@ -97,7 +97,7 @@ def main(folder: Path) -> None:
     os.environ["HCCL_EXEC_TIMEOUT"] = str(int(TIMEOUT) // 2)
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
-    handover.ROLL_CALL_SECONDS = 2.0
+    handover.MEMBERSHIP_CHECK_S = 2.0
     die_of_rank = Die(folder, f"failing.{os.environ['MASTER_PORT']}")
     handover.PART_ELEMENTS = BUCKET  # several rounds, as the bucket of a real model makes them
     found = {"first": told(die_of_rank.update) | {"differing": die_of_rank.rank.differing()}}

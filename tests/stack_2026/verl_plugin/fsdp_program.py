@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from post_training.layouts.fsdp_shards import fsdp_pieces, local_tensors
+from post_training.layouts.fsdp_shards import fsdp_shards, local_tensors
 from post_training.layouts.grouped_query import GroupedQueryShape
-from post_training.layouts.layout import Piece, RolloutPlacement
+from post_training.layouts.layout import RolloutPlacement, Shard
 from post_training.models.deepseek_v3 import DeepseekV3Shape
 from post_training.models.families import table_for
 from post_training.reshard import handover
@@ -93,9 +93,9 @@ class Rank:
         """The live training tensors of this rank."""
         return local_tensors(self.model.state_dict())
 
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[Shard]:
         """What this rank holds."""
-        return fsdp_pieces(self.model.state_dict(), self.table.shapes)
+        return fsdp_shards(self.model.state_dict(), self.table.shapes)
 
     def parameters(self) -> Iterable[torch.Tensor]:
         """What training changes."""
@@ -121,7 +121,7 @@ class Rank:
 
     def exporter(self, verify: bool = False) -> Exporter:
         self.layouts: list[Any] = [None] * self.world
-        dist.all_gather_object(self.layouts, self.pieces())
+        dist.all_gather_object(self.layouts, self.shards())
         return Exporter(
             self.layouts,
             self.tensors,
@@ -142,23 +142,23 @@ class Rank:
         held = [self.mask(layout) for layout in self.layouts]
         bound = owed = 0
         for other in range(self.world):
-            for piece in self.table.vllm_ascend(self.placement, other):
-                if not piece.canonical:
+            for shard in self.table.vllm_ascend(self.placement, other):
+                if not shard.hf_name:
                     continue
-                region = tuple(slice(*interval) for interval in piece.box)
-                missing = ~held[other][piece.canonical][region]
-                size = self.target[piece.local].itemsize
+                region = tuple(slice(*interval) for interval in shard.bounds)
+                missing = ~held[other][shard.hf_name][region]
+                size = self.target[shard.local].itemsize
                 if other == self.rank:
                     bound += int(missing.sum()) * size
                 elif self.case.copies == 1:
-                    owed += int((missing & held[self.rank][piece.canonical][region]).sum()) * size
+                    owed += int((missing & held[self.rank][shard.hf_name][region]).sum()) * size
         return {"bound": bound, "owed": owed}
 
-    def mask(self, layout: list[Piece]) -> dict[str, torch.Tensor]:
+    def mask(self, layout: list[Shard]) -> dict[str, torch.Tensor]:
         """What a layout holds of each tensor."""
         masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.table.shapes.items()}
-        for piece in layout:
-            masks[piece.canonical][tuple(slice(*interval) for interval in piece.box)] = True
+        for shard in layout:
+            masks[shard.hf_name][tuple(slice(*interval) for interval in shard.bounds)] = True
         return masks
 
 

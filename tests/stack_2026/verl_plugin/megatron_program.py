@@ -18,7 +18,7 @@ from mbridge import AutoBridge
 from megatron.core import parallel_state, tensor_parallel
 
 import verl_plugin.megatron_core  # noqa: F401
-from post_training.layouts.layout import Piece
+from post_training.layouts.layout import Shard
 from post_training.layouts.model_tensors import train_tensors
 from tests.stack_2026.verl_plugin.fsdp_program import Case, Rank, measured
 from verl_plugin.alltoallv.megatron_layout import fitted, megatron_placement
@@ -46,7 +46,7 @@ class MegatronRank(Rank):
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return train_tensors(self.models)
 
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[Shard]:
         tensors = self.tensors()
         placement = megatron_placement(self.transformer_config, tensors)
         return fitted(self.table.megatron(placement, self.rank), tensors, placement, self.rank)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from post_training.layouts.layout import WHOLE, LocalView, Piece, RolloutPlacement, TrainPlacement
+from post_training.layouts.layout import WHOLE, LocalView, RolloutPlacement, Shard, TrainPlacement
 from post_training.reshard.handover import HandoverError
 from verl_plugin.alltoallv import control
 from verl_plugin.alltoallv.control import Abandon, Begin, Control, Description, Hello, Inquiry
@@ -85,11 +85,11 @@ def test_experts_are_in_file_order_before_and_after_waking():
 
 def test_first_projections_of_mla_lie_in_one_weight():
     prefix = "model.layers.0.self_attn."
-    query = Piece(f"{prefix}q_a_proj.weight", ((0, 6), (0, 4)), f"{prefix}q_a_proj.weight")
-    key = Piece(f"{prefix}kv_a_proj_with_mqa.weight", ((0, 3), (0, 4)), f"{prefix}kv_a_proj_with_mqa.weight")
+    query = Shard(f"{prefix}q_a_proj.weight", ((0, 6), (0, 4)), f"{prefix}q_a_proj.weight")
+    key = Shard(f"{prefix}kv_a_proj_with_mqa.weight", ((0, 3), (0, 4)), f"{prefix}kv_a_proj_with_mqa.weight")
     fused = f"{prefix}fused_qkv_a_proj.weight"
     placed = fitted([query, key], {fused: None})
-    assert [(piece.local, piece.view) for piece in placed] == [
+    assert [(shard.local, shard.view) for shard in placed] == [
         (fused, LocalView(index=((0, 6),))),
         (fused, LocalView(index=((6, 9),))),
     ]
@@ -108,11 +108,11 @@ def test_megatron_layers_of_either_kind_are_found(names):
     expert, norm = (f"decoder.layers.0.{name}" for name in names)
     tensors = {expert: torch.empty(10, 4), norm: torch.empty(4)}
     grouped = LocalView((3, 4, 10), (1, (0, 4), (5, 10)), transposed=True)
-    up = Piece("up", ((0, 5), (0, 4)), "decoder.layers.0.mlp.experts.weight1", grouped)
-    before = Piece("norm", ((0, 4),), "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight")
+    up = Shard("up", ((0, 5), (0, 4)), "decoder.layers.0.mlp.experts.weight1", grouped)
+    before = Shard("norm", ((0, 4),), "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight")
     placement = TrainPlacement(1, 1, 1, 1, (1,))
     placed = megatron_fitted([up, before], tensors, placement, 0)
     assert placed == [
-        Piece("up", up.box, expert, LocalView(index=((5, 10),))),
-        Piece("norm", before.box, norm, WHOLE),
+        Shard("up", up.bounds, expert, LocalView(index=((5, 10),))),
+        Shard("norm", before.bounds, norm, WHOLE),
     ]

@@ -128,7 +128,7 @@ def train(case: Case, folder: Path, place: int) -> None:
     from transformers import AutoModelForCausalLM
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-    from post_training.layouts.fsdp_shards import fsdp_pieces, local_tensors
+    from post_training.layouts.fsdp_shards import fsdp_shards, local_tensors
     from post_training.models.families import table_for
     from verl_plugin.alltoallv.transfer import Training, WeightTransfer
 
@@ -141,7 +141,7 @@ def train(case: Case, folder: Path, place: int) -> None:
     fully_shard(model.npu())
     table = table_for(model.config)
     training = Training(
-        table, lambda: local_tensors(model.state_dict()), lambda: fsdp_pieces(model.state_dict(), table.shapes)
+        table, lambda: local_tensors(model.state_dict()), lambda: fsdp_shards(model.state_dict(), table.shapes)
     )
     job = os.environ["VERL_RAY_JOB_ID"]
     transfer = WeightTransfer(training, dist.group.WORLD, torch.device("npu", place), job)

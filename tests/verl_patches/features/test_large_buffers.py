@@ -5,7 +5,7 @@ import torch
 import torch_npu  # noqa: F401
 
 from post_training import tensor_parts
-from post_training.layouts.layout import Piece
+from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Side
 from post_training.reshard.resharder import LocalCopy, Resharder, copy_local
 from tests.large_operations import LargestOperation
@@ -51,11 +51,11 @@ def test_checkpoint_copies_host_views_in_parts(small_parts):
 
 def test_local_reshard_copies_in_parts(small_parts):
     values = {"train": torch.randn(20, 30).npu(), "rollout": torch.zeros(20, 30).npu()}
-    pieces = [Piece("weight", BOX, name) for name in values]
-    sides = [Side(values, [piece], {"weight": torch.float32}) for piece in pieces]
+    shards = [Shard("weight", BOX, name) for name in values]
+    sides = [Side(values, [shard], {"weight": torch.float32}) for shard in shards]
     whole = (slice(0, 20), slice(0, 30))
     with LargestOperation() as largest:
-        copy_local([LocalCopy(*pieces, whole, whole)], *sides)
+        copy_local([LocalCopy(*shards, whole, whole)], *sides)
     assert largest.elements <= SMALL and torch.equal(values["train"].cpu(), values["rollout"].cpu())
 
 

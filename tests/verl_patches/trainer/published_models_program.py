@@ -158,8 +158,8 @@ def build_stages(node: dict[str, Any], hf_config: Any) -> None:
                 config, hf_config, stage == 0, stage == stages - 1, share_embeddings_and_output_weights=tied
             )
             tensors = train_tensors([model])
-        for piece in table_for(hf_config).megatron(placement, rank):
-            piece.locate(tensors)
+        for shard in table_for(hf_config).megatron(placement, rank):
+            shard.locate(tensors)
     parallel_state.set_pipeline_model_parallel_rank(0)
 
 

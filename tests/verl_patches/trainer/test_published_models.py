@@ -146,7 +146,7 @@ def test_commands_reject_a_model_with_that_sentence(job, model, folders, workers
     assert capsys.readouterr().err == f"error: {sentence}\n"
     assert plan.main(["--config-name", job, "--model", str(folder / "config.json")]) == 2
     assert capsys.readouterr().err == f"error: {sentence}\n"
-    look = ["--config-name", job, "--no-twin", "--output", str(tmp_path), f"{MODEL}={folder}"]
+    look = ["--config-name", job, "--no-scaled-down-job", "--output", str(tmp_path), f"{MODEL}={folder}"]
     assert preflight.main(look) == 1
     found = {
         each["stage"]: (each["state"], each["said"]) for each in json.loads((tmp_path / "preflight.json").read_text())

@@ -10,7 +10,7 @@ from tests.demonstrations.vllm_patches import module_with
 from verl_patches.utils.model import load_megatron_gptmodel_weights
 
 DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"], initializer_range=0.02)
-TABLE = SimpleNamespace(megatron=lambda placement, rank: "pieces", shapes={})
+TABLE = SimpleNamespace(megatron=lambda placement, rank: "shards", shapes={})
 
 
 class Node(dict):

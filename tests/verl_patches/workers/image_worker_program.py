@@ -69,12 +69,10 @@ def differing(worker: Any, trained: dict[str, torch.Tensor]) -> list[str]:
     """Weights of this rank's engine whose bytes are not those of training."""
     placement = RolloutPlacement(worker.config.rollout.tensor_model_parallel_size)
     served = dict(worker.rollout_sharding_manager.model_runner.model.named_parameters())
-    pieces = table_for(worker.actor_model_config).vllm_ascend(placement, dist.get_rank() % placement.tp)
-    cuts = ((piece, tuple(slice(*edge) for edge in piece.box)) for piece in pieces if piece.canonical)
+    shards = table_for(worker.actor_model_config).vllm_ascend(placement, dist.get_rank() % placement.tp)
+    cuts = ((shard, tuple(slice(*edge) for edge in shard.bounds)) for shard in shards if shard.hf_name)
     return [
-        piece.canonical
-        for piece, cut in cuts
-        if not torch.equal(piece.locate(served).cpu(), trained[piece.canonical][cut])
+        shard.hf_name for shard, cut in cuts if not torch.equal(shard.locate(served).cpu(), trained[shard.hf_name][cut])
     ]
 
 

@@ -1,1 +1,1 @@
-"""Training and rollout ranks fill their weights from a HuggingFace folder, each with its own boxes."""
+"""Training and rollout ranks fill their weights from a HuggingFace folder, each with its own slices."""

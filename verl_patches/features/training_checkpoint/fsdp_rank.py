@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from post_training.checkpoint.training_files import MOMENTS
-from post_training.layouts.layout import Piece, as_matrix, whole_box
+from post_training.layouts.layout import Shard, as_matrix, whole_slice
 from post_training.models.published_names import published_name
 
 
@@ -117,24 +117,24 @@ class FsdpRank:
         return self._weight_shapes | {name: tuple(buffer.shape) for name, buffer in self.tensors.items()}
 
     @cached_property
-    def pieces(self) -> list[Piece]:
-        return [Piece(name, whole_box(shape), name) for name, shape in self.shapes.items()]
+    def shards(self) -> list[Shard]:
+        return [Shard(name, whole_slice(shape), name) for name, shape in self.shapes.items()]
 
     @property
-    def weights(self) -> list[Piece]:
+    def weights(self) -> list[Shard]:
         """The buffers: the optimizer's elements are the model's own."""
-        return [piece for piece in self.pieces if piece.local in self.tensors]
+        return [shard for shard in self.shards if shard.local in self.tensors]
 
     @property
-    def owned(self) -> list[Piece]:
-        return self.pieces
+    def owned(self) -> list[Shard]:
+        return self.shards
 
     @property
-    def untrained(self) -> list[Piece]:
+    def untrained(self) -> list[Shard]:
         return self.weights if self.rank == 0 else []
 
     @cached_property
-    def shards(self) -> list[FlatShard]:
+    def optimizer_shards(self) -> list[FlatShard]:
         found = []
         for name, shape, where, handle in self._weights():
             if where.in_shard:
@@ -169,7 +169,7 @@ class FullyShardedRank(FsdpRank):
         return {name: as_matrix(parameter.shape) for name, parameter in self._parameters.items()}
 
     @cached_property
-    def shards(self) -> list[FlatShard]:
+    def optimizer_shards(self) -> list[FlatShard]:
         found = []
         for name, parameter in self._parameters.items():
             shape, count = as_matrix(parameter.shape), _vector(parameter).numel()

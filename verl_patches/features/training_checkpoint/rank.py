@@ -12,12 +12,12 @@ import torch
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.flat_ranges import FlatPart, flat_parts
-from post_training.checkpoint.training_files import is_first_peer, owned_pieces
-from post_training.layouts.layout import Piece, Table, TrainPlacement
+from post_training.checkpoint.training_files import is_first_peer, owned_shards
+from post_training.layouts.layout import Shard, Table, TrainPlacement
 from verl_patches.features.training_checkpoint.optimizer_shards import OptimizerShard, optimizer_shards
 
 
-class Shard(Protocol):
+class AnyOptimizerShard(Protocol):
     """The elements `start` to `stop` of a local weight of this `shape`, which this rank's optimizer updates."""
 
     @property
@@ -45,11 +45,11 @@ class TrainingRank(Protocol):
     """What a checkpoint asks of a training rank, whatever shards its model.
 
     shapes: of all HuggingFace tensors of the model, by name.
-    tensors: live tensors by local name. pieces: everything that this rank holds.
-    weights: those of `pieces` that are loaded into `tensors`, beside the optimizer's elements.
-    owned: those of `pieces` whose optimizer's elements this rank writes, as far as they lie in its shards.
-    untrained: pieces in `tensors` that no optimizer updates, and that this rank writes whole.
-    shards: what this rank's optimizer holds.
+    tensors: live tensors by local name. shards: everything that this rank holds.
+    weights: those of `shards` that are loaded into `tensors`, beside the optimizer's elements.
+    owned: those of `shards` whose optimizer's elements this rank writes, as far as they lie in `optimizer_shards`.
+    untrained: shards in `tensors` that no optimizer updates, and that this rank writes whole.
+    optimizer_shards: what this rank's optimizer holds.
     """
 
     @property
@@ -61,15 +61,15 @@ class TrainingRank(Protocol):
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]: ...
     @property
-    def pieces(self) -> Sequence[Piece]: ...
-    @property
-    def weights(self) -> Sequence[Piece]: ...
-    @property
-    def owned(self) -> Sequence[Piece]: ...
-    @property
-    def untrained(self) -> Sequence[Piece]: ...
-    @property
     def shards(self) -> Sequence[Shard]: ...
+    @property
+    def weights(self) -> Sequence[Shard]: ...
+    @property
+    def owned(self) -> Sequence[Shard]: ...
+    @property
+    def untrained(self) -> Sequence[Shard]: ...
+    @property
+    def optimizer_shards(self) -> Sequence[AnyOptimizerShard]: ...
 
     def create_states(self, steps: int) -> None:
         """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
@@ -98,53 +98,55 @@ class MegatronRank:
         return self.table.shapes
 
     @cached_property
-    def pieces(self) -> list[Piece]:
+    def shards(self) -> list[Shard]:
         return self.table.megatron(self.placement, self.rank)
 
     @property
-    def weights(self) -> list[Piece]:
+    def weights(self) -> list[Shard]:
         """All: the model has its weights beside the optimizer's float32 ones."""
-        return self.pieces
+        return self.shards
 
     @cached_property
-    def owned(self) -> list[Piece]:
-        return owned_pieces(self.table, self.placement, self.rank)
+    def owned(self) -> list[Shard]:
+        return owned_shards(self.table, self.placement, self.rank)
 
     @property
-    def untrained(self) -> list[Piece]:
+    def untrained(self) -> list[Shard]:
         return [
-            piece
-            for piece in self.owned
-            if not self.tensors[piece.local].requires_grad and is_first_peer(self.placement, self.rank, piece)
+            shard
+            for shard in self.owned
+            if not self.tensors[shard.local].requires_grad and is_first_peer(self.placement, self.rank, shard)
         ]
 
     @cached_property
-    def shards(self) -> list[OptimizerShard]:
+    def optimizer_shards(self) -> list[OptimizerShard]:
         return optimizer_shards(self.optimizer, self.tensors)
 
     def create_states(self, steps: int) -> None:
         """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
-        for shard in self.shards:
-            shard.create_state(steps)
+        for optimizer_shard in self.optimizer_shards:
+            optimizer_shard.create_state(steps)
 
 
-def parts_of_shard(shard: Shard, pieces: Mapping[str, list[Piece]]) -> Iterable[FlatPart]:
-    """The boxes of a shard that `pieces`, by local name, speak of."""
-    for piece in pieces.get(shard.local, ()):
-        yield from flat_parts(shard.shape, piece, shard.start, shard.stop)
+def parts_of_optimizer_shard(
+    optimizer_shard: AnyOptimizerShard, shards: Mapping[str, list[Shard]]
+) -> Iterable[FlatPart]:
+    """The slices of a shard that `shards`, by local name, speak of."""
+    for shard in shards.get(optimizer_shard.local, ()):
+        yield from flat_parts(optimizer_shard.shape, shard, optimizer_shard.start, optimizer_shard.stop)
 
 
-def by_local(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
-    """Pieces by the local tensor that they lie in."""
-    grouped: dict[str, list[Piece]] = defaultdict(list)
-    for piece in pieces:
-        grouped[piece.local].append(piece)
+def by_local(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
+    """Shards by the local tensor that they lie in."""
+    grouped: dict[str, list[Shard]] = defaultdict(list)
+    for shard in shards:
+        grouped[shard.local].append(shard)
     return grouped
 
 
-def common_steps(shards: Iterable[Shard]) -> int:
+def common_steps(optimizer_shards: Iterable[AnyOptimizerShard]) -> int:
     """Updates that all shards have had. Raises CheckpointError where they differ."""
-    counts = {shard.steps for shard in shards}
+    counts = {optimizer_shard.steps for optimizer_shard in optimizer_shards}
     if len(counts) > 1:
         raise CheckpointError(f"the optimizer's weights have had different numbers of updates: {sorted(counts)}")
     return counts.pop() if counts else 0

@@ -28,7 +28,7 @@ from post_training.checkpoint.training_files import (
 from post_training.layouts.layout import PADDING
 from post_training.tensor_parts import copy_in_parts
 from verl_patches.features.training_checkpoint.host_agreement import agree, checkpoint_progress
-from verl_patches.features.training_checkpoint.rank import TrainingRank, by_local, parts_of_shard
+from verl_patches.features.training_checkpoint.rank import TrainingRank, by_local, parts_of_optimizer_shard
 from verl_patches.features.training_checkpoint.saving import STEPS
 
 Result = TypeVar("Result")
@@ -99,9 +99,9 @@ def _steps(files: TrainingFiles) -> int:
 def _check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> None:
     """Every weight that this rank's optimizer updates has the states that it needs."""
     needed = [MASTER, *(MOMENTS if _steps(files) else ())]
-    pieces = by_local(rank.pieces)
-    for local in {shard.local for shard in rank.shards}:
-        for name in {piece.canonical for piece in pieces[local]} - {PADDING}:
+    shards = by_local(rank.shards)
+    for local in {optimizer_shard.local for optimizer_shard in rank.optimizer_shards}:
+        for name in {shard.hf_name for shard in shards[local]} - {PADDING}:
             for state in needed:
                 if state not in files.sources or name not in files.sources[state].tensors:
                     raise CheckpointError(f"{folder}: no file has {state} of {name}; resume from another checkpoint")
@@ -109,27 +109,27 @@ def _check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> Non
 
 def _fill_weights(files: TrainingFiles, rank: TrainingRank) -> None:
     """The model's weights, rounded from the float32 ones as the optimizer rounds them."""
-    for piece in rank.weights:
-        target = piece.locate(rank.tensors)
-        if piece.canonical == PADDING:
+    for shard in rank.weights:
+        target = shard.locate(rank.tensors)
+        if shard.hf_name == PADDING:
             target.zero_()
             continue
-        state = MASTER if piece.canonical in files.sources[MASTER].tensors else WEIGHT
-        fill(files.sources[state], piece, target, checkpoint_progress)
+        state = MASTER if shard.hf_name in files.sources[MASTER].tensors else WEIGHT
+        fill(files.sources[state], shard, target, checkpoint_progress)
 
 
 def _fill_optimizer(files: TrainingFiles, rank: TrainingRank) -> None:
-    pieces, steps = by_local(rank.pieces), _steps(files)
+    shards, steps = by_local(rank.shards), _steps(files)
     rank.create_states(steps)
-    for shard in rank.shards:
-        stretches = {MASTER: shard.master, **shard.moments()}
-        for part in parts_of_shard(shard, pieces):
+    for optimizer_shard in rank.optimizer_shards:
+        stretches = {MASTER: optimizer_shard.master, **optimizer_shard.moments()}
+        for part in parts_of_optimizer_shard(optimizer_shard, shards):
             for state, stretch in stretches.items():
                 target = part.of(stretch)
-                if part.canonical == PADDING:
+                if part.hf_name == PADDING:
                     target.zero_()
                     continue
                 values = torch.empty(target.shape, dtype=torch.float32)
-                files.sources[state].read_into(part.canonical, part.box, values)
+                files.sources[state].read_into(part.hf_name, part.bounds, values)
                 copy_in_parts(target, values)
                 checkpoint_progress(values.nbytes)

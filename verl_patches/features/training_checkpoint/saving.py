@@ -19,7 +19,12 @@ from post_training.checkpoint.training_files import (
     write_file,
 )
 from verl_patches.features.training_checkpoint.host_agreement import agree, checkpoint_progress
-from verl_patches.features.training_checkpoint.rank import TrainingRank, by_local, common_steps, parts_of_shard
+from verl_patches.features.training_checkpoint.rank import (
+    TrainingRank,
+    by_local,
+    common_steps,
+    parts_of_optimizer_shard,
+)
 
 STEPS = "optimizer_steps"
 
@@ -68,7 +73,7 @@ def rank_file(
     """Weights, optimizer and states of random numbers of this rank. random, texts: its `random_states`."""
     name, first = file_name(rank.rank, rank.world_size), rank.rank == 0
     try:
-        metadata = {STEPS: str(common_steps(rank.shards)), **texts}
+        metadata = {STEPS: str(common_steps(rank.optimizer_shards)), **texts}
         return RankFile(folder, name, first, entries_of(rank) | dict(random), metadata)
     except CheckpointError as error:
         return RankFile(folder, name, first, {}, {}, str(error))
@@ -98,12 +103,12 @@ def entries_of(rank: TrainingRank) -> dict[str, torch.Tensor]:
     A weight that no optimizer updates, a buffer or a frozen parameter, is written whole by one of the ranks that hold
     it, in its own type.
     """
-    pieces, entries = by_local(rank.owned), {}
-    for shard in rank.shards:
-        states = {MASTER: shard.master, **shard.moments()}
-        for part in parts_of_shard(shard, pieces):
+    shards, entries = by_local(rank.owned), {}
+    for optimizer_shard in rank.optimizer_shards:
+        states = {MASTER: optimizer_shard.master, **optimizer_shard.moments()}
+        for part in parts_of_optimizer_shard(optimizer_shard, shards):
             for state, stretch in states.items():
-                entries[entry_name(state, part.canonical, part.box)] = part.of(stretch).float()
-    for piece in rank.untrained:
-        entries[entry_name(WEIGHT, piece.canonical, piece.box)] = piece.locate(rank.tensors)
+                entries[entry_name(state, part.hf_name, part.bounds)] = part.of(stretch).float()
+    for shard in rank.untrained:
+        entries[entry_name(WEIGHT, shard.hf_name, shard.bounds)] = shard.locate(rank.tensors)
     return entries

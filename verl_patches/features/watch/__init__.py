@@ -1,1 +1,1 @@
-"""Seeing a hang: processes give signs of life through Ray, and the driver names the one that stopped."""
+"""Seeing a hang: processes send heartbeats through Ray, and the driver names the one that stopped."""

@@ -104,7 +104,7 @@ def watching(settings: WatchSettings, ranks: int, files: Records, isolated_ray: 
             try:
                 watcher.look()
             except Exception as error:  # the store is away for a moment, or for good: then the run ends by itself
-                print(f"warning: signs of life cannot be read ({error})", file=sys.stderr, flush=True)
+                print(f"warning: heartbeats cannot be read ({error})", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=follow, name="watch", daemon=True)
     if settings.enabled:

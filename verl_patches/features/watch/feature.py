@@ -72,7 +72,7 @@ PHASES = tuple(each.name for each in fields(WarnSeconds) if each.name != "silent
 
 
 def check_limits(config: Mapping[str, Any], settings: Any) -> None:
-    """A process is named before the run is ended for it, and no sign of life is late before it is due."""
+    """A process is named before the run is ended for it, and no heartbeat is late before it is due."""
     chosen, key = settings.watch, "actor_rollout_ref.overlay.watch"
     for name in ("silent", *PHASES):
         warn, end = getattr(chosen.warn_s, name), getattr(chosen.end_s, name)
@@ -83,7 +83,7 @@ def check_limits(config: Mapping[str, Any], settings: Any) -> None:
             )
         if not warn >= MISSED_SIGNS * chosen.interval_s:
             raise ConfigurationError(
-                f"{key}.warn_s.{name}={warn:g} is less than {MISSED_SIGNS} signs of life, which come every "
+                f"{key}.warn_s.{name}={warn:g} is less than {MISSED_SIGNS} heartbeats, which come every "
                 f"{key}.interval_s={chosen.interval_s:g} seconds; raise the first or lower the second"
             )
 

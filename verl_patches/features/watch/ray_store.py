@@ -1,4 +1,4 @@
-"""Signs of life by way of Ray's key-value store, which every process of a job reaches on whichever node it runs.
+"""Heartbeats by way of Ray's key-value store, which every process of a job reaches on whichever node it runs.
 
 The store is Ray's own (`ray.experimental.internal_kv`) and lives in the head's control process, so no process has to be
 placed for it, and none of it can be what hangs. One key per process, overwritten by every sign.

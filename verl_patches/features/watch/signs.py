@@ -47,7 +47,7 @@ _INNERMOST = 8
 
 @dataclass(frozen=True)
 class Sign:
-    """One sign of life. `serial` counts signs, `moves` progress; `phase` is None between the calls of a worker."""
+    """One heartbeat. `serial` counts signs, `moves` progress; `phase` is None between the calls of a worker."""
 
     name: str
     serial: int
@@ -142,7 +142,7 @@ def start_sending(name: str, interval_s: float, send: Send) -> None:
                 pass
             pause.wait(interval_s)
 
-    _sender = threading.Thread(target=go_on, name="signs of life", daemon=True)
+    _sender = threading.Thread(target=go_on, name="heartbeats", daemon=True)
     _sender.start()
 
 

@@ -84,7 +84,7 @@ def step_between_moves(
     upstream="not forwarded: part of this project's features",
     remove_when="vLLM moves requests between data-parallel engines while they decode",
 )
-def step_for_guests(upstream: Callable[..., None], self: EngineCore) -> None:
+def step_for_migrated_requests(upstream: Callable[..., None], self: EngineCore) -> None:
     from verl_patches.features.dp_sync import decode_loop
     from verl_patches.features.rollout_rebalance.migration import migration_of
 

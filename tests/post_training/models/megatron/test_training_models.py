@@ -47,7 +47,7 @@ def results(tmp_path_factory) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def canonical_names() -> set[str]:
+def hf_names() -> set[str]:
     from tests.post_training.models.megatron.deepseek_v3_checkpoint import build_model
 
     return {name for name, _ in build_model().named_parameters()}
@@ -60,12 +60,12 @@ def test_logits_equal_transformers(results, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUT_NAMES)
-def test_every_gradient_equals_transformers(results, canonical_names, layout):
+def test_every_gradient_equals_transformers(results, hf_names, layout):
     seen: dict[str, float] = {}
     for rank in results:
         for name, error in rank["layouts"][layout]["gradients"].items():
             seen[name] = max(error, seen.get(name, 0.0))
-    assert set(seen) == canonical_names
+    assert set(seen) == hf_names
     worst = max(seen, key=seen.get)
     assert seen[worst] < GRADIENT_TOLERANCE, f"{worst}: {seen[worst]:.2e}"
 

@@ -27,7 +27,7 @@ from transformers import AutoConfig
 from verl.models.mcore import get_mcore_forward_fn, hf_to_mcore_config, init_mcore_model
 from verl.utils.model import load_megatron_gptmodel_weights
 
-from post_training.layouts.layout import Piece, TrainPlacement
+from post_training.layouts.layout import Shard, TrainPlacement
 from post_training.layouts.model_tensors import train_tensors
 from post_training.models.families import table_for
 
@@ -159,7 +159,7 @@ def whole_vocabulary(local_logits: torch.Tensor) -> torch.Tensor:
     return torch.cat(shards, dim=-1)
 
 
-def training_pieces(hf_config: Any, layout: Layout) -> list[Piece]:
+def training_shards(hf_config: Any, layout: Layout) -> list[Shard]:
     placement = TrainPlacement(
         tp=layout.tensor,
         pp=layout.pipeline,
@@ -171,19 +171,19 @@ def training_pieces(hf_config: Any, layout: Layout) -> list[Piece]:
 
 
 def relative_errors(
-    pieces: list[Piece], local: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]
+    shards: list[Shard], local: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]
 ) -> dict[str, float]:
-    """Largest deviation of the local share of each canonical tensor, relative to that tensor's largest entry."""
+    """Largest deviation of the local share of each HF tensor, relative to that tensor's largest entry."""
     errors: dict[str, float] = {}
-    for piece in pieces:
-        if piece.canonical not in reference or piece.local not in local:
+    for shard in shards:
+        if shard.hf_name not in reference or shard.local not in local:
             continue
-        expected = reference[piece.canonical]
-        share = expected[tuple(slice(*interval) for interval in piece.box)]
-        deviation = (piece.view.of(local[piece.local]).cpu() - share).abs().max().item()
+        expected = reference[shard.hf_name]
+        share = expected[tuple(slice(*interval) for interval in shard.bounds)]
+        deviation = (shard.view.of(local[shard.local]).cpu() - share).abs().max().item()
         size = expected.abs().max().item()
         error = deviation / size if size else deviation
-        errors[piece.canonical] = max(error, errors.get(piece.canonical, 0.0))
+        errors[shard.hf_name] = max(error, errors.get(shard.hf_name, 0.0))
     return errors
 
 
@@ -212,7 +212,7 @@ def compare_layout(folder: Path, layout: Layout, reference: dict[str, Any]) -> d
     gradients = {name: parameter.main_grad for name, parameter in trial.module.named_parameters()}
     return {
         "logits": logits_error(logits, reference),
-        "gradients": relative_errors(training_pieces(trial.hf_config, layout), gradients, reference["gradients"]),
+        "gradients": relative_errors(training_shards(trial.hf_config, layout), gradients, reference["gradients"]),
     }
 
 
@@ -237,7 +237,7 @@ def compare_optimizer_step(folder: Path, layout: Layout, reference: dict[str, An
     weights = {name: parameter.data for name, parameter in trial.module.named_parameters()}
     return {
         "norm": float(norm),
-        "weights": relative_errors(training_pieces(trial.hf_config, layout), weights, reference["stepped"]),
+        "weights": relative_errors(training_shards(trial.hf_config, layout), weights, reference["stepped"]),
     }
 
 
@@ -273,7 +273,7 @@ def faulty_results(folder: Path, reference: dict[str, Any]) -> dict[str, float]:
     trial.run(reference["batch"], backward=True)
     gradients = {name: parameter.main_grad for name, parameter in trial.module.named_parameters()}
     errors["gradients not summed over tensor-parallel ranks"] = max(
-        relative_errors(training_pieces(trial.hf_config, layout), gradients, reference["gradients"]).values()
+        relative_errors(training_shards(trial.hf_config, layout), gradients, reference["gradients"]).values()
     )
     return errors
 

@@ -4,7 +4,7 @@ The processes take every layout that their number allows, in turn.
 """
 
 # Its first import is the prelude.
-from tests.post_training.models.megatron.training_models_program import Layout, Trial, start_layout, training_pieces
+from tests.post_training.models.megatron.training_models_program import Layout, Trial, start_layout, training_shards
 
 # isort: split
 import json
@@ -86,7 +86,7 @@ class Updates:
     def __init__(self, folder: Path, layout: Layout, reference: dict[str, Any]):
         self._layout, self._reference = layout, reference
         trial = Trial(folder / "checkpoint", layout)
-        self._pieces = training_pieces(trial.hf_config, layout)
+        self._shards = training_shards(trial.hf_config, layout)
         self._module = trial.module
         config = OmegaConf.create(CONFIGURATION)
         config.megatron.tensor_model_parallel_size = layout.tensor
@@ -173,9 +173,9 @@ class Updates:
         """Squares of the differences and of the expected values, summed over this rank's weights."""
         expected = self._reference["passes"][name]["gradients"]
         squares = torch.zeros(2, dtype=torch.float64)
-        for piece in self._pieces:
-            share = expected[piece.canonical][tuple(slice(*interval) for interval in piece.box)].double()
-            mine = piece.view.of(gradients[piece.local]).cpu().double()
+        for shard in self._shards:
+            share = expected[shard.hf_name][tuple(slice(*interval) for interval in shard.bounds)].double()
+            mine = shard.view.of(gradients[shard.local]).cpu().double()
             squares += torch.stack([(mine - share).square().sum(), share.square().sum()])
         return squares.tolist()
 
@@ -191,8 +191,8 @@ class ValueUpdates(Updates):
         self._module = trial.module
         self.begun = {name: tensor.data.cpu().clone() for name, tensor in self._module.named_parameters()}
         table = value_table(table_for(trial.hf_config))
-        self._pieces = table.megatron(train_placement(trial.config), dist.get_rank())
-        load_from_huggingface(folder / "critic", train_tensors([trial.model]), self._pieces, table.shapes)
+        self._shards = table.megatron(train_placement(trial.config), dist.get_rank())
+        load_from_huggingface(folder / "critic", train_tensors([trial.model]), self._shards, table.shapes)
         trial.config.finalize_model_grads_func = None  # as verl leaves it
         config = OmegaConf.create(CONFIGURATION | {"cliprange_value": value_pass.CLIP})
         config.megatron.tensor_model_parallel_size = layout.tensor

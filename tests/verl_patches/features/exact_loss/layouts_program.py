@@ -41,7 +41,7 @@ class GradientsOfUpdate(Updates):
     """verl's actor in one layout, and the gradients that its update of the whole batch hands to the optimizer."""
 
     def slices(self, micro: int, exact: bool = True) -> Slices:
-        """What this rank has of them: the HF name of the weight, the box, the values.
+        """What this rank has of them: the HF name of the weight, the slice, the values.
 
         micro: sequences of a micro batch.
         """
@@ -52,8 +52,8 @@ class GradientsOfUpdate(Updates):
         )
         (gradients,), _ = self.update(self._batch(SEQUENCES, micro))
         # A router's bias has no gradient.
-        trained = [piece for piece in self._pieces if piece.local in gradients]
-        return [(each.canonical, each.box, each.view.of(gradients[each.local]).cpu().clone()) for each in trained]
+        trained = [shard for shard in self._shards if shard.local in gradients]
+        return [(each.hf_name, each.bounds, each.view.of(gradients[each.local]).cpu().clone()) for each in trained]
 
 
 def main(folder: Path) -> None:

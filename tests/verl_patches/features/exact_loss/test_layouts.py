@@ -39,11 +39,11 @@ def gradients(tmp_path_factory):
 
 def whole(ranks, shapes):
     """What ranks have of the gradients, put together: every element of every trained weight."""
-    names = {canonical for slices in ranks for canonical, *_ in slices}
+    names = {hf_name for slices in ranks for hf_name, *_ in slices}
     made = {name: torch.full(shapes[name], torch.nan) for name in names}
     for slices in ranks:
-        for canonical, box, values in slices:
-            made[canonical][tuple(slice(*interval) for interval in box)] = values
+        for hf_name, bounds, values in slices:
+            made[hf_name][tuple(slice(*interval) for interval in bounds)] = values
     assert not any(values.isnan().any() for values in made.values())
     return made
 

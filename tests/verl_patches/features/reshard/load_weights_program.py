@@ -33,7 +33,7 @@ from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.distributed.parallel_state import init_ascend_model_parallel
 
 from post_training.layouts.grouped_query import GroupedQueryShape
-from post_training.layouts.layout import Piece, RolloutPlacement, Table, TrainPlacement
+from post_training.layouts.layout import RolloutPlacement, Shard, Table, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors
 from post_training.layouts.placements import rollout_placement
 from post_training.models.deepseek_v3 import DeepseekV3Shape
@@ -150,11 +150,11 @@ def differing(tensors: State, expected: State) -> list[str]:
     return [name for name, tensor in tensors.items() if not same_bits(tensor.data.cpu(), expected[name])]
 
 
-def check_types(model: Model, tensors: State, pieces: list[Piece]) -> None:
+def check_types(model: Model, tensors: State, shards: list[Shard]) -> None:
     """vLLM-Ascend holds in float32 what the family's table says, and everything else in the model's type."""
-    for piece in pieces:
-        kind = torch.float32 if piece.canonical.endswith(model.table.float32) else torch.bfloat16
-        assert tensors[piece.local].dtype == kind, (piece.local, tensors[piece.local].dtype)
+    for shard in shards:
+        kind = torch.float32 if shard.hf_name.endswith(model.table.float32) else torch.bfloat16
+        assert tensors[shard.local].dtype == kind, (shard.local, tensors[shard.local].dtype)
 
 
 def draws(model: Model, placement: RolloutPlacement, request: Request) -> Iterator[TrainPlacement]:

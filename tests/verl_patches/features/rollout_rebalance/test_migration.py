@@ -127,7 +127,7 @@ def test_nothing_moves_within_a_window_and_a_new_rollout_forgets_the_last(migrat
     assert (migration.sent, migration._due, migration.migrated_in, migration.migrated_out) == ([], [], {}, set())
 
 
-def test_a_guest_moves_on_with_what_was_sampled_here(migration):
+def test_migrated_request_moves_on_with_its_samples(migration):
     sampled = joined([output("7", 3)])
     migration.migrated_in["7@1"] = MigratedRequest(1, "7", sampled, [output("7@1", 4)])
     core = Core(**{"7@1": 6})
@@ -157,7 +157,7 @@ def test_random_numbers_go_on_where_they_were(migration):
     assert torch.equal(there["other"].generator.get_state(), untouched)
 
 
-def test_outputs_of_guests_are_kept_and_results_come_home_once(migration):
+def test_outputs_of_migrated_requests_come_home_once(migration):
     migration.migrated_in["7@1"] = MigratedRequest(1, "7", NOTHING)
     migration._arrived = [output("a", 1, 2, reason=FinishReason.STOP)]
     outputs = {0: EngineCoreOutputs(outputs=[output("7@1", 4), output("own", 5)])}
@@ -191,7 +191,7 @@ def test_without_moves_the_end_exchanges_nothing_and_counts_it(migration, record
     assert migration.sent == [] and record.counts == {"rollout/moved_requests": 0, "rollout/moved_bytes": 0}
 
 
-def test_an_engine_steps_for_its_guests_but_not_within_a_step(migration):
+def test_engine_steps_for_migrated_requests_between_steps(migration):
     core = SimpleNamespace(scheduler=SimpleNamespace(has_requests=lambda: True))
     assert migration.has_work(core)
     with pytest.raises(KeyError), migration.stepping():

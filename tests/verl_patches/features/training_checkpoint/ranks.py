@@ -29,7 +29,7 @@ MODELS = {
 
 
 def full_states(model):
-    """Float32 values, none of which bfloat16 can hold, by state and canonical name."""
+    """Float32 values, none of which bfloat16 can hold, by state and HF name."""
     generator = torch.Generator().manual_seed(3)
     shapes = MODELS[model][0].shapes
     return {state: {name: torch.rand(dims, generator=generator) for name, dims in shapes.items()} for state in STATES}
@@ -140,7 +140,7 @@ def save_all(folder, model, placement, full, **options):
 
 
 def whole_states(folder, shapes):
-    """Every state of every canonical tensor of a checkpoint, whole, by `state/name`."""
+    """Every state of every HF tensor of a checkpoint, whole, by `state/name`."""
     from post_training.checkpoint.training_files import open_training_files
 
     found = {}
@@ -155,7 +155,7 @@ def whole_states(folder, shapes):
 def differences(found, expected):
     """Names of what a rank holds otherwise than the rank that it should be."""
     different = [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)]
-    for ours, theirs in zip(found.shards, expected.shards, strict=True):
+    for ours, theirs in zip(found.optimizer_shards, expected.optimizer_shards, strict=True):
         assert (ours.local, ours.start, ours.stop, ours.steps) == (
             theirs.local,
             theirs.start,

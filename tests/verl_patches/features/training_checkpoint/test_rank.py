@@ -38,7 +38,7 @@ def test_of_all_fsdp_ranks_the_first_writes_what_no_optimizer_updates(rank, name
     model = torch.nn.Module()
     model.add_module("inner", inner)
     held = FsdpRank(model, None, rank, 3)
-    assert [piece.canonical for piece in held.untrained] == names and len(entries_of(held)) == len(names)
+    assert [shard.hf_name for shard in held.untrained] == names and len(entries_of(held)) == len(names)
     assert held.shapes == {"inner.running_mean": (2,)}
 
 
@@ -82,7 +82,7 @@ def compare_shards(world_size: int) -> None:
             )
             model.register_parameter(name, torch.nn.Parameter(held))
         optimizer = torch.optim.AdamW(model.parameters())
-        found = {shard.local: shard for shard in FullyShardedRank(model, optimizer, rank, world_size).shards}
+        found = {shard.local: shard for shard in FullyShardedRank(model, optimizer, rank, world_size).optimizer_shards}
         assert found.keys() == {name for name in shapes if model.get_parameter(name).to_local().numel()}
         for name, shard in found.items():
             assert shard.shape == shapes[name]

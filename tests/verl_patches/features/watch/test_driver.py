@@ -154,7 +154,7 @@ def test_a_store_that_is_away_is_said_and_read_again(tmp_path, capsys, monkeypat
     monkeypatch.setattr("verl_patches.features.watch.ray_store.RayStore", lambda: store)
     with watching(replace(SETTINGS, interval_s=0.001), 1, RunFiles(str(tmp_path)), isolated_ray):
         assert store.again.wait(30)
-    assert capsys.readouterr().err == "warning: signs of life cannot be read (the store is away)\n"
+    assert capsys.readouterr().err == "warning: heartbeats cannot be read (the store is away)\n"
     assert store.cleared == (0 if isolated_ray else 1)
 
 
@@ -190,8 +190,8 @@ def test_a_process_that_has_ended_by_itself_ends_the_run_too(tmp_path):
         ({"warn_s": WarnSeconds(update=2000)}, "warn_s.update=2000 is not below .*end_s.update=1500"),
         ({"warn_s": WarnSeconds(ref=float("nan"))}, "warn_s.ref=nan is not below .*end_s.ref=1500"),
         ({"end_s": EndSeconds(ref=float("nan"))}, "warn_s.ref=600 is not below .*end_s.ref=nan"),
-        ({"interval_s": float("nan")}, "less than 3 signs of life, which come every .*interval_s=nan"),
-        ({"interval_s": 30.0}, "warn_s.silent=60 is less than 3 signs of life, which come every .*interval_s=30"),
+        ({"interval_s": float("nan")}, "less than 3 heartbeats, which come every .*interval_s=nan"),
+        ({"interval_s": 30.0}, "warn_s.silent=60 is less than 3 heartbeats, which come every .*interval_s=30"),
     ],
 )
 def test_limits_that_contradict_each_other_rejected(changes, says):

@@ -1,4 +1,4 @@
-"""Who is named, and when: signs of life against the limits, under a clock that the test turns."""
+"""Who is named, and when: heartbeats against the limits, under a clock that the test turns."""
 
 from dataclasses import replace
 

@@ -17,7 +17,7 @@ import torch_npu  # noqa: F401
 
 from post_training.checkpoint import durable
 from post_training.checkpoint.loading import fill
-from post_training.layouts.layout import Piece
+from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Exchange
 from post_training.reshard.failure import Attempt
 from post_training.reshard.schedule import Direction, Round
@@ -196,7 +196,7 @@ def answers_of_prime(spend, count):
 
 
 def file_parts_written(folder, spend, count):
-    """One tensor of a rank, which lies on the host in one piece, is written in parts."""
+    """One tensor of a rank, which lies on the host in one block, is written in parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable, "PART_BYTES", 1 << 10)
         patch.setattr(durable, "_write_all", lambda *_: spend())
@@ -223,7 +223,7 @@ def file_parts_hashed(folder, spend, count):
 def weights_read(report, spend, count):
     source = SimpleNamespace(dtype=lambda _: torch.float32, read_into=lambda *_: spend())
     for _ in range(count):
-        fill(source, Piece("a", ((0, 2),), "a"), torch.empty(2), report)
+        fill(source, Shard("a", ((0, 2),), "a"), torch.empty(2), report)
 
 
 KINDS = {

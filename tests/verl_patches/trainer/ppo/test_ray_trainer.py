@@ -24,12 +24,12 @@ from verl_patches.trainer.ppo.trainer import OverlayTrainer
 def active(monkeypatch, tmp_path):
     """Activate settings for one test; files go to a folder of its own."""
 
-    def put_in_force(**changes):
+    def activate(**changes):
         chosen = OverlaySettings(measure=MeasureSettings(output_dir=str(tmp_path)), **changes)
         monkeypatch.setattr(settings, "_current", chosen)
         return tmp_path
 
-    return put_in_force
+    return activate
 
 
 def test_verls_trainer_becomes_ours(active):

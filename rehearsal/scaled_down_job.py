@@ -1,4 +1,4 @@
-"""A job's twin on emulated dies: the proof of its resume, and what is then made of the checkpoint that it left."""
+"""A job scaled down to emulated dies: its resume is proven, and its last checkpoint exported and evaluated."""
 
 import shutil
 import sys
@@ -13,7 +13,7 @@ from rehearsal.resume_proof.comparison import metrics_of
 from rehearsal.resume_proof.runs import STEPS
 
 _MODEL, _CHECKPOINTS = "actor_rollout_ref.model.path", "trainer.default_local_dir"
-# Of the place where a job runs and of its length: its twin has another model, other data and other dies, and few steps.
+# Keys of the place where a job runs and of its length: scaled down it has its own model, data, dies and few steps.
 PLACES = (
     _MODEL, _CHECKPOINTS, "data.train_files", "data.val_files", "actor_rollout_ref.overlay.measure.output_dir",
     "actor_rollout_ref.actor.megatron.load_from_hf", "ray_init.address", "trainer.nnodes", "trainer.n_gpus_per_node",
@@ -26,7 +26,7 @@ _QUESTIONS, _VALIDATION = 8, "val-"
 
 
 @dataclass(frozen=True)
-class Twin:
+class ScaledDownJob:
     """config_name: a file of `verl_patches/trainer/config`. overrides: the job's own, without those of `PLACES`.
 
     folder: where everything is written; its run that is not killed is in `unbroken`.
@@ -37,8 +37,8 @@ class Twin:
     folder: Path
 
     @classmethod
-    def of_job(cls, config_name: str, given: Sequence[str], folder: Path) -> "Twin":
-        """The twin of a job with these overrides."""
+    def of_job(cls, config_name: str, given: Sequence[str], folder: Path) -> "ScaledDownJob":
+        """Scale down a job with these overrides."""
         kept = tuple(word for word in given if word.lstrip("+~").partition("=")[0] not in PLACES)
         return cls(config_name, kept, folder)
 
