@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.command_parser import CommandParser
+from post_training.terminal import escape_output
 
 _STEPS_PER_LINE = 20
 
@@ -41,4 +42,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    escape_output()
     sys.exit(main(sys.argv[1:]))

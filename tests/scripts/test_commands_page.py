@@ -59,7 +59,7 @@ def help_of(script: str) -> str:
 
 
 def test_every_script_has_an_entry() -> None:
-    scripts = {path.name for pattern in ("*.py", "*.sh") for path in (ROOT / "scripts").glob(pattern)}
+    scripts = {path.name for pattern in ("[!_]*.py", "*.sh") for path in (ROOT / "scripts").glob(pattern)}
     assert set(ENTRIES) == scripts | set(ELSEWHERE)
 
 
