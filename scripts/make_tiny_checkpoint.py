@@ -49,8 +49,17 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--published-end", action="store_true", help="name the end token as published tokenizers of the family do"
     )
+    width = "another value for a key of config.json; may be given again"
+    parser.add_argument("--set", type=_change, action="append", default=[], metavar="KEY=N", dest="changes", help=width)
     parser.add_argument("--no-warm-start", action="store_true", help="leave the weights random")
     return parser.parse_args(arguments)
+
+
+def _change(text: str) -> tuple[str, int]:
+    key, _, value = text.partition("=")
+    if not key or not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no KEY=N with a whole number N")
+    return key, int(value)
 
 
 def main(arguments: list[str]) -> int:
@@ -66,6 +75,7 @@ def main(arguments: list[str]) -> int:
         options.seed,
         options.dtype,
         model_type=options.model_type,
+        changes=tuple(options.changes),
         published_end=options.published_end and options.model_type in PUBLISHED_ENDS,
     )
     if options.no_warm_start:

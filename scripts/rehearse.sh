@@ -23,7 +23,7 @@ outputs/rehearsal/latest. Stops everything that it starts.
 
   --stack NAME          2025 (default) or 2026: which versions to run, in .venv/
                         or .venv-2026/ (docs/stacks.md)
-  --backend NAME        with --stack 2026: fsdp2 (default) or megatron
+  --backend NAME        with --stack 2026: megatron (default) or fsdp2
   --data FILE           problems to train on, like deepscaler.json (problem,
                         answer) or GSM8K's jsonl (question, answer)
                         (default: the arithmetic in data/)

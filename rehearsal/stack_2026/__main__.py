@@ -19,7 +19,7 @@ _DESCRIPTION = """
 Rehearse a post-training with unmodified verl 0.9.1 and vLLM-Ascend 0.23.0 on emulated dies.
 
 Example:
-    bash scripts/rehearse.sh --stack 2026 --model qwen3 --steps 5
+    bash scripts/rehearse.sh --stack 2026 --model qwen3 --backend fsdp2 --dies 1
 """
 
 
@@ -38,20 +38,13 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument(
         "--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb", help=memory
     )
-    precision = "of training and rollout: float32 (default with fsdp2) or bfloat16 (with megatron the only one)"
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), help=precision)
+    precision = f"of training and rollout: {' or '.join(PRECISIONS)} {default}"
+    parser.add_argument("--precision", choices=PRECISIONS, default=Options.precision, help=precision)
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides for the training")
     values = vars(parser.parse_args(arguments))
     dry_run = values.pop("dry_run")
-    allowed = PRECISIONS[values["backend"]]
-    values["precision"] = values["precision"] or allowed[0]
-    if values["precision"] not in allowed:
-        parser.error(
-            f"--precision={values['precision']} is invalid: verl's engine {values['backend']} computes in 16 bits. "
-            f"Set it to {allowed[0]}."
-        )
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 
 

@@ -28,9 +28,22 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
-# Of each backend, the default first: verl's configuration of Megatron takes 16 bits alone.
-PRECISIONS = {"fsdp2": ("float32", "bfloat16"), "megatron": ("bfloat16",)}
-BACKENDS = tuple(PRECISIONS)
+BACKENDS = ("megatron", "fsdp2")
+PRECISIONS = ("float32", "bfloat16")
+# Changes of the tiny model with which rollout and training compute the same. vLLM-Ascend 0.23's kernels take latent
+# attention as wide as published alone. Its kernel for routers scores a group by the two best experts, as DeepSeek-V3
+# does; it is called where hidden size / (groups * chosen groups) is at least the experts of a token, and elsewhere a
+# group is scored by the best one. Megatron-core scores it by (experts of a token / chosen groups) of them.
+CHANGES = {
+    "deepseek_v3": {
+        "num_experts_per_tok": 4,
+        "topk_group": 2,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+    },
+}
 DATASET = "arithmetic"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 
@@ -39,14 +52,14 @@ _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "ac
 class Options:
     """The user's choices. ``model`` is one of `MODELS`, ``backend`` one of `BACKENDS`; ``dies`` are emulated.
 
-    ``precision`` is the type in which training and rollout compute, one of `PRECISIONS` of the backend.
+    ``precision`` is the type in which training and rollout compute, one of `PRECISIONS`.
     """
 
-    model: str = "qwen3"
-    backend: str = "fsdp2"
+    model: str = "deepseek_v3"
+    backend: str = "megatron"
     steps: int = 25
     seed: int = 1
-    dies: int = 1
+    dies: int = 4
     device_memory_mb: int = 1024
     precision: str = "float32"
     output: Path | None = None
@@ -91,6 +104,8 @@ class Plan:
         """Makes the tiny checkpoint with its tokenizer."""
         command = [sys.executable, str(CHECKPOINT_SCRIPT), "--output", str(self.checkpoint)]
         command.append("--published-end")
+        for key, value in CHANGES.get(self.options.model, {}).items():
+            command += ["--set", f"{key}={value}"]
         return [*command, "--model-type", self.options.model, "--seed", str(CHECKPOINT_SEED)]
 
     def data_command(self) -> list[str]:
@@ -148,7 +163,7 @@ def checkpoint_key(model: str) -> str:
     """A hash of everything that the tiny checkpoint of a family is made from, with the libraries of this stack."""
     sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py")), DEFAULT_TRAIN_DATA]
     sources += [ROOT / "requirements" / "2026" / "runtime.lock"]
-    digest = hashlib.sha256(f"2026 {model} {CHECKPOINT_SEED}".encode())
+    digest = hashlib.sha256(f"2026 {model} {CHANGES.get(model)} {CHECKPOINT_SEED}".encode())
     for path in sources:
         digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
     return digest.hexdigest()[:16]
@@ -202,16 +217,20 @@ def _fsdp(options: Options) -> Iterator[str]:
         # inductor's kernels are compiled for a device's cores.
         yield from (f"{part}.use_torch_compile=false", f"{part}.fsdp_config.use_torch_compile=false")
         yield from (f"{part}.fsdp_config.dtype={options.precision}", f"{part}.fsdp_config.seed={options.seed}")
+        types = f"{{param_dtype:{options.precision},reduce_dtype:float32,buffer_dtype:float32}}"
+        yield f"+{part}.fsdp_config.mixed_precision={types}"
 
 
 def _megatron(options: Options) -> Iterator[str]:
     """Experts lie on all dies, and everything else on each of them."""
-    yield "actor_rollout_ref.model.external_lib=verl_plugin.megatron_core"
+    # verl's key of the type has no float32: the module decides.
+    module = "verl_plugin.megatron_float32" if options.precision == "float32" else "verl_plugin.megatron_core"
+    yield f"actor_rollout_ref.model.external_lib={module}"
     yield from (f"{_ACTOR}.use_torch_compile=false", f"{_ACTOR}.megatron.vanilla_mbridge=true")
     # Megatron-core's own attention takes padded batches; verl's workers give the engine the model's key.
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
     yield f"{_ACTOR}.megatron.seed={options.seed}"
-    yield from (f"{part}.megatron.dtype={options.precision}" for part in (_ACTOR, _REF))
+    yield from (f"{part}.megatron.dtype=bfloat16" for part in (_ACTOR, _REF))
     if sizes_of(TINY_MODELS[options.model]).experts:
         yield f"{_ACTOR}.megatron.expert_model_parallel_size={options.dies}"
 

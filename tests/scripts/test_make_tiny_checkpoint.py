@@ -1,5 +1,9 @@
 """The two small tools: what they print, what they write, and how they reject."""
 
+import json
+
+import pytest
+
 from scripts import make_arithmetic_data, make_tiny_checkpoint
 
 
@@ -17,3 +21,16 @@ def test_missing_data_is_one_sentence_and_a_failure(tmp_path, capsys):
     assert make_tiny_checkpoint.main(["--output", str(tmp_path / "tiny"), "--data", str(tmp_path / "none.jsonl")]) == 1
     assert capsys.readouterr().err == f"The data file {tmp_path / 'none.jsonl'} does not exist: check the path.\n"
     assert not (tmp_path / "tiny").exists()
+
+
+def test_changed_keys_are_in_the_configuration(tmp_path):
+    options = ["--output", str(tmp_path / "tiny"), "--no-warm-start", "--set", "num_experts_per_tok=4"]
+    assert make_tiny_checkpoint.main([*options, "--set", "topk_group=2"]) == 0
+    config = json.loads((tmp_path / "tiny" / "config.json").read_text())
+    assert (config["num_experts_per_tok"], config["topk_group"], config["n_group"]) == (4, 2, 8)
+
+
+def test_change_without_a_number_rejected(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        make_tiny_checkpoint.main(["--output", str(tmp_path / "tiny"), "--set", "topk_group=two"])
+    assert "'topk_group=two' is no KEY=N with a whole number N" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.plan import DEFAULT_TRAIN_DATA
+from rehearsal.stack_2026.plan import CHANGES
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
 MODELS = ("qwen3", "qwen3_moe", "deepseek_v3")
@@ -23,10 +24,11 @@ REACHED = {
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> list[Path]:
-    """Models with random weights, norms and biases."""
+    """The models of the rehearsal, with random weights, norms and biases."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for name in MODELS:
-        request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, "float32", warm_start=None, model_type=name)
+        changes = tuple(CHANGES.get(name, {}).items())
+        request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, "float32", warm_start=None, model_type=name, changes=changes)
         make_checkpoint(request, folder / name, lambda *_: None)
     return [folder / name for name in MODELS]
 

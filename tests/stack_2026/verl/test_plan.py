@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rehearsal.stack_2026.__main__ import main, parse_arguments
-from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, Options, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, MODELS, Options, make_plan
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -13,7 +13,7 @@ from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, Options, mak
 def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
     from hydra import compose, initialize_config_module
 
-    options = Options(model, backend, dies=4, precision=PRECISIONS[backend][0], output=tmp_path)
+    options = Options(model, backend, output=tmp_path)
     plan = make_plan(options, "now")
     given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
     name = "ppo_megatron_trainer" if backend == "megatron" else "ppo_trainer"
@@ -32,11 +32,19 @@ def test_overrides_of_the_user_come_last(tmp_path):
     assert make_plan(options, "now").run_command()[-1] == "trainer.save_freq=1"
 
 
-def test_precision_that_a_backend_lacks_rejected(capsys):
-    with pytest.raises(SystemExit):
-        parse_arguments(["--backend", "megatron", "--precision", "float32"])
-    assert "--precision=float32 is invalid" in capsys.readouterr().err
-    assert parse_arguments(["--backend", "megatron"])[0].precision == "bfloat16"
+def test_precision_decides_the_types(tmp_path):
+    for precision, module in (("float32", "megatron_float32"), ("bfloat16", "megatron_core")):
+        keys = list(make_plan(Options(precision=precision, output=tmp_path), "now").overrides())
+        assert f"actor_rollout_ref.model.external_lib=verl_plugin.{module}" in keys
+        assert f"actor_rollout_ref.rollout.dtype={precision}" in keys
+
+
+def test_rehearsal_is_of_deepseek_on_four_dies_by_default(tmp_path):
+    options, _ = parse_arguments(["--output", str(tmp_path)])
+    assert options == Options(output=tmp_path) and options.steps == 25
+    keys = set(make_plan(options, "now").overrides())
+    assert "actor_rollout_ref.actor.megatron.expert_model_parallel_size=4" in keys
+    assert "trainer.n_gpus_per_node=4" in keys
 
 
 def test_dry_run_starts_nothing(tmp_path, monkeypatch, capsys):
