@@ -71,6 +71,7 @@ NAMES = [
     "libplatform.so",
     "libregister.so",
     "libge_common_base.so",
+    "libhcomm.so",  # of CANN 9: what HCCL stands on
     # And that of vllm-ascend 0.23.
     "libascendalog.so",
     "libascend_dump.so",

@@ -2,9 +2,11 @@
 // types, and round once.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "device.h"
 #include "headers.h"
@@ -81,7 +83,7 @@ const char* kind_of(const std::string& function) {
       {"HcclAllReduce", "all_reduce"}, {"HcclReduce", "reduce"}, {"HcclReduceScatter", "reduce_scatter"},
       {"HcclReduceScatterV", "reduce_scatter"}, {"HcclAllGather", "all_gather"}, {"HcclAllGatherV", "all_gather"},
       {"HcclBroadcast", "broadcast"}, {"HcclScatter", "scatter"}, {"HcclAlltoAll", "all_to_all"},
-      {"HcclAlltoAllV", "all_to_all"}, {"HcclSend", "send"}, {"HcclRecv", "recv"}};
+      {"HcclAlltoAllV", "all_to_all"}};
   return kinds.at(function);
 }
 
@@ -106,7 +108,7 @@ HcclResult submit_guarded(const char* name, SharedGroup& ranks, const Spans& rea
   }
 }
 
-// Does `work` on the stream and counts it: `given` is what this rank gives, or, for a receive, the room for what it gets.
+// Does `work` on the stream and counts it: `given` is what this rank gives.
 HcclResult call(const char* name, SharedGroup& ranks, Span given, aclrtStream stream, std::function<void()> work) {
   const auto counted = [kind = kind_of(name), size = ranks.ranks, bytes = given.bytes, work = std::move(work)] {
     work();
@@ -204,6 +206,41 @@ HcclResult all_to_all(const char* name, const void* in, Parts from, void* out, P
       }
     });
   });
+}
+
+using Messages = std::vector<SharedGroup::Message>;
+
+HcclResult submit_messages(const char* name, SharedGroup& ranks, const Messages& messages, aclrtStream stream) {
+  Spans given;
+  for (const auto& message : messages)
+    if (!message.is_received) given.push_back({message.data, message.bytes});
+  return submit_guarded(name, ranks, given, stream, [=, &ranks] {
+    auto landed = messages;
+    for (auto& message : landed)
+      if (message.is_received) message.data = landing(message.data, message.bytes);
+    ranks.transfer(name, landed);
+    for (const auto& message : messages)
+      npu::meters::count_collective(message.is_received ? "recv" : "send", ranks.ranks,
+                                    static_cast<int64_t>(message.bytes));
+  });
+}
+
+// What the thread has been given since HcclGroupStart: it leaves together, so that ranks may send to each other first.
+struct MessageGroup {
+  SharedGroup* ranks;
+  aclrtStream stream;
+  Messages messages;
+};
+thread_local int group_depth = 0;
+thread_local std::vector<MessageGroup> grouped;
+
+HcclResult give_messages(const char* name, SharedGroup& ranks, const Messages& messages, aclrtStream stream) {
+  if (!group_depth) return submit_messages(name, ranks, messages, stream);
+  auto part = std::find_if(grouped.begin(), grouped.end(),
+                           [&](const MessageGroup& one) { return one.ranks == &ranks && one.stream == stream; });
+  if (part == grouped.end()) part = grouped.insert(part, {&ranks, stream, {}});
+  part->messages.insert(part->messages.end(), messages.begin(), messages.end());
+  return HCCL_SUCCESS;
 }
 
 }  // namespace
@@ -354,36 +391,36 @@ HCCL_API HcclResult HcclAlltoAll(const void* in, uint64_t count, HcclDataType ty
 
 HCCL_API HcclResult HcclSend(void* data, uint64_t count, HcclDataType type, uint32_t to, HcclComm communicator,
                              aclrtStream stream) {
-  auto& ranks = group(communicator);
-  const size_t bytes = count * width(type);
-  return call("HcclSend", ranks, {data, bytes}, stream,
-              [=, &ranks] { ranks.transfer("HcclSend", {{false, data, bytes, static_cast<int>(to)}}); });
+  return give_messages("HcclSend", group(communicator), {{false, data, count * width(type), static_cast<int>(to)}}, stream);
 }
 HCCL_API HcclResult HcclRecv(void* data, uint64_t count, HcclDataType type, uint32_t from, HcclComm communicator,
                              aclrtStream stream) {
-  auto& ranks = group(communicator);
-  const size_t bytes = count * width(type);
-  return call("HcclRecv", ranks, {data, bytes}, stream, [=, &ranks] {
-    ranks.transfer("HcclRecv", {{true, landing(data, bytes), bytes, static_cast<int>(from)}});
-  });
+  return give_messages("HcclRecv", group(communicator), {{true, data, count * width(type), static_cast<int>(from)}}, stream);
 }
 HCCL_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm communicator,
                                       aclrtStream stream) {
-  auto& ranks = group(communicator);
-  std::vector<SharedGroup::Message> messages;
-  Spans given;
+  Messages messages;
   for (const auto* item = items; item != items + count; ++item) {
     const size_t bytes = item->count * width(item->dataType);
     messages.push_back({item->sendRecvType == HCCL_RECV, item->buf, bytes, static_cast<int>(item->remoteRank)});
-    if (!messages.back().is_received) given.push_back({item->buf, bytes});
   }
-  return submit_guarded("HcclBatchSendRecv", ranks, given, stream, [=, &ranks] {
-    auto landed = messages;
-    for (auto& message : landed)
-      if (message.is_received) message.data = landing(message.data, message.bytes);
-    ranks.transfer("HcclBatchSendRecv", landed);
-    for (const auto& message : messages)
-      npu::meters::count_collective(message.is_received ? "recv" : "send", ranks.ranks,
-                                    static_cast<int64_t>(message.bytes));
-  });
+  return give_messages("HcclBatchSendRecv", group(communicator), messages, stream);
+}
+// Of CANN 9, in libhcomm.so.
+HCCL_API HcclResult HcclGroupStart() {
+  ++group_depth;
+  return HCCL_SUCCESS;
+}
+HCCL_API HcclResult HcclGroupEnd() {
+  if (group_depth == 0) {
+    fail(HCCL_E_PARA, "HcclGroupEnd without a HcclGroupStart");
+    return HCCL_E_PARA;
+  }
+  if (--group_depth) return HCCL_SUCCESS;
+  HcclResult first = HCCL_SUCCESS;
+  for (const auto& part : std::exchange(grouped, {})) {
+    const auto result = submit_messages("HcclGroupEnd", *part.ranks, part.messages, part.stream);
+    if (first == HCCL_SUCCESS) first = result;
+  }
+  return first;
 }

@@ -132,8 +132,12 @@ def engine_options(case: Case) -> dict[str, Any]:
         options["additional_config"] = {"weight_nz_mode": 0}
     if case.chunks:
         options |= {"max_num_batched_tokens": 24, "enable_chunked_prefill": True}
-    if case.layout.startswith("dp") and case.graph != "eager":  # graphs are counted by the process that runs them
-        options |= {"distributed_executor_backend": "uni"}
+    if case.layout.startswith("dp"):
+        # An engine in the process of its caller gets out of step with the other ranks where their schedules differ and
+        # steps are scheduled ahead: one asks whether all have finished while another awaits it in a step.
+        options |= {"async_scheduling": False}
+        if case.graph != "eager":  # graphs are counted by the process that runs them
+            options |= {"distributed_executor_backend": "uni"}
     if case.layout.startswith("tp") and RANKS[case.layout] > 1:
         options |= {"tensor_parallel_size": RANKS[case.layout], "distributed_executor_backend": "external_launcher"}
     return options | {
