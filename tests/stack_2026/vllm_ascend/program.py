@@ -94,13 +94,16 @@ PLACES = [
     for place in product(MODELS, ("tp1", "tp2ep", "dp2ep"), GRAPHS)
     if place[0] in MIXTURES or place[1] != "dp2ep"  # see IMPOSSIBLE
 ]
-PLANS = list(product(PLACES, SCHEDULES))
+PLANS = [(*place, *schedule) for place, schedule in product(PLACES, SCHEDULES)]
 EVERYTHING = [
-    *(Case(*place, *schedule, dtype=type_of(place[0], any(schedule))) for place, schedule in PLANS),
-    *(Case(*place, *schedule, exact=True) for place, schedule in PLANS if place[0] == "deepseek"),
-    *(Case(*place, sleeps=True) for place in PLACES if place[0] not in MIXTURES),  # see IMPOSSIBLE
-    *(Case(*place, dtype="bfloat16") for place in PLACES),
-]
+    *(Case(model, layout, graph, chunks, cache, dtype=type_of(model, chunks or cache))
+      for model, layout, graph, chunks, cache in PLANS),
+    *(Case(model, layout, graph, chunks, cache, exact=True)
+      for model, layout, graph, chunks, cache in PLANS if model == "deepseek"),
+    *(Case(model, layout, graph, sleeps=True)
+      for model, layout, graph in PLACES if model not in MIXTURES),  # see IMPOSSIBLE
+    *(Case(model, layout, graph, dtype="bfloat16") for model, layout, graph in PLACES),
+]  # fmt: skip
 
 
 def settings_of(case: Case) -> frozenset[Any]:
