@@ -33,6 +33,11 @@ class Release(NamedTuple):
     chip: str
     calls: tuple[str, ...]
 
+    @property
+    def cann_numbers(self) -> tuple[int, ...]:
+        """Numbers of the CANN's version, to compare: (8, 2, 1) of "8.2.RC1"."""
+        return tuple(int(number) for number in re.findall(r"\d+", self.cann))
+
 
 VLLM_ASCEND_CALLS = "vllm_ascend_calls.txt"  # of vllm-ascend 0.23, whose compiled module is for CANN 9
 # vllm-ascend's published module of 2026 is for an Atlas A2, that of 2025 for both. The table of 2.10.0 is made from the
@@ -43,7 +48,7 @@ RELEASES = {
     "2.10.0": Release("9.1.0", "Ascend910B3", ("op_plugin_calls_2.10.txt", VLLM_ASCEND_CALLS)),
     "2.13.0": Release("9.1.0", "Ascend910B3", ("op_plugin_calls_2.13.txt", VLLM_ASCEND_CALLS)),
 }
-FIRST_WITH_NPU_SMI = "9"  # upstream of 2025 takes a machine without the command for one without a driver
+FIRST_WITH_NPU_SMI = (9,)  # upstream of 2025 takes a machine without the command for one without a driver
 PARTS = 2  # that are compiled; what the headers cost is paid once a part, and not once a file
 CORE = "libnpu_emulator_cann.so"
 # Libraries of CANN that the wheel or an extension links or loads. Each is an empty library that depends on the one with
@@ -66,6 +71,7 @@ NAMES = [
     "libplatform.so",
     "libregister.so",
     "libge_common_base.so",
+    "libhcomm.so",  # of CANN 9: what HCCL stands on
     # And that of vllm-ascend 0.23.
     "libascendalog.so",
     "libascend_dump.so",
@@ -114,7 +120,7 @@ def make_toolkit(folder: Path) -> None:
     shutil.copy(ROOT / "msprof.py", folder / "bin" / "msprof")
     (folder / "bin" / "msprof").chmod(0o755)
     (folder / "chip").write_text(release().chip + "\n")
-    if release().cann >= FIRST_WITH_NPU_SMI:
+    if release().cann_numbers >= FIRST_WITH_NPU_SMI:
         shutil.copy(ROOT / "npu_smi.py", folder / "bin" / "npu-smi")
         (folder / "bin" / "npu-smi").chmod(0o755)
     information = folder / f"{platform.machine()}-linux" / "ascend_toolkit_install.info"

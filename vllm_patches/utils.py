@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     evidence="executed",
 )
 def parameter_types(module: ModuleType) -> dict[Any, str]:
-    from typing import Optional
-
     # vLLM-Ascend rewrites the annotations instead, but only once its plugin is loaded, and verl's driver imports vLLM's
     # operators before that.
-    # Optional[...] and not `| None`: the two are different keys, and the first is what vLLM writes.
-    return {list[int]: "SymInt[]", Optional[list[int]]: "SymInt[]?"}  # noqa: UP045
+    return {list[int]: "SymInt[]", list[int] | None: "SymInt[]?"}
 
 
 @wrap(

@@ -212,6 +212,45 @@ OP(MoeDistributeCombineV2,
              true, out);
    })
 
+#if NPU_EMULATOR_CANN_9
+namespace {
+
+// Experts that compute nothing, ranks that come and go, and times of ranks: what CANN 9 adds.
+void refuse_additions(const Tensor& elastic, const Tensor& performance, int64_t zeros, int64_t copies, int64_t constants) {
+  refuse_given("elastic_info", elastic);
+  refuse_given("performance_info", performance);
+  TORCH_CHECK(zeros == 0 && copies == 0 && constants == 0, "zero_expert_num, copy_expert_num and const_expert_num ",
+              zeros, ", ", copies, ", ", constants, " are not emulated");
+}
+
+}  // namespace
+
+OP(MoeDistributeDispatchV4,
+   [](Tensor x, Tensor ids, Tensor scales, Tensor active, Tensor, Tensor elastic, Tensor performance, std::string group,
+      int64_t ranks, int64_t rank, int64_t experts, std::string, int64_t tp_ranks, int64_t, int64_t, int64_t shared,
+      int64_t shared_ranks, int64_t quant_mode, int64_t, int64_t counts_type, std::string, int64_t zeros,
+      int64_t copies, int64_t constants, Tensor rows, Tensor, Tensor info, Tensor per_expert, Tensor received,
+      Tensor tp_received, Tensor) {
+     refuse_given("scales", scales);
+     refuse_additions(elastic, performance, zeros, copies, constants);
+     TORCH_CHECK(quant_mode == 0, "quant_mode ", quant_mode, " is not emulated");
+     dispatch({group, ranks, rank, experts, tp_ranks, shared, shared_ranks}, x, ids, active, counts_type == 1, true,
+              {rows, info, per_expert, received, tp_received});
+   })
+OP(MoeDistributeCombineV4,
+   [](Tensor rows, Tensor ids, Tensor info, Tensor received, Tensor weights, Tensor, Tensor active, Tensor, Tensor,
+      Tensor, Tensor, Tensor shared_x, Tensor elastic, Tensor, Tensor, Tensor, Tensor, Tensor performance,
+      std::string group, int64_t ranks, int64_t rank, int64_t experts, std::string, int64_t tp_ranks, int64_t, int64_t,
+      int64_t shared, int64_t shared_ranks, int64_t, int64_t, int64_t quant_mode, int64_t, std::string, int64_t zeros,
+      int64_t copies, int64_t constants, Tensor out) {
+     refuse_given("shared_expert_x", shared_x);
+     refuse_additions(elastic, performance, zeros, copies, constants);
+     TORCH_CHECK(quant_mode == 0, "comm_quant_mode ", quant_mode, " is not emulated");
+     combine({group, ranks, rank, experts, tp_ranks, shared, shared_ranks}, rows, ids, info, received, weights, active,
+             true, out);
+   })
+#endif
+
 // ---- matrix products of tensor parallel groups
 namespace {
 

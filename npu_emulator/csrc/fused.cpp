@@ -115,6 +115,14 @@ OP(ApplyRotaryPosEmb, [](Tensor query, Tensor key, Tensor cos, Tensor sin, int64
   put(query, rotated(query, cos, sin, 0));
   put(key, rotated(key, cos, sin, 0));
 })
+#if NPU_EMULATOR_CANN_9
+OP(ApplyRotaryPosEmbV2, [](Tensor query, Tensor key, Tensor cos, Tensor sin, int64_t layout, std::string mode) {
+  TORCH_CHECK(layout == 1, "layout ", layout, " is not emulated");
+  TORCH_CHECK(mode == "half", "rotary_mode ", mode, " is not emulated");
+  put(query, rotated(query, cos, sin, 0));
+  put(key, rotated(key, cos, sin, 0));
+})
+#endif
 // The input holds the pairs side by side, the result the halves one after the other.
 OP(InterleaveRope, [](Tensor self, Tensor cos, Tensor sin, Tensor out) {
   constexpr int64_t kRope = 64;

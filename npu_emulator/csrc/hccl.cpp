@@ -2,9 +2,11 @@
 // types, and round once.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "device.h"
 #include "headers.h"
@@ -30,8 +32,8 @@ void* landing(void* out, size_t bytes) {
   return landings->back().bytes.data();
 }
 
-// Does `work` on the stream; what it writes appears when something waits for the stream.
-void submit_late(aclrtStream stream, const char* name, const std::function<void()>& work) {
+// Does `work` on the stream; what it writes appears when something waits for the stream, or work there reads it.
+void submit_late(aclrtStream stream, const char* name, const Spans& reads, const std::function<void()>& work) {
   auto written = std::make_shared<std::vector<Landing>>();
   submit(stream, name, [&] {
     landings = written.get();
@@ -42,8 +44,10 @@ void submit_late(aclrtStream stream, const char* name, const std::function<void(
       throw;
     }
     landings = nullptr;
-  });
-  defer(stream, [written] {
+  }, &reads);
+  Spans places;
+  for (const auto& one : *written) places.push_back({one.out, one.bytes.size()});
+  defer(stream, std::move(places), [written] {
     for (const auto& one : *written) std::memcpy(one.out, one.bytes.data(), one.bytes.size());
   });
 }
@@ -79,12 +83,13 @@ const char* kind_of(const std::string& function) {
       {"HcclAllReduce", "all_reduce"}, {"HcclReduce", "reduce"}, {"HcclReduceScatter", "reduce_scatter"},
       {"HcclReduceScatterV", "reduce_scatter"}, {"HcclAllGather", "all_gather"}, {"HcclAllGatherV", "all_gather"},
       {"HcclBroadcast", "broadcast"}, {"HcclScatter", "scatter"}, {"HcclAlltoAll", "all_to_all"},
-      {"HcclAlltoAllV", "all_to_all"}, {"HcclSend", "send"}, {"HcclRecv", "recv"}};
+      {"HcclAlltoAllV", "all_to_all"}};
   return kinds.at(function);
 }
 
-// Does `work` of a communicator on the stream, which counts itself.
-HcclResult submit_guarded(const char* name, SharedGroup& ranks, aclrtStream stream, std::function<void()> work) {
+// Does `work` of a communicator, which reads `reads`, on the stream; it counts itself.
+HcclResult submit_guarded(const char* name, SharedGroup& ranks, const Spans& reads, aclrtStream stream,
+                          std::function<void()> work) {
   if (!ranks.has_buffers()) {
     fail(HCCL_E_MEMORY, ranks.words_for_no_buffers());
     return HCCL_E_MEMORY;
@@ -94,7 +99,7 @@ HcclResult submit_guarded(const char* name, SharedGroup& ranks, aclrtStream stre
     work();
   };
   try {
-    if (defers_collectives() && stream && !is_capturing(stream)) submit_late(stream, name, guarded);
+    if (defers_collectives() && stream && !is_capturing(stream)) submit_late(stream, name, reads, guarded);
     else submit(stream, name, guarded);
     return HCCL_SUCCESS;
   } catch (const c10::Error& error) {
@@ -103,23 +108,24 @@ HcclResult submit_guarded(const char* name, SharedGroup& ranks, aclrtStream stre
   }
 }
 
-// Does `work` on the stream and counts it: `bytes` are those that this rank gives, or, for a receive, gets.
-HcclResult call(const char* name, SharedGroup& ranks, size_t bytes, aclrtStream stream, std::function<void()> work) {
-  return submit_guarded(name, ranks, stream, [kind = kind_of(name), size = ranks.ranks, bytes, work = std::move(work)] {
+// Does `work` on the stream and counts it: `given` is what this rank gives.
+HcclResult call(const char* name, SharedGroup& ranks, Span given, aclrtStream stream, std::function<void()> work) {
+  const auto counted = [kind = kind_of(name), size = ranks.ranks, bytes = given.bytes, work = std::move(work)] {
     work();
     npu::meters::count_collective(kind, size, static_cast<int64_t>(bytes));
-  });
+  };
+  return submit_guarded(name, ranks, {given}, stream, counted);
 }
 
 // The same of a reduction.
-HcclResult call_reduction(const char* name, SharedGroup& ranks, size_t bytes, HcclDataType type, HcclReduceOp op,
+HcclResult call_reduction(const char* name, SharedGroup& ranks, Span given, HcclDataType type, HcclReduceOp op,
                           aclrtStream stream, std::function<void()> work) {
   // HCCL's own check for Atlas A2 and A3.
   if (op == HCCL_REDUCE_PROD && (type == HCCL_DATA_TYPE_INT16 || type == HCCL_DATA_TYPE_BFP16)) {
     fail(HCCL_E_NOT_SUPPORT, std::string(name) + ": there are no products of int16 and bfloat16");
     return HCCL_E_NOT_SUPPORT;
   }
-  return call(name, ranks, bytes, stream, std::move(work));
+  return call(name, ranks, given, stream, std::move(work));
 }
 
 // The reduction of the elements from `first` on of what all ranks gave.
@@ -181,7 +187,7 @@ HcclResult all_to_all(const char* name, const void* in, Parts from, void* out, P
                       HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t table = ranks.ranks * sizeof(uint64_t), bytes = end_of(from.counts, from.starts) * element;
-  return call(name, ranks, bytes, stream, [=, &ranks, from = std::move(from), to = std::move(to)] {
+  return call(name, ranks, {in, bytes}, stream, [=, &ranks, from = std::move(from), to = std::move(to)] {
     const auto fill = [&](char* area) {
       std::memcpy(area, from.starts.data(), table);
       std::memcpy(area + table, from.counts.data(), table);
@@ -200,6 +206,41 @@ HcclResult all_to_all(const char* name, const void* in, Parts from, void* out, P
       }
     });
   });
+}
+
+using Messages = std::vector<SharedGroup::Message>;
+
+HcclResult submit_messages(const char* name, SharedGroup& ranks, const Messages& messages, aclrtStream stream) {
+  Spans given;
+  for (const auto& message : messages)
+    if (!message.is_received) given.push_back({message.data, message.bytes});
+  return submit_guarded(name, ranks, given, stream, [=, &ranks] {
+    auto landed = messages;
+    for (auto& message : landed)
+      if (message.is_received) message.data = landing(message.data, message.bytes);
+    ranks.transfer(name, landed);
+    for (const auto& message : messages)
+      npu::meters::count_collective(message.is_received ? "recv" : "send", ranks.ranks,
+                                    static_cast<int64_t>(message.bytes));
+  });
+}
+
+// What the thread has been given since HcclGroupStart: it leaves together, so that ranks may send to each other first.
+struct MessageGroup {
+  SharedGroup* ranks;
+  aclrtStream stream;
+  Messages messages;
+};
+thread_local int group_depth = 0;
+thread_local std::vector<MessageGroup> grouped;
+
+HcclResult give_messages(const char* name, SharedGroup& ranks, const Messages& messages, aclrtStream stream) {
+  if (!group_depth) return submit_messages(name, ranks, messages, stream);
+  auto part = std::find_if(grouped.begin(), grouped.end(),
+                           [&](const MessageGroup& one) { return one.ranks == &ranks && one.stream == stream; });
+  if (part == grouped.end()) part = grouped.insert(part, {&ranks, stream, {}});
+  part->messages.insert(part->messages.end(), messages.begin(), messages.end());
+  return HCCL_SUCCESS;
 }
 
 }  // namespace
@@ -247,7 +288,7 @@ HCCL_API HcclResult HcclAllReduce(void* in, void* out, uint64_t count, HcclDataT
                                   HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
-  return call_reduction("HcclAllReduce", ranks, bytes, type, op, stream, [=, &ranks] {
+  return call_reduction("HcclAllReduce", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
     ranks.exchange("HcclAllReduce", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
                    [&] { reduce(ranks, out, 0, count, type, op); });
   });
@@ -256,7 +297,7 @@ HCCL_API HcclResult HcclReduce(void* in, void* out, uint64_t count, HcclDataType
                                HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
-  return call_reduction("HcclReduce", ranks, bytes, type, op, stream, [=, &ranks] {
+  return call_reduction("HcclReduce", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
     ranks.exchange("HcclReduce", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
       if (ranks.rank == static_cast<int>(root)) reduce(ranks, out, 0, count, type, op);
     });
@@ -266,7 +307,7 @@ HCCL_API HcclResult HcclReduceScatter(void* in, void* out, uint64_t count, HcclD
                                       HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * ranks.ranks * width(type);
-  return call_reduction("HcclReduceScatter", ranks, bytes, type, op, stream, [=, &ranks] {
+  return call_reduction("HcclReduceScatter", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
     ranks.exchange("HcclReduceScatter", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
                    [&] { reduce(ranks, out, count * ranks.rank, count, type, op); });
   });
@@ -278,7 +319,7 @@ HCCL_API HcclResult HcclReduceScatterV(GivenData* in, const void* counts, const 
   const auto from = copied(starts, ranks.ranks);
   const size_t bytes = end_of(copied(counts, ranks.ranks), from) * width(type);
   const uint64_t first = from[ranks.rank];
-  return call_reduction("HcclReduceScatterV", ranks, bytes, type, op, stream, [=, &ranks] {
+  return call_reduction("HcclReduceScatterV", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
     ranks.exchange("HcclReduceScatterV", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
                    [&] { reduce(ranks, const_cast<void*>(out), first, count, type, op); });
   });
@@ -287,7 +328,7 @@ HCCL_API HcclResult HcclAllGather(void* in, void* out, uint64_t count, HcclDataT
                                   aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
-  return call("HcclAllGather", ranks, bytes, stream, [=, &ranks] {
+  return call("HcclAllGather", ranks, {in, bytes}, stream, [=, &ranks] {
     ranks.exchange("HcclAllGather", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
       for (int rank = 0; rank < ranks.ranks; ++rank)
         std::memcpy(landing(static_cast<char*>(out) + rank * bytes, bytes), ranks.given(rank), bytes);
@@ -298,7 +339,7 @@ HCCL_API HcclResult HcclAllGatherV(GivenData* in, uint64_t count, GivenData* out
                                    const void* starts, HcclDataType type, HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t element = width(type), bytes = count * element;
-  return call("HcclAllGatherV", ranks, bytes, stream,
+  return call("HcclAllGatherV", ranks, {in, bytes}, stream,
               [=, &ranks, sizes = copied(counts, ranks.ranks), to = copied(starts, ranks.ranks)] {
                 ranks.exchange("HcclAllGatherV", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
                   for (int rank = 0; rank < ranks.ranks; ++rank)
@@ -313,7 +354,7 @@ HCCL_API HcclResult HcclBroadcast(void* data, uint64_t count, HcclDataType type,
   auto& ranks = group(communicator);
   const bool is_root = ranks.rank == static_cast<int>(root);
   const size_t bytes = count * width(type), given = is_root ? bytes : 0;
-  return call("HcclBroadcast", ranks, given, stream, [=, &ranks] {
+  return call("HcclBroadcast", ranks, {data, given}, stream, [=, &ranks] {
     ranks.exchange("HcclBroadcast", given, [&](char* area) { std::memcpy(area, data, given); }, [&] {
       if (!is_root) std::memcpy(landing(data, bytes), ranks.given(static_cast<int>(root)), bytes);
     });
@@ -324,7 +365,7 @@ HCCL_API HcclResult HcclScatter(void* in, void* out, uint64_t count, HcclDataTyp
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
   const size_t given = ranks.rank == static_cast<int>(root) ? bytes * ranks.ranks : 0;
-  return call("HcclScatter", ranks, given, stream, [=, &ranks] {
+  return call("HcclScatter", ranks, {in, given}, stream, [=, &ranks] {
     ranks.exchange("HcclScatter", given, [&](char* area) { std::memcpy(area, in, given); },
                    [&] {
                       std::memcpy(landing(out, bytes), ranks.given(static_cast<int>(root)) + ranks.rank * bytes, bytes);
@@ -350,34 +391,36 @@ HCCL_API HcclResult HcclAlltoAll(const void* in, uint64_t count, HcclDataType ty
 
 HCCL_API HcclResult HcclSend(void* data, uint64_t count, HcclDataType type, uint32_t to, HcclComm communicator,
                              aclrtStream stream) {
-  auto& ranks = group(communicator);
-  const size_t bytes = count * width(type);
-  return call("HcclSend", ranks, bytes, stream,
-              [=, &ranks] { ranks.transfer("HcclSend", {{false, data, bytes, static_cast<int>(to)}}); });
+  return give_messages("HcclSend", group(communicator), {{false, data, count * width(type), static_cast<int>(to)}}, stream);
 }
 HCCL_API HcclResult HcclRecv(void* data, uint64_t count, HcclDataType type, uint32_t from, HcclComm communicator,
                              aclrtStream stream) {
-  auto& ranks = group(communicator);
-  const size_t bytes = count * width(type);
-  return call("HcclRecv", ranks, bytes, stream, [=, &ranks] {
-    ranks.transfer("HcclRecv", {{true, landing(data, bytes), bytes, static_cast<int>(from)}});
-  });
+  return give_messages("HcclRecv", group(communicator), {{true, data, count * width(type), static_cast<int>(from)}}, stream);
 }
 HCCL_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm communicator,
                                       aclrtStream stream) {
-  auto& ranks = group(communicator);
-  std::vector<SharedGroup::Message> messages;
+  Messages messages;
   for (const auto* item = items; item != items + count; ++item) {
     const size_t bytes = item->count * width(item->dataType);
     messages.push_back({item->sendRecvType == HCCL_RECV, item->buf, bytes, static_cast<int>(item->remoteRank)});
   }
-  return submit_guarded("HcclBatchSendRecv", ranks, stream, [=, &ranks] {
-    auto landed = messages;
-    for (auto& message : landed)
-      if (message.is_received) message.data = landing(message.data, message.bytes);
-    ranks.transfer("HcclBatchSendRecv", landed);
-    for (const auto& message : messages)
-      npu::meters::count_collective(message.is_received ? "recv" : "send", ranks.ranks,
-                                    static_cast<int64_t>(message.bytes));
-  });
+  return give_messages("HcclBatchSendRecv", group(communicator), messages, stream);
+}
+// Of CANN 9, in libhcomm.so.
+HCCL_API HcclResult HcclGroupStart() {
+  ++group_depth;
+  return HCCL_SUCCESS;
+}
+HCCL_API HcclResult HcclGroupEnd() {
+  if (group_depth == 0) {
+    fail(HCCL_E_PARA, "HcclGroupEnd without a HcclGroupStart");
+    return HCCL_E_PARA;
+  }
+  if (--group_depth) return HCCL_SUCCESS;
+  HcclResult first = HCCL_SUCCESS;
+  for (const auto& part : std::exchange(grouped, {})) {
+    const auto result = submit_messages("HcclGroupEnd", *part.ranks, part.messages, part.stream);
+    if (first == HCCL_SUCCESS) first = result;
+  }
+  return first;
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #define CANN_API extern "C" __attribute__((visibility("default")))
 
@@ -22,9 +23,16 @@ constexpr int kNoKernel = 561112;         // ACLNN_ERR_INNER_OPP_KERNEL_PKG_NOT_
 // Keeps `message` for aclGetRecentErrMsg and returns `code`, which is not 0.
 int fail(int code, const std::string& message);
 
+struct Span {
+  const void* data;
+  size_t bytes;
+};
+using Spans = std::vector<Span>;
+
 // Does `run`: now, and throws what it throws; or in the stream's thread, and what it throws is what the next wait for the
-// stream says. Keeps it if `stream` is under capture.
-void submit(void* stream, const char* name, std::function<void()> run);
+// stream says. Keeps it if `stream` is under capture. Results that are late on the stream appear before; where `reads` says
+// all that the work reads, only those that it needs.
+void submit(void* stream, const char* name, std::function<void()> run, const Spans* reads = nullptr);
 bool is_capturing(void* stream);
 
 // Whether results of collectives appear late (NPU_EMULATOR_DEFERRED_COLLECTIVES): when something waits for the stream, and
@@ -38,8 +46,8 @@ bool has_stream_threads();
 bool may_run_later();
 // How long a stream waits for an event, in seconds; 0 is for ever (aclrtSetOpWaitTimeout).
 uint32_t seconds_of_wait();
-// Keeps `appear` until something waits for what `stream` has been given so far.
-void defer(void* stream, std::function<void()> appear);
+// Keeps `appear`, which writes to `written`, until something waits for what `stream` has been given so far, or reads it there.
+void defer(void* stream, Spans written, std::function<void()> appear);
 
 // Whether an address lies in memory of a device. What an operator is given from elsewhere it reads when it is called.
 bool is_on_device(const void* address);

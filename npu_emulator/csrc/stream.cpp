@@ -29,6 +29,7 @@ struct Late {
   void* stream;
   uint64_t number;
   Clock::time_point since;
+  Spans written;
   std::function<void()> appear;
 };
 std::mutex late_mutex;
@@ -85,6 +86,26 @@ aclError check_wait(void* stream, const char* function) {
 }  // namespace
 
 namespace cann {
+namespace {
+
+bool overlap(const Span& one, const Span& other) {
+  const auto* first = static_cast<const char*>(one.data);
+  const auto* second = static_cast<const char*>(other.data);
+  return first < second + other.bytes && second < first + one.bytes;
+}
+
+// The last result that is late on a stream and that work which reads `reads` needs; 0 if it needs none.
+uint64_t needed_of_late(void* stream, const Spans& reads) {
+  std::lock_guard<std::mutex> guard(late_mutex);
+  uint64_t last = 0;
+  for (const auto& one : late)
+    for (const auto& written : one.written)
+      for (const auto& read : reads)
+        if (one.stream == stream && overlap(written, read)) last = one.number;
+  return last;
+}
+
+}  // namespace
 
 Stream::Stream(int device, std::shared_ptr<StreamThread> given)
     : device(device), thread(std::move(given)), has_thread(thread != nullptr) {}
@@ -184,7 +205,7 @@ bool is_capturing(void* stream) {
   return stream_of(stream)->capturing != nullptr;
 }
 
-void submit(void* stream, const char* name, std::function<void()> run) {
+void submit(void* stream, const char* name, std::function<void()> run, const Spans* reads) {
   if (captures_under_way.load(std::memory_order_acquire) && stream) {
     std::lock_guard<std::mutex> guard(capture_mutex);
     auto& one = *stream_of(stream);
@@ -203,7 +224,11 @@ void submit(void* stream, const char* name, std::function<void()> run) {
     });
     return;
   }
-  if (stream) let_appear(stream);  // what a stream is given sees what came before on it
+  // What a stream is given sees what came before on it.
+  if (stream && any_late.load(std::memory_order_acquire)) {
+    if (!reads) let_appear(stream);
+    else if (const auto last = needed_of_late(stream, *reads)) let_appear(stream, last);
+  }
   count(name);
   run();
 }
@@ -212,9 +237,9 @@ bool may_run_later() { return has_stream_threads() || captures_under_way.load(st
 
 bool defers_collectives() { return !has_stream_threads() && is_deferring.load(std::memory_order_relaxed); }
 
-void defer(void* stream, std::function<void()> appear) {
+void defer(void* stream, Spans written, std::function<void()> appear) {
   std::lock_guard<std::mutex> guard(late_mutex);
-  late.push_back({stream, ++last_late, Clock::now(), std::move(appear)});
+  late.push_back({stream, ++last_late, Clock::now(), std::move(written), std::move(appear)});
   any_late = true;
 }
 

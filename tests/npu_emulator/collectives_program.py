@@ -300,6 +300,26 @@ def deferred() -> Iterator[None]:
 
 
 @check
+def deferred_collectives_stay_late_behind_others(ranks):
+    """A wait that is missing shows also when the same stream of HCCL is given more, unless that reads the result."""
+    total = torch.stack(ranks.all((4,))).sum(0)
+    with deferred():
+        first, second = ranks.own((4,)), ranks.own((4,))
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in (first, second)]
+        torch.npu.current_stream().synchronize()
+        equal(first, ranks.own((4,)).cpu())
+        equal(second, ranks.own((4,)).cpu())
+        works[0].wait()
+        equal(first, total)
+        works[1].wait()
+        equal(second, total)
+        gathered = torch.zeros(4 * ranks.size, device=ranks.device)
+        works = [dist.all_reduce(second, async_op=True), dist.all_gather_into_tensor(gathered, second, async_op=True)]
+        works[1].wait()
+        equal(gathered, (total * ranks.size).repeat(ranks.size))
+
+
+@check
 def deferred_collectives_show_a_missing_wait(ranks):
     own, everything = ranks.own((4,)), torch.cat(ranks.all((4,)))
     given = everything.to(ranks.device)

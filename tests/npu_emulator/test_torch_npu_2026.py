@@ -189,3 +189,18 @@ build.release()
     assert not told or ended.stderr.splitlines()[-1] == (
         f"{told} is installed, and the emulator is for 2.5.1, 2.10.0, 2.13.0: install one of these."
     )
+
+
+@pytest.mark.parametrize(("cann", "has_npu_smi"), [("8.2.RC1", False), ("9.1.0", True), ("10.0.0", True)])
+def test_versions_of_cann_are_compared_as_numbers(tmp_path, cann, has_npu_smi):
+    """A text of "10" would sort before "9"."""
+    program = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT / "npu_emulator")!r})
+import build
+build.release = lambda: build.Release({cann!r}, "Ascend910B3", ())
+build.make_toolkit(Path({str(tmp_path)!r}))
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=600)
+    assert (tmp_path / "bin" / "npu-smi").exists() == has_npu_smi

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tests.vllm_cases import write_random_model
+
 
 def deepseek(groups: int, experts: int, heads: int = 4):
     """A DeepSeek-V3 that vllm-ascend routes with npu_moe_gating_top_k (256 experts) or in torch (others)."""
@@ -58,22 +60,4 @@ MODELS = {
 
 
 def write_checkpoint(name: str, folder: Path) -> None:
-    """A random model in a folder, with the tokenizer that vLLM wants to see. Nothing is left zero or one."""
-    import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    words = Tokenizer(WordLevel({str(number): number for number in range(256)}, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="2", bos_token="1").save_pretrained(folder)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(MODELS[name](), torch_dtype=torch.float32).eval()
-    for parameter_name, parameter in model.named_parameters():
-        if "norm" in parameter_name:
-            torch.nn.init.normal_(parameter, 1.0, 0.1)
-        elif parameter_name.endswith("bias"):
-            torch.nn.init.normal_(parameter, 0.0, 0.1)
-    for buffer_name, buffer in model.named_buffers():
-        if "correction_bias" in buffer_name:
-            torch.nn.init.normal_(buffer, 0.0, 0.05)
-    model.save_pretrained(folder)
+    write_random_model(MODELS[name](), folder)

@@ -10,22 +10,28 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import importlib
 import json
 import os
 import time
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 
 from npu_emulator import engine
 from tests.float32_exchange import exchange_in_float32
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint
-from tests.ranks import fork_ranks
+from tests.vllm_cases import (
+    become_data_parallel,
+    compare,
+    counted,
+    covering,
+    import_once,
+    make_prompts,
+    run_cases,
+    sleep_and_wake,
+)
 
-PROMPTS = [[1, 3, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 5 * number)] for number in range(8)]
+PROMPTS = 8
 TOKENS = 32
-SHARED_START = list(range(20, 40))
-CACHED_START = list(range(20, 155))  # more than one block of the cache, which has 128 tokens
 CAPTURED_SIZES = (1, 2, 4, 8)  # tokens of a step that runs in ACL graphs
 STREAMS = {"enable_multistream_mla": True, "enable_multistream_moe": True}
 IMPORTED_ONCE = (
@@ -113,25 +119,11 @@ def settings_of(case: Case) -> frozenset:
     return frozenset(enumerate((case.model, layout, case.chunks, case.prefix_cache, case.graph is not None)))
 
 
-def pairs_of(case: Case) -> set[frozenset]:
-    return {frozenset(pair) for pair in combinations(settings_of(case), 2)}
-
-
-def covering(cases: list[Case]) -> list[Case]:
-    """Few of the cases, in which any two settings that meet in a case meet in one of these. Always takes the case that
-    brings most pairs that have not met."""
-    missing, chosen = set().union(*map(pairs_of, cases)), []
-    while missing:
-        chosen.append(max(cases, key=lambda case: len(pairs_of(case) & missing)))
-        missing -= pairs_of(chosen[-1])
-    return chosen
-
-
 def chosen_cases(words: list[str]) -> list[Case]:
     if words == ["all"]:
         return EVERYTHING
     if words == ["pairs"]:
-        return covering([case for case in EVERYTHING if case.layout != "tp16ep"])
+        return covering([case for case in EVERYTHING if case.layout != "tp16ep"], settings_of)
     return [CASES[name] for name in words] or [*SELECTED, *FAULTY]
 
 
@@ -228,54 +220,6 @@ def deferred_collectives():
         library.npu_emulator_defer_collectives(before)
 
 
-def become_data_parallel(rank: int, size: int) -> None:
-    """Say in the environment what vLLM wants to know, and forget what it would mistake for tensor parallelism.
-
-    The ranks are machines of their own: vLLM gives each the first die that it sees.
-    """
-    settings = {"RANK": rank, "RANK_LOCAL": rank, "SIZE": size, "MASTER_IP": "127.0.0.1"}
-    os.environ |= {f"VLLM_DP_{name}": str(value) for name, value in settings.items()}
-    os.environ["VLLM_DP_MASTER_PORT"] = os.environ["MASTER_PORT"]
-    os.environ["NPU_EMULATOR_NODE"] += f".{rank}"
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        del os.environ[name]
-
-
-def compare(model, outputs, prompts) -> dict:
-    """Tokens that transformers would have chosen too, and the largest difference of log-probabilities."""
-    import torch
-
-    equal, worst = 0, 0.0
-    for prompt, output in zip(prompts, outputs, strict=True):
-        tokens = list(output.outputs[0].token_ids)
-        with torch.no_grad():
-            expected = model(torch.tensor([[*prompt, *tokens]])).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
-        equal += sum(best == token for best, token in zip(expected.argmax(-1).tolist(), tokens, strict=True))
-        for row, token, found in zip(expected, tokens, output.outputs[0].logprobs, strict=True):
-            worst = max(worst, abs(row[token].item() - found[token].logprob))
-    return {"equal": equal, "of": len(prompts) * TOKENS, "worst": worst}
-
-
-def counted() -> dict:
-    """Graphs captured and replayed, and calls by operator of CANN or ATB."""
-    from npu_emulator import meters
-
-    snapshot = meters.snapshot()
-    calls = {name: numbers["calls"] for name, numbers in snapshot["operators"].items()}
-    return {what: snapshot["graphs"][what] for what in ("captured", "replayed")} | {"operators": calls}
-
-
-def sleep_and_wake(llm) -> int:
-    """Put the engine to sleep, its weights kept on the host, and wake it. The bytes that were free meanwhile."""
-    import torch
-
-    before = torch.npu.mem_get_info()[0]
-    llm.sleep(level=1)
-    asleep = torch.npu.mem_get_info()[0]
-    llm.wake_up()
-    return asleep - before
-
-
 @exchange_in_float32()  # 16 ranks decode through MC2, which takes 16 bits alone
 def main(folder: Path) -> None:
     """One rank of the case that the environment names."""
@@ -286,26 +230,26 @@ def main(folder: Path) -> None:
 
     EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
     case, rank, started = CASES[os.environ["VLLM_ASCEND_CASE"]], int(os.environ["RANK"]), time.monotonic()
-    prompts = [(CACHED_START if case.prefix_cache else SHARED_START) + prompt for prompt in PROMPTS]
+    requests = make_prompts(PROMPTS, case.prefix_cache)
     speaks = rank == 0
     if case.layout.startswith("dp"):
         become_data_parallel(rank, RANKS[case.layout])
-        prompts, speaks = prompts[rank :: RANKS[case.layout]], True
+        requests, speaks = requests[rank :: RANKS[case.layout]], True
     llm = LLM(
         model=str(folder / case.model), skip_tokenizer_init=True, dtype="float32", max_num_seqs=8, seed=0,
         num_gpu_blocks_override=64, gpu_memory_utilization=0.4, swap_space=0, **engine_options(case),
     )  # fmt: skip
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
-    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    given = [{"prompt_token_ids": request} for request in requests]
     with disturbed(case.fault):
-        outputs = llm.generate(requests, greedy, use_tqdm=False)
+        outputs = llm.generate(given, greedy, use_tqdm=False)
         freed = sleep_and_wake(llm) if case.sleeps else 0
-        again = llm.generate(requests, greedy, use_tqdm=False)
+        again = llm.generate(given, greedy, use_tqdm=False)
     if speaks:
         model = AutoModelForCausalLM.from_pretrained(folder / case.model).eval()
-        found = compare(model, outputs, prompts)
-        found["again"] = compare(model, again, prompts)["equal"]
-        found["wrong prompt"] = compare(model, outputs, [prompt[:-1] + [9] for prompt in prompts])["equal"]
+        found = compare(model, outputs, requests)
+        found["again"] = compare(model, again, requests)["equal"]
+        found["wrong prompt"] = compare(model, outputs, [prompt[:-1] + [9] for prompt in requests])["equal"]
         found["cached"] = sum(output.num_cached_tokens for output in again)
         found["freed in sleep"] = freed
         found["graphs"] = counters["stats"]["unique_graphs"]
@@ -323,22 +267,6 @@ def merged(parts: list[dict]) -> dict:
     return total | rest | {"operators": parts[0]["operators"]}
 
 
-def import_once() -> None:
-    """What every engine imports, in the order in which vLLM does it; no device is touched.
-
-    vLLM looks at the class of a model in a process of its own, lest a device be touched; here it may do so in this one.
-    """
-    from vllm.model_executor.models import registry
-    from vllm.platforms import current_platform
-
-    current_platform.pre_register_and_update()
-    for module in IMPORTED_ONCE:
-        importlib.import_module(module)
-    registry._LazyRegisteredModel.inspect_model_cls = lambda lazy: registry._ModelInfo.from_model_cls(
-        lazy.load_model_cls()
-    )
-
-
 def is_right(case: Case, figures: dict) -> bool:
     """Whether all tokens are transformers' and another prompt gives others; with a fault, whether it shows."""
     if "failed" in figures:
@@ -349,19 +277,7 @@ def is_right(case: Case, figures: dict) -> bool:
 
 
 def run(folder: Path, cases: list[Case]) -> dict:
-    file = folder / "found.json"
-    found = json.loads(file.read_text()) if file.exists() else {}
-    waiting = [case for case in cases if "failed" in found.get(case.name, {"failed": "never run"})]
-    for model in {case.model for case in waiting}:
-        write_checkpoint(model, folder / model)
-    for case in waiting:
-        os.environ |= {"VLLM_ASCEND_CASE": case.name, "NPU_EMULATOR_NODE": f"vllm_ascend.{os.getpid()}.{len(found)}"}
-        failed = fork_ranks(__spec__.name, RANKS[case.layout], folder)
-        parts = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{case.name}.*.json"))]
-        found[case.name] = {"failed": failed} if failed or not parts else merged(parts)
-        shown = {key: value for key, value in found[case.name].items() if key != "operators"}
-        print(f"{case.name:55} {shown}", flush=True)
-        file.write_text(json.dumps(found))
+    found = run_cases(__spec__.name, folder, cases, RANKS, write_checkpoint, merged)
     right = sum(is_right(case, found[case.name]) for case in cases)
     print(f"{right} of {len(cases)} cases are right ({right / len(cases):.1%})")
     return found
@@ -383,5 +299,5 @@ if __name__ == "__main__":
     # Before a capture torch_npu waits until its watchdogs have counted every collective down. In one of these cases,
     # now and then, that never was: eleven counted as under way, none in the lists of a rank's watchdogs.
     os.environ["HCCL_ASYNC_ERROR_HANDLING"] = "0"
-    import_once()
+    import_once(IMPORTED_ONCE)
     run(options.folder, chosen)

@@ -64,14 +64,11 @@ def _shapes_of_qkv(
     k_weight: Tensor,
     q_hidden_size: int,
     kv_hidden_size: int,
-    head_dim: int,
-    eps: float,
-    q_bias: Tensor | None = None,
-    k_bias: Tensor | None = None,
+    *rest: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the shapes of the results, for tracing."""
-    tokens, sizes = input.shape[0], (q_hidden_size, kv_hidden_size, kv_hidden_size)
-    query, key, value = (input.new_empty(tokens, size) for size in sizes)
+    """Give the shapes of the results of `qkv_rmsnorm_rope`, for tracing."""
+    sizes = (q_hidden_size, kv_hidden_size, kv_hidden_size)
+    query, key, value = (input.new_empty(input.shape[0], size) for size in sizes)
     return query, key, value
 
 

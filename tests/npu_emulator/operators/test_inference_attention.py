@@ -89,7 +89,7 @@ def test_decoding_latent_attention_from_pages(contexts, pages, seed):
         num_heads=3, num_key_value_heads=1, input_layout=layout, scale=SCALE, block_table=table, block_size=4,
         actual_seq_lengths_kv=contexts,
     )  # fmt: skip
-    assert lse.tolist() == [0.0]
+    assert lse.tolist() in ([0.0], [])  # what is not wanted: one zero with torch_npu 2.5.1, nothing with 2.10
     for row, (q, q_rope, k, k_rope) in enumerate(zip(nope, turned, latent, rope, strict=True)):
         query, key = torch.cat([q, q_rope], -1).unsqueeze(0), torch.cat([k, k_rope], -1)
         close(output[row].view(1, 3, 32), naive(query, key, k, lambda i, j: True)[0])
@@ -131,7 +131,7 @@ def test_what_it_does_not_do_is_said():
         "query_padding_size is not emulated": {"query_padding_size": x},
         "pre_tokens and next_tokens are not emulated": {"pre_tokens": 3, "atten_mask": x[0, 0, :, :2] > 0},
         "sparse_mode 4 is not emulated": {"sparse_mode": 4},
-        "input_layout NTD is not emulated": {"input_layout": "NTD"},
+        "input_layout NTD is not emulated|query's dim should be consistent": {"input_layout": "NTD"},  # 2.5.1 | 2.10
         "block_size is 8, and blocks of the cache hold 2 tokens": {
             "block_table": table, "block_size": 8, "actual_seq_lengths_kv": [1],
         },

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 import vllm_ascend.ops
+from torch._subclasses.fake_tensor import FakeTensorMode
 from vllm_ascend.ops.triton import muls_add
 
 from npu_emulator import fused_kernels
@@ -46,3 +47,13 @@ def test_heads_are_normalised_and_turned(rotated, has_bias):
                 expected[token, head, index + rotated // 2] = b * cosine[index] + a * sine[index]
         torch.testing.assert_close(result.cpu().double(), expected.flatten(1), atol=1e-5, rtol=1e-5)
     assert torch.equal(found[2].cpu().double(), parts[2])
+
+
+def test_traced_heads_have_the_shapes_of_the_results():
+    tokens, size = 5, 32
+    given = [drawn(tokens, 8 * size), drawn(64, size), torch.zeros(tokens, dtype=torch.long), drawn(size), drawn(size)]
+    given = [tensor.npu() for tensor in given]
+    with FakeTensorMode() as mode:
+        given = [mode.from_tensor(tensor) for tensor in given]
+        found = torch.ops.vllm.qkv_rmsnorm_rope(*given, 4 * size, 2 * size, head_dim=size, eps=1e-6)
+    assert [tuple(part.shape) for part in found] == [(tokens, 4 * size), (tokens, 2 * size), (tokens, 2 * size)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 256
+from tests.vllm_cases import VOCABULARY, write_random_model
+
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.1, "eos_token_id": 2,
@@ -52,22 +53,4 @@ MIXTURES = ("qwen3moe", "deepseek")
 
 
 def write_checkpoint(name: str, folder: Path) -> None:
-    """Write a random model, with the tokenizer that vLLM wants to see. No parameter is left zero or one."""
-    import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-
-    words = Tokenizer(WordLevel({str(number): number for number in range(VOCABULARY)}, unk_token="0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="2", bos_token="1").save_pretrained(folder)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(MODELS[name](), dtype=torch.float32).eval()
-    for parameter_name, parameter in model.named_parameters():
-        if "norm" in parameter_name:
-            torch.nn.init.normal_(parameter, 1.0, 0.1)
-        elif parameter_name.endswith("bias"):
-            torch.nn.init.normal_(parameter, 0.0, 0.1)
-    for buffer_name, buffer in model.named_buffers():
-        if "correction_bias" in buffer_name:
-            torch.nn.init.normal_(buffer, 0.0, 0.05)
-    model.save_pretrained(folder)
+    write_random_model(MODELS[name](), folder)

@@ -21,7 +21,7 @@ import verl_patches.prelude_patch as prelude
 prelude.activate()
 
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint  # noqa: E402
-from tests.npu_emulator.vllm_ascend_program import import_once  # noqa: E402
+from tests.npu_emulator.vllm_ascend_program import IMPORTED_ONCE  # noqa: E402
 from tests.ranks import fork_ranks  # noqa: E402
 from tests.verl_patches.features.partial_rollout.cases import (  # noqa: E402
     CASES,
@@ -34,6 +34,7 @@ from tests.verl_patches.features.partial_rollout.cases import (  # noqa: E402
     WINDOW,
     Case,
 )
+from tests.vllm_cases import import_once  # noqa: E402
 
 
 def main(folder: Path) -> None:
@@ -137,7 +138,7 @@ def run_cases(folder: Path, names: list[str]) -> int:
     os.environ |= {"VLLM_CACHE_ROOT": str(folder / "compiled"), "VLLM_DISABLE_COMPILE_CACHE": "1"}
     os.environ["NPU_EMULATOR_DEVICES"] = str(max(case.ranks for case in CASES.values()))
     write_checkpoint(MODEL, folder / MODEL)
-    import_once()
+    import_once(IMPORTED_ONCE)
     failed = 0
     for number, name in enumerate(names):
         os.environ["NPU_EMULATOR_NODE"] = f"partial.{os.getpid()}.{number}"

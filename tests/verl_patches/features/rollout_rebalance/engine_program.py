@@ -23,7 +23,7 @@ prelude.activate()
 
 from tests.float32_exchange import exchange_in_float32  # noqa: E402
 from tests.npu_emulator.vllm_ascend_models import write_checkpoint  # noqa: E402
-from tests.npu_emulator.vllm_ascend_program import import_once  # noqa: E402
+from tests.npu_emulator.vllm_ascend_program import IMPORTED_ONCE  # noqa: E402
 from tests.ranks import fork_ranks  # noqa: E402
 from tests.verl_patches.features.rollout_rebalance import cases  # noqa: E402
 from tests.verl_patches.features.rollout_rebalance.cases import (  # noqa: E402
@@ -36,6 +36,7 @@ from tests.verl_patches.features.rollout_rebalance.cases import (  # noqa: E402
     Case,
     lengths_of,
 )
+from tests.vllm_cases import import_once  # noqa: E402
 
 Request = tuple[int, list[int], Any]
 """The place of a prompt among those of all engines as they come, its tokens, and vLLM's SamplingParams."""
@@ -196,7 +197,7 @@ def run_cases(folder: Path, names: list[str]) -> int:
     os.environ |= {"VLLM_CACHE_ROOT": str(folder / "compiled"), "VLLM_DISABLE_COMPILE_CACHE": "1"}
     os.environ["NPU_EMULATOR_DEVICES"] = str(dies)
     write_checkpoint(MODEL, folder / MODEL)
-    import_once()
+    import_once(IMPORTED_ONCE)
     failed = 0
     for number, name in enumerate(names):
         os.environ["NPU_EMULATOR_NODE"] = f"rebalance.{os.getpid()}.{number}"
