@@ -53,7 +53,7 @@ def test_left():
     (pathlib.Path(os.environ["SAID"]) / "left").touch()
 """,
 }
-FOLDERS = ("workers", "workers", "other", "other")
+FOLDERS = ("worker_processes", "worker_processes", "other", "other")
 
 
 def shared(folder: Path, conftest: str) -> subprocess.CompletedProcess[str]:
