@@ -12,7 +12,7 @@ from post_training.command_parser import CommandParser
 from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
 from post_training.masking import masked_output
 from post_training.terminal import escape_output
-from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, Options, Plan, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, WEIGHTS, Options, Plan, make_plan
 
 DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
 _DESCRIPTION = """
@@ -40,6 +40,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     )
     precision = f"of training and rollout: {' or '.join(PRECISIONS)} {default}"
     parser.add_argument("--precision", choices=PRECISIONS, default=Options.precision, help=precision)
+    weights = f"how weights reach the rollout, {' or '.join(WEIGHTS)} (verl's own way) {default}"
+    parser.add_argument("--weights", choices=WEIGHTS, default=Options.weights, metavar="NAME", help=weights)
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides for the training")

@@ -30,6 +30,7 @@ ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
 BACKENDS = ("megatron", "fsdp2")
 PRECISIONS = ("float32", "bfloat16")
+WEIGHTS = ("alltoallv", "naive")
 # Changes of the tiny model with which rollout and training compute the same. vLLM-Ascend 0.23's kernels take latent
 # attention as wide as published alone. Its kernel for routers scores a group by the two best experts, as DeepSeek-V3
 # does; it is called where hidden size / (groups * chosen groups) is at least the experts of a token, and elsewhere a
@@ -52,6 +53,7 @@ _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "ac
 class Options:
     """The user's choices. ``model`` is one of `MODELS`, ``backend`` one of `BACKENDS`; ``dies`` are emulated.
 
+    ``weights`` is how they reach the rollout, one of `WEIGHTS`: by this project's plugin or by verl's own way.
     ``precision`` is the type in which training and rollout compute, one of `PRECISIONS`.
     """
 
@@ -62,6 +64,7 @@ class Options:
     dies: int = 4
     device_memory_mb: int = 1024
     precision: str = "float32"
+    weights: str = "alltoallv"
     output: Path | None = None
     overrides: tuple[str, ...] = ()
 
@@ -127,6 +130,7 @@ class Plan:
         yield from _task(self.options)
         yield from _rollout(self.options)
         yield from _megatron(self.options) if self.options.backend == "megatron" else _fsdp(self.options)
+        yield from _plugins(self.options)
         yield from _processes(self)
 
     def environment(self) -> dict[str, str]:
@@ -223,9 +227,6 @@ def _fsdp(options: Options) -> Iterator[str]:
 
 def _megatron(options: Options) -> Iterator[str]:
     """Experts lie on all dies, and everything else on each of them."""
-    # verl's key of the type has no float32: the module decides.
-    module = "verl_plugin.megatron_float32" if options.precision == "float32" else "verl_plugin.megatron_core"
-    yield f"actor_rollout_ref.model.external_lib={module}"
     yield from (f"{_ACTOR}.use_torch_compile=false", f"{_ACTOR}.megatron.vanilla_mbridge=true")
     # Megatron-core's own attention takes padded batches; verl's workers give the engine the model's key.
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
@@ -233,6 +234,22 @@ def _megatron(options: Options) -> Iterator[str]:
     yield from (f"{part}.megatron.dtype=bfloat16" for part in (_ACTOR, _REF))
     if sizes_of(TINY_MODELS[options.model]).experts:
         yield f"{_ACTOR}.megatron.expert_model_parallel_size={options.dies}"
+
+
+def _plugins(options: Options) -> Iterator[str]:
+    """What is loaded beside verl, in every process that reads the model's configuration."""
+    modules = []
+    if options.backend == "megatron":
+        # verl's key of the type has no float32: the module decides.
+        modules.append(f"verl_plugin.{'megatron_float32' if options.precision == 'float32' else 'megatron_core'}")
+    if options.weights == "alltoallv":
+        modules.append("verl_plugin.alltoallv.engines")
+        vllm = f"+{_ROLLOUT}.engine_kwargs.vllm"
+        yield f"{vllm}.worker_extension_cls=verl_plugin.alltoallv.worker.AlltoallvExtension"
+        # Every update is compared bit for bit, which a job of full size would not do.
+        yield f"{vllm}.additional_config={{alltoallv:{{bucket_megabytes:16,verify:true}}}}"
+    if modules:
+        yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
 
 
 def _processes(plan: Plan) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 The same as `python -m verl.trainer.main_ppo` with the same arguments, and the same result. It starts sooner, on a small
 machine without an NPU: the processes of Ray and of vLLM, nine with one die, share one import of everything. verl's key
-`ray_kwargs.ray_init.runtime_env.py_executable` names what Ray starts as a worker; nothing of verl is patched.
+`ray_kwargs.ray_init.runtime_env.py_executable` names what Ray starts as a worker; nothing of verl is patched. Of vLLM
+`few_cores` changes how long a reader waits awake.
 """
 
 import runpy
@@ -21,6 +22,7 @@ LATE = (
     "verl.trainer.ppo.v1",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "verl.experimental.agent_loop",
+    "rehearsal.stack_2026.few_cores",
 )
 MEGATRON = ("mbridge", "megatron.core.models.gpt", "megatron.core.optimizer")
 KEY = "ray_kwargs.ray_init.runtime_env.py_executable"

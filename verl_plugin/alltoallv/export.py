@@ -13,14 +13,11 @@ from post_training.reshard.handover import HandoverError
 from verl_plugin.alltoallv.settings import LIBRARY, LIBRARY_KEY
 from verl_plugin.alltoallv.transfer import Training, WeightTransfer, ray_job
 
-ON_NPU = {"model_type": "language_model", "device": "npu", "vendor": "huawei"}
-"""verl's registry prefers an engine of a device's vendor to one of the device."""
-
 _REMEDY = f"Set it otherwise, or take {LIBRARY} out of {LIBRARY_KEY}."
 
 
 class AlltoallvExport:
-    """What the engines below have in common. A subclass says in `_training` what its ranks hold."""
+    """Extends an engine of verl. A subclass says in `_training` what its ranks hold."""
 
     model_config: Any
     _qat_enabled: bool

@@ -1,4 +1,4 @@
-"""verl's engine for Megatron-core on an NPU, with MindSpeed or without, with the hand-over by alltoallv."""
+"""What verl's engine for Megatron-core, with MindSpeed or without, hands over by alltoallv."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from verl.utils.megatron_utils import load_megatron_model_to_gpu
-from verl.workers.engine import EngineRegistry
 
 from post_training.layouts.layout import Shard, Table
 from post_training.layouts.model_tensors import train_tensors
 from post_training.models.families import table_for
-from verl_plugin.alltoallv.export import ON_NPU, AlltoallvExport
+from verl_plugin.alltoallv.export import AlltoallvExport
 from verl_plugin.alltoallv.megatron_layout import fitted, megatron_placement
 from verl_plugin.alltoallv.transfer import Training
 
-_Upstream: Any = EngineRegistry.get_engine_cls("language_model", "megatron")
 
-
-@EngineRegistry.register(backend="megatron", **ON_NPU)
-class AlltoallvMegatronEngine(AlltoallvExport, _Upstream):
+class AlltoallvMegatron(AlltoallvExport):
     """A rank holds its share of Megatron's parameters, several HuggingFace tensors in one."""
+
+    module: Any
+    tf_config: Any
 
     def get_per_tensor_param(self, **options: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], None]:
         """As of `AlltoallvExport`, with parameters on the die, from which verl offloads them afterwards."""

@@ -15,6 +15,14 @@ for backend in ("fsdp2", "fsdp", "megatron"):
     print(backend, EngineRegistry.get_engine_cls("language_model", backend).__name__)
 """
 
+# The class that verl takes, and whether the methods of both extensions are in it.
+BOTH = """
+import verl_plugin.megatron_float32, verl_plugin.alltoallv.engines
+from verl.workers.engine import EngineRegistry, MindspeedEngineWithLMHead
+engine = EngineRegistry.get_engine_cls("language_model", "megatron")
+print(*(base.__name__ for base in engine.__mro__[:4]), issubclass(engine, MindspeedEngineWithLMHead))
+"""
+
 
 def engines_with(module: str) -> dict[str, str]:
     """The engine of each backend in a fresh process that has imported `module`."""
@@ -27,7 +35,15 @@ def engines_with(module: str) -> dict[str, str]:
 def test_library_registers_engines_beside_those_of_verl():
     upstream = engines_with("verl")
     assert not any("Alltoallv" in name for name in upstream.values())
-    assert engines_with(LIBRARY) == upstream | {"fsdp2": "AlltoallvFSDP2Engine", "megatron": "AlltoallvMegatronEngine"}
+    assert engines_with(LIBRARY) == upstream | {"fsdp2": "AlltoallvFSDP2", "megatron": "AlltoallvMegatron"}
+
+
+def test_engine_has_every_extension_that_is_loaded():
+    command = [sys.executable, "-W", "ignore", "-c", BOTH]
+    run = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=300, check=True)
+    *_, names = run.stdout.splitlines()
+    assert names.split()[:4] == ["AlltoallvMegatron", "AlltoallvMegatron", "AlltoallvExport", "Float32"]
+    assert names.split()[-1] == "True"
 
 
 def test_extension_adds_no_name_that_the_worker_has():
