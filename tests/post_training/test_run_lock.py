@@ -79,6 +79,12 @@ def test_killed_owner_makes_way_at_once(tmp_path, holder):
     FolderLock(tmp_path, "run", wait=never).acquire()
 
 
+def test_killed_owner_that_nobody_reaped_makes_way(tmp_path, holder):
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+    FolderLock(tmp_path, "run", wait=never).acquire()
+
+
 def test_reused_process_number_is_no_owner(tmp_path):
     lock = FolderLock(tmp_path, "run")
     lock.acquire()

@@ -77,7 +77,8 @@ def test_runs_are_equal_whatever_a_clock_says(runs):
     ],
 )
 def test_any_difference_is_found(runs, changed, differing):
-    assert compare(runs("one"), runs("another", **changed), 2).differing == (differing,)
+    one, another = runs("one"), runs("another", **changed)
+    assert compare(one, another, 2).differing == compare(another, one, 2).differing == (differing,)
 
 
 def test_a_step_that_is_there_twice_is_an_error(runs):

@@ -787,6 +787,7 @@ def test_the_interface_can_be_found_by_the_way_to_the_head(worker):
         ({"MASTER_ADDR": "<address>"}, "MASTER_ADDR is still the placeholder <address>; fill it in"),
         ({"MASTER_ADDR": "head-node"}, 'MASTER_ADDR is "head-node": give the IPv4 address'),
         ({"MODEL_PATH": '"/weights"'}, "MODEL_PATH begins with a quote"),
+        ({"MODEL_PATH": "'/weights'"}, "MODEL_PATH begins with a quote"),
         ({"NODES": "two"}, 'NODES in .*cluster.env is "two": give a whole number'),
         ({"NODES": 0}, 'is "0": give a whole number'),
         ({"POLL_S": "often"}, 'POLL_S is "often": give seconds'),

@@ -68,3 +68,11 @@ def test_rank_runs_the_agreed_size_of_graphs_alone(graphs, in_rollout, runs, mon
     tokens, across, with_prefill, two_batches = get_forward_metadata_across_dp(Upstream(), runner, 2, 2, False, True)
     assert ((tokens, across.tolist()), with_prefill, two_batches) == (runs, False, True)
     assert asked == [(2, 2, (2, 8) if graphs else ())]
+
+
+@pytest.mark.parametrize("producer, consumer", [(True, False), (False, True), (True, True)])
+def test_engine_that_hands_caches_on_decides_by_itself(producer, consumer, monkeypatch):
+    monkeypatch.setattr(decode_loop, "going", lambda: pytest.fail("it asks the other engines"))
+    runner, upstream = SimpleNamespace(dp_size=2, is_kv_producer=producer, is_kv_consumer=consumer), Upstream()
+    get_forward_metadata_across_dp(upstream, runner, 2, 2, False, True)
+    assert len(upstream.calls) == 1

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import verl_patches.prelude_patch  # noqa: F401  (before Megatron)
-from post_training.mismatch.router_ties import choice_margins, tied_choices
+from post_training.mismatch.router_ties import TIED_STEPS, choice_margins, tied_choices
 
 
 def moved(scores: torch.Tensor, by: torch.Tensor, seed: int) -> torch.Tensor:
@@ -39,3 +39,10 @@ def test_megatron_router_is_tied_where_its_logits_are():
     router = SimpleNamespace(weight=torch.eye(4), config=config)
     tokens = torch.tensor([[3.0, 2.0, 2.0 + 2**-21, 1.0], [3.0, 2.5, 2.0, 1.0], [3.0, 3.0 + 2**-21, 2.0, 1.0]])
     assert tied_choices(router, tokens).tolist() == [True, False, False]
+
+
+def test_scores_one_step_beyond_a_tie_are_not_tied():
+    router = SimpleNamespace(weight=torch.eye(4), config=SimpleNamespace(moe_router_topk=2))
+    # The largest score, 2, decides the step: 2**-22.
+    tokens = [[2.0, 1.0, 1.0 - steps * 2**-22, 0.0] for steps in (TIED_STEPS, TIED_STEPS + 1)]
+    assert tied_choices(router, torch.tensor(tokens)).tolist() == [True, False]

@@ -167,6 +167,14 @@ def test_deepseek_of_megatron_is_vllms():
     assert difference(by_megatron(odd, kinds), by_vllm(odd)) == ("attention factor", 1.0, 0.5)
 
 
+def test_deepseek_without_coefficients_has_its_own_defaults():
+    """mscale is 1 and mscale_all_dim 0, as DeepseekScalingRotaryEmbedding of vLLM takes them."""
+    scaling = {name: value for name, value in DEEPSEEK_YARN.items() if not name.startswith("mscale")}
+    model = {"rope_theta": 1e4, "rope_scaling": scaling, "architectures": ["DeepseekV3ForCausalLM"]}
+    for rotation in (by_vllm(model), by_megatron(model, deepseek_v3.FAMILY.megatron.rotary)):
+        assert rotation.amplitude == pytest.approx(0.1 * math.log(40) + 1)
+
+
 def test_qwens_own_yarn_differs_by_the_factor():
     model = GRID["qwen2.5 yarn of its card"]
     assert difference(by_transformers(model), by_vllm(model)) == ("factor", 1.0, 4.0)

@@ -120,3 +120,15 @@ def test_what_is_recomputed_decides_what_a_micro_batch_keeps():
     assert of_the_cluster(Recomputation("full", "uniform", 1), 2) == full[8]
     whole = of_the_cluster(Recomputation("full", "uniform", 8), 2)
     assert full[8] < whole < none
+
+
+def test_dense_layers_lie_on_the_stages_of_the_list():
+    cluster = job("true_weight")
+
+    def of_second_stage(first: int, dense: int) -> int:
+        layers = (first, 8, *cluster.train.num_layer_list[2:])
+        train = dataclasses.replace(cluster.train, num_layer_list=layers)
+        sizes = dataclasses.replace(cluster.sizes, dense_layers=dense)
+        return training_activations(dataclasses.replace(cluster, train=train, sizes=sizes, recomputation=None), 1)
+
+    assert of_second_stage(first=2, dense=3) == of_second_stage(first=3, dense=4) != of_second_stage(first=3, dense=3)

@@ -8,7 +8,9 @@ import torch
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionBlock
 
+from post_training.models.sizes import VisionSizes
 from post_training.plan.fsdp import fsdp_memory, read_fsdp_job
+from post_training.plan.vision import ImageLoad
 from scripts import plan
 from tests.post_training.models.published_configs import PUBLISHED_CONFIGS, nested
 from verl_patches.trainer.configuration_checks.values import resolved
@@ -62,6 +64,13 @@ def test_images_cost_memory_beside_the_decoder():
     assert {phase for phase in without if with_images[phase] > without[phase]} == {
         "rollout", "old_log_prob", "ref", "update",
     }  # fmt: skip
+
+
+def test_engine_encodes_all_patches_of_its_tokens():
+    tower = VisionSizes(1, hidden=8, intermediate=16, heads=2, patch=10, patches_per_token=4, block="visual.blocks.0.")
+    images = ImageLoad(tower, block=100, tokens=5, engine_tokens=3, itemsize=2, width=32)
+    pixels, at_work, embeddings = 12 * 10 * (4 + 2), 12 * 2 * (4 * 8 + 3 * 16), 3 * 32 * 2
+    assert images.engine(1) == pixels + at_work + embeddings
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

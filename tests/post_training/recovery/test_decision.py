@@ -1,7 +1,7 @@
 """When a run is started again, and with what."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from post_training.recovery.causes import Failure
@@ -72,6 +72,13 @@ def test_waits_double_while_the_network_is_away():
     assert supervision.decide(attempt("network_error")).wait_s == 120
 
 
+def test_waits_begin_anew_after_another_failure():
+    supervision = Supervision(Policy(max_retry_times=9))
+    met = ["network_error", "network_error", "worker_died", "network_error", "network_error"]
+    waits = [supervision.decide(attempt(cause, step=0, checkpoint=0)).wait_s for cause in met]
+    assert waits == [120, 240, 120, 120, 240]
+
+
 def test_waits_begin_anew_after_a_checkpoint():
     supervision = Supervision(Policy(max_retry_times=9))
     met = [(0, 0), (0, 0), (0, 0), (12, 10), (12, 10), (25, 20), (25, 20)]
@@ -139,6 +146,8 @@ def test_a_smaller_micro_batch_divides_what_the_larger_one_did(micro, times):
 
 
 @given(st.integers(1, 4096))
+@example(32)
+@example(33)
 def test_tokens_of_a_micro_batch_hold_the_longest_sequence(tokens):
     new = reduced(config(dynamic=True, tokens=tokens), "update")
     assert new == ({f"{ACTOR}.ppo_max_token_len_per_gpu": max(32, tokens // 2)} if tokens > 32 else {})

@@ -34,6 +34,13 @@ def test_infinity_and_zero_are_compared_by_their_bits(lone_rank):
     assert compared(values, torch.where(values == 0, -values, values), lone_rank) == [NAME]
 
 
+def test_weight_that_the_rollout_holds_rounded_is_not_equal(lone_rank):
+    values = torch.ones(4, 6)
+    assert compared(values, values.bfloat16(), lone_rank) == []
+    values[2, 3] = 1 + 2**-10
+    assert compared(values, values.bfloat16(), lone_rank) == [NAME]
+
+
 def test_padding_that_is_not_zero_is_named_as_the_rollout_names_it(lone_rank):
     """The rollout's vocabulary has two rows more than the weight."""
     values = torch.randn(4, 6).npu()

@@ -89,6 +89,11 @@ def test_amounts_are_read(answer, value, dimension):
     assert (found.value, found.unit.dimension[0][0] if found.unit else None, found.readable) == (value, dimension, True)
 
 
+@pytest.mark.parametrize("answer", ["5 square meters per second", "5 平方米每秒"])
+def test_square_counts_for_the_next_unit_alone(answer):
+    assert quantity(answer).unit.dimension == (("m", 2), ("s", -1))
+
+
 @pytest.mark.parametrize(
     "answer",
     [r"5\text{ or more}", r"5\text{ plus}", "5的倍数", "5左右", r"5\text{ over}", "5 score", "5 meters million", "3成",

@@ -100,6 +100,10 @@ def test_long_rule_is_met_after_all_its_steps(rule, held, count):
     assert met(rise, [*calm, *[9] * (count + 5)]) == [first_by_definition(rise, [*calm, *[9] * count])]
 
 
+def test_rise_is_reckoned_from_the_latest_hundred_steps():
+    assert met({"rises_by": 2, "for": 100}, [4] * 100 + [1] * 100 + [3] * 100) == [300]
+
+
 def test_a_rule_goes_on_from_a_checkpoint_as_if_it_had_never_ended():
     series = [1, 1, 1, 1, 1, 9, 9, 1, 9, 9, 9]
     rule = {"metric": "m", "rises_by": 2, "for": 3}
