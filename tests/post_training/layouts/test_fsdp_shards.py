@@ -4,19 +4,20 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import Shard as Sharded
 
-from post_training.layouts.fsdp_shards import fsdp_pieces
+from post_training.layouts.fsdp_shards import fsdp_shards
 
 NAME = "model.norm.weight"
 
 
-@pytest.mark.parametrize("placements", [(Partial(), Shard(0)), (Replicate(), Partial()), (Replicate(), Shard(0))])
+@pytest.mark.parametrize("placements", [(Partial(), Sharded(0)), (Replicate(), Partial()), (Replicate(), Sharded(0))])
 def test_sum_that_is_still_to_come_rejected(lone_rank, placements):
     mesh = init_device_mesh("npu", (1, 1))
     state = {NAME: DTensor.from_local(torch.zeros(4, device="npu"), mesh, placements, run_check=False)}
     if any(placement.is_partial() for placement in placements):
         with pytest.raises(ValueError, match=f"{NAME} is placed as .* of which no rank holds a part of the weight"):
-            fsdp_pieces(state, {NAME: (4,)})
+            fsdp_shards(state, {NAME: (4,)})
     else:
-        assert [piece.box for piece in fsdp_pieces(state, {NAME: (4,)})] == [((0, 4),)]
+        assert [shard.bounds for shard in fsdp_shards(state, {NAME: (4,)})] == [((0, 4),)]
