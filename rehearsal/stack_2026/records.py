@@ -12,6 +12,9 @@ from post_training.report.metrics import read_entries
 # verl's differences are of probabilities, which are at most as far apart as their logarithms.
 PROBABILITY_DIFFERENCE = "training/rollout_probs_diff_max"
 PROBABILITY_DIFFERENCE_MEAN = "training/rollout_probs_diff_mean"
+_TOKENS = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean")
+# Stages that the reports know by another name than verl has for them.
+_RENAMED = {"timing_s/update_weights": "timing_s/reshard"}
 
 
 class RecordWriter:
@@ -43,7 +46,16 @@ class RecordWriter:
         self._written = len(entries)
 
 
+def answers_of(metrics: Mapping[str, float | None]) -> int | None:
+    """How many answers a step was trained on, which verl does not log: all tokens over those of an answer.
+
+    None where one of the metrics is missing.
+    """
+    tokens, prompt, response = (metrics.get(name) for name in _TOKENS)
+    return None if not tokens or not prompt or not response else round(tokens / (prompt + response))
+
+
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     """The metrics that are numbers; None for one that is not finite."""
-    kept = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    kept = {_RENAMED.get(name, name): value for name, value in metrics.items() if isinstance(value, int | float)}
     return {name: value if math.isfinite(value) else None for name, value in kept.items()}

@@ -21,11 +21,17 @@ from post_training.report.metrics import REWARD, StepRecord, training_steps
 from post_training.report.run_folder import CONFIGURATION, METERS, METRICS
 from post_training.run_lock import owning
 from post_training.terminal import escaped
+from post_training.user_files import read_yaml
 from rehearsal.display import Progress, emulated_dies, format_duration, print_rows
 from rehearsal.plan import ROOT
 from rehearsal.preflight import check_device_memory, check_output, count_parameters, is_whole
 from rehearsal.stack_2026.plan import Plan
-from rehearsal.stack_2026.records import PROBABILITY_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN, RecordWriter
+from rehearsal.stack_2026.records import (
+    PROBABILITY_DIFFERENCE,
+    PROBABILITY_DIFFERENCE_MEAN,
+    RecordWriter,
+    answers_of,
+)
 from rehearsal.stages import RunFailed, link_latest
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
@@ -99,6 +105,7 @@ class Rehearsal:
             shutil.copy(plan.composed, plan.output / CONFIGURATION)
         failure = describe_full_disk([plan.output]) if status != 0 else None
         failure = failure or failure_of(status, progress.records, steps, plan.log)
+        failure = failure or lost_answers(progress.records, plan.composed)
         facts = RunFacts(
             plan.options.seed,
             plan.options.dies,
@@ -124,6 +131,23 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, log: Path
         for name in _NUMBERS:
             if record.metrics.get(name) is None:
                 return f"{name} is not a finite number at step {record.step}"
+    return None
+
+
+def lost_answers(records: Sequence[StepRecord], composed: Path) -> str | None:
+    """Returns a sentence where a step had fewer answers than the configuration asks for, or None.
+
+    verl goes on without a prompt whose generation or reward raised an exception.
+    """
+    config = read_yaml(composed)
+    asked = config["data"]["train_batch_size"] * config["actor_rollout_ref"]["rollout"]["n"]
+    for record in records:
+        trained = answers_of(record.metrics)
+        if trained is not None and trained < asked:
+            return (
+                f"Step {record.step} was trained on {trained} of {asked} answers: verl leaves out a prompt whose "
+                'generation or reward fails; the log has "Error in _run_prompt" with the reason'
+            )
     return None
 
 

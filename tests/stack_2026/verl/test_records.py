@@ -7,7 +7,7 @@ import pytest
 
 from post_training.report import StepRecord, read_records
 from rehearsal.stack_2026.records import PROBABILITY_DIFFERENCE, RecordWriter
-from rehearsal.stack_2026.stages import failure_of, probability_differences
+from rehearsal.stack_2026.stages import failure_of, lost_answers, probability_differences
 
 GOOD = {PROBABILITY_DIFFERENCE: 0.01, "critic/score/mean": 0.5, "actor/grad_norm": 1.0, "actor/loss": 0.1}
 
@@ -49,6 +49,25 @@ def test_differences_are_the_largest_of_all_steps():
 def test_incomplete_runs_fail(tmp_path, changes, steps, words):
     found = failure_of(0, [StepRecord(1, 0.0, GOOD | changes)], steps, tmp_path / "run.log")
     assert (found is None) if words is None else (words in found)
+
+
+# Of a step of verl 0.9.1 with 32 prompts of 8 answers.
+STEP = {"perf/total_num_tokens": 3970, "prompt_length/mean": 7.0, "response_length/mean": 8.5078125}
+
+
+@pytest.mark.parametrize(("batch", "n", "words"), [(32, 8, None), (33, 8, "256 of 264 answers"), (8, 8, None)])
+def test_step_with_fewer_answers_than_asked_is_told(tmp_path, batch, n, words):
+    composed = tmp_path / "config.yaml"
+    composed.write_text(f"data: {{train_batch_size: {batch}}}\nactor_rollout_ref: {{rollout: {{n: {n}}}}}\n")
+    found = lost_answers([StepRecord(1, 0.0, STEP), StepRecord(2, 0.0, GOOD)], composed)
+    assert (found is None) if words is None else (words in found)
+
+
+def test_seconds_of_the_weights_have_the_name_of_the_reports(tmp_path):
+    source, target = tmp_path / "verl.jsonl", tmp_path / "metrics.jsonl"
+    append(source, 1, **{"timing_s/update_weights": 0.5})
+    RecordWriter(source, target).update()
+    assert read_records(target)[0].metrics == {"timing_s/reshard": 0.5}
 
 
 def test_a_failed_command_is_told_by_its_log(tmp_path):
