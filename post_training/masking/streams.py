@@ -20,6 +20,8 @@ _OVERLAP = 1 << 13
 _SHOWN_AFTER_S = 0.5
 _READ_BYTES = 1 << 16
 _LINE_END = re.compile(r"(\r\n|\r|\n)")
+# The end of a text that more text may make the first line of a private key.
+_KEY_MAY_BEGIN = re.compile(r"-----(?:B|BE|BEG|BEGI|BEGIN[^\r\n]*)$|-{1,5}$")
 
 
 class MaskingWriter:
@@ -44,8 +46,14 @@ class MaskingWriter:
             self._write(whole[:-_OVERLAP])
             self._pending = whole[-_OVERLAP:]
 
-    def flush(self) -> None:
-        """Hands on what has no end of a line yet."""
+    def flush(self, at_end: bool = False) -> None:
+        """Hands on what has no end of a line yet, unless it may belong to a private key.
+
+        Args:
+            at_end: no more text comes.
+        """
+        if self._is_in_key or (not at_end and _KEY_MAY_BEGIN.search(self._pending)):
+            return
         pending, self._pending = self._pending, ""
         if pending:
             self._write(self._secrets.text(pending))
@@ -104,7 +112,7 @@ class _MaskingCopy:
         """Hands the complete lines on; no content is the end."""
         self._writer.feed(self._decoder.decode(content, final=not content))
         if not content:
-            self._writer.flush()
+            self._writer.flush(at_end=True)
 
     def flush(self) -> None:
         """Hands on what has no end of a line yet."""

@@ -100,6 +100,30 @@ def test_private_key_masked_line_by_line():
     assert shown.getvalue() == "before\n***\nafter\n"
 
 
+def test_private_key_masked_wherever_its_writer_pauses():
+    text = f"before\n{KEY_BLOCK}\nafter\n"
+    for cut in range(len(text)):
+        said: list[str] = []
+        writer = MaskingWriter(Secrets({}), said.append)
+        for part in (text[:cut], text[cut:]):
+            writer.feed(part)
+            writer.flush()
+        writer.flush(at_end=True)
+        told = "".join(said)
+        assert not any(line in told for line in KEY_BLOCK.splitlines()[1:-1]), cut
+        assert told.startswith("before\n") and told.endswith("after\n")
+
+
+def test_dashes_shown_at_the_end():
+    said: list[str] = []
+    writer = MaskingWriter(Secrets({}), said.append)
+    writer.feed("a table\n-----")
+    writer.flush()
+    assert said == ["a table\n"]
+    writer.flush(at_end=True)
+    assert said == ["a table\n", "-----"]
+
+
 def test_private_key_in_one_line_hides_no_later_line():
     """As a JSON document or a shell's variable holds it."""
     shown = io.StringIO()
