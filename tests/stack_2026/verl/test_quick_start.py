@@ -39,6 +39,7 @@ KEYS = (
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "reward.num_workers=1",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=64",
     "ray_kwargs.ray_init.num_cpus=12",
 )
 
