@@ -18,7 +18,8 @@ from typing import Any
 
 from tests.ranks import fork_ranks, free_port
 from tests.stack_2026.vllm_ascend.models import VOCABULARY
-from tests.stack_2026.vllm_ascend.program import import_once
+from tests.stack_2026.vllm_ascend.program import IMPORTED_ONCE
+from tests.vllm_cases import import_once
 
 EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
 TOKENS, UPDATES, GREW = 8, 2, 1.25
@@ -189,7 +190,7 @@ def wait_for(path: Path) -> None:
 
 def run(folder: Path, cases: list[Case]) -> None:
     """Run cases one after another. Exits with an error when a rank failed."""
-    import_once()
+    import_once(IMPORTED_ONCE)
     for number, case in enumerate(cases):
         os.environ |= {
             "HANDOVER_CASE": json.dumps(dataclasses.asdict(case)),
