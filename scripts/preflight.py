@@ -7,7 +7,8 @@ two of its dies, and the job itself on at most 8 emulated dies: train, kill, res
 Examples, on any machine; the training gets the same overrides:
     python scripts/preflight.py --cluster FILE \
         --config-name deepseek_v3_256die_true_weight
-    python scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k --no-scaled-down-job \
+    python scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k \
+        --no-scaled-down-job \
         actor_rollout_ref.model.path=MODEL
 
 Prints the stages, and writes them to preflight.html in the output folder. The emulated run starts once every other

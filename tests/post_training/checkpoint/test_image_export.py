@@ -38,7 +38,7 @@ def saved(model, folder, monkeypatch):
     """The folder of a step, as a rank of FSDP2 that is alone names its entries."""
     monkeypatch.setattr("verl_patches.features.compatibility.fully_sharded.release", lambda model: None)
     rank = FullyShardedRank(model, torch.optim.AdamW(model.parameters()), 0, 1)
-    weights = {entry_name(MASTER, shard.local, whole_slice(shard.shape)): shard for shard in rank.shards}
+    weights = {entry_name(MASTER, shard.local, whole_slice(shard.shape)): shard for shard in rank.optimizer_shards}
     actor = folder / "actor"
     actor.mkdir(parents=True)
     tensors = {name: shard.master.view(shard.shape) for name, shard in weights.items()}

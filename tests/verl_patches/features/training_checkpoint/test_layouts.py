@@ -62,7 +62,7 @@ def test_any_layout_loads_any_checkpoint(saved, model, before, after, dtype):
         forms = ("torch", "apex", "swap") if dtype == torch.bfloat16 else ("torch", "apex")
         made = rank_of(model, placement, rank, dtype=dtype, form=forms[rank % len(forms)])
         load_training(saved(model, before), made)
-        assert common_steps(made.shards) == 2
+        assert common_steps(made.optimizer_shards) == 2
         assert not differences(made, rank_of(model, placement, rank, full, dtype=dtype))
 
 
@@ -72,13 +72,13 @@ def test_an_optimizer_that_swaps_to_the_host_is_saved_from_there_and_loaded_into
     save_all(tmp_path, "qwen2", placement, full, form="swap", steps=steps)
     made = rank_of("qwen2", ONE, 0, form="swap", steps=5, full={name: full["exp_avg"] for name in STATES})
     load_training(tmp_path, made)
-    assert common_steps(made.shards) == steps and all(
-        shard.main.untyped_storage().nbytes() == 0 for shard in made.shards
+    assert common_steps(made.optimizer_shards) == steps and all(
+        shard.main.untyped_storage().nbytes() == 0 for shard in made.optimizer_shards
     )
     if steps:
         assert not differences(made, rank_of("qwen2", ONE, 0, full))
     else:
-        assert all(not shard.moments() and not shard.away["exp_avg"].any() for shard in made.shards)
+        assert all(not shard.moments() and not shard.away["exp_avg"].any() for shard in made.optimizer_shards)
 
 
 def test_an_optimizer_whose_memory_is_away_and_that_says_not_where_rejected(tmp_path):
@@ -92,9 +92,9 @@ def test_an_optimizer_whose_memory_is_away_and_that_says_not_where_rejected(tmp_
 def test_the_comparison_sees_one_wrong_element(saved):
     made = rank_of("deepseek_v3", ONE, 0)
     load_training(saved("deepseek_v3", "tp2"), made)
-    made.shards[5].main[0] += 1e-6
+    made.optimizer_shards[5].main[0] += 1e-6
     expected = rank_of("deepseek_v3", ONE, 0, full_states("deepseek_v3"))
-    assert differences(made, expected) == [f"master of {made.shards[5].local}"]
+    assert differences(made, expected) == [f"master of {made.optimizer_shards[5].local}"]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -124,7 +124,7 @@ def test_a_training_without_an_update_is_saved_too(tmp_path):
     save_all(tmp_path, "qwen2", ONE, {"master": full["master"]} | {s: full[s] for s in STATES[1:]}, steps=0)
     made = rank_of("qwen2", ONE, 0)
     load_training(tmp_path, made)
-    assert common_steps(made.shards) == 0 and all(not shard.state for shard in made.shards)
+    assert common_steps(made.optimizer_shards) == 0 and all(not shard.state for shard in made.optimizer_shards)
 
 
 def _cut(folder):
@@ -175,7 +175,9 @@ def test_a_damaged_checkpoint_rejected_before_anything_is_written(tmp_path, dama
     with pytest.raises(CheckpointError, match=sentence) as rejection:
         load_training(folder, made)
     assert "\n" not in str(rejection.value)
-    assert all(tensor.isnan().all() for tensor in made.tensors.values()) and not any(s.state for s in made.shards)
+    assert all(tensor.isnan().all() for tensor in made.tensors.values()) and not any(
+        s.state for s in made.optimizer_shards
+    )
 
 
 def test_another_models_checkpoint_rejected(saved):
