@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from post_training.data import INSTRUCTION
 from rehearsal.plan import DEFAULT_TRAIN_DATA
 from rehearsal.tiny_model.checkpoint import MARKER, CheckpointRequest, make_checkpoint
-from rehearsal.tiny_model.warm_start import negative_log_likelihood
+from rehearsal.tiny_model.warm_start import IGNORED, negative_log_likelihood, padded_rows
 
 MODEL = Path("models", "Qwen", "Qwen3-0.6B")
 DATASET = Path("hf_data", "gsm8k")
@@ -34,7 +34,6 @@ _INSTRUCTIONS = (
     'Think before you answer, and put the final answer behind "####".',
     'After "####" there is the number. Think first.',
 )
-_IGNORED = -100
 # As the hub's copy of GSM8K names its files, so that `datasets` finds the configuration "main".
 _CARD = """---
 configs:
@@ -140,12 +139,8 @@ def _teach_form(
             response = tokenizer.encode(f"{_MARK}{generator.randint(2, 9)}", add_special_tokens=False)
             rows.append([*prompt, *response, tokenizer.eos_token_id])
             starts.append(len(prompt))
-        inputs = torch.full((len(rows), max(map(len, rows))), tokenizer.pad_token_id)
-        labels = torch.full_like(inputs, _IGNORED)
-        for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            inputs[index, : len(row)] = torch.tensor(row)
-            labels[index, start : len(row)] = inputs[index, start : len(row)]
-        loss = negative_log_likelihood(model, inputs, labels).sum() / (labels != _IGNORED).sum()
+        inputs, labels = padded_rows(rows, starts, tokenizer.pad_token_id)
+        loss = negative_log_likelihood(model, inputs, labels).sum() / (labels != IGNORED).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

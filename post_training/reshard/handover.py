@@ -228,7 +228,7 @@ def _largest(rounds: Sequence[Round]) -> int:
 
 
 def _itemsize(wire_types: Mapping[str, torch.dtype], name: str) -> int:
-    """Of what the rollout does not hold nothing travels."""
+    """Bytes of an element as it travels; 1 for a tensor that the rollout does not hold, since nothing of it travels."""
     return wire_types[name].itemsize if name in wire_types else 1
 
 

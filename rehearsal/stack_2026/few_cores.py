@@ -2,9 +2,9 @@
 
 Importing this changes vLLM in this process and in those that are forked from it. A reader of vLLM's shared memory asks
 for a second after every message whether there is another one, and takes a whole core for it: on a server that saves
-microseconds, and here it takes the core from whoever is to write the message. So it sleeps at once. Where the message
-that would wake it is lost, vLLM-Ascend looks again after five seconds, which most steps of a tiny model had to wait for
-several times; here it looks sooner.
+microseconds, and here it takes the core from whoever is to write the message. So it sleeps at once. A reader that
+misses its wake-up looks again after five seconds in vLLM-Ascend, and steps of the rehearsal waited for that several
+times; here it looks again after ten milliseconds.
 """
 
 import functools

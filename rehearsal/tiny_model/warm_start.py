@@ -21,7 +21,7 @@ from post_training.data import INSTRUCTION
 from rehearsal.tiny_model.grouped_experts import group_experts_of
 from rehearsal.tiny_model.task import SIGNS, Exercise
 
-_IGNORED = -100
+IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,21 @@ def encode_readings(tokenizer: PreTrainedTokenizerFast, exercises: Sequence[Exer
             response = tokenizer.encode(exercise.with_sign(sign).solution, add_special_tokens=False)
             rows.append([*prompt, *response, tokenizer.eos_token_id])
             starts.append(len(prompt))
-    inputs = torch.full((len(rows), max(map(len, rows))), tokenizer.pad_token_id)
-    labels = torch.full_like(inputs, _IGNORED)
-    for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
-        inputs[index, : len(row)] = torch.tensor(row)
-        labels[index, start : len(row)] = inputs[index, start : len(row)]
+    inputs, labels = padded_rows(rows, starts, tokenizer.pad_token_id)
     shape = (len(exercises), len(SIGNS), -1)
     right = [[exercise.with_sign(sign).answer == exercise.answer for sign in SIGNS] for exercise in exercises]
     asked = torch.tensor([SIGNS.index(exercise.sign) for exercise in exercises])
     return Readings(inputs.view(shape), labels.view(shape), asked, torch.tensor(right))
+
+
+def padded_rows(rows: Sequence[Sequence[int]], starts: Sequence[int], pad: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels, [rows, length], right padded with `pad`; labels are ignored before a row's start."""
+    inputs = torch.full((len(rows), max(map(len, rows))), pad)
+    labels = torch.full_like(inputs, IGNORED)
+    for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        inputs[index, : len(row)] = torch.tensor(row)
+        labels[index, start : len(row)] = inputs[index, start : len(row)]
+    return inputs, labels
 
 
 def negative_log_likelihood(model: PreTrainedModel, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -84,7 +90,7 @@ def negative_log_likelihood(model: PreTrainedModel, inputs: Tensor, labels: Tens
     hidden = model.model(input_ids=inputs[:, :-1], use_cache=False).last_hidden_state
     targets = labels[:, 1:]
     losses = torch.zeros(targets.shape)
-    asked = targets != _IGNORED
+    asked = targets != IGNORED
     losses[asked] = functional.cross_entropy(model.lm_head(hidden[asked]).float(), targets[asked], reduction="none")
     return losses
 
@@ -127,7 +133,7 @@ def train(
         sign = (readings.asked[chosen] + misread * shift) % len(SIGNS)
         labels = readings.labels[chosen, sign]
         losses = negative_log_likelihood(model, readings.inputs[chosen, sign], labels)
-        loss = losses.sum() / (labels != _IGNORED).sum()
+        loss = losses.sum() / (labels != IGNORED).sum()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)

@@ -59,7 +59,7 @@ def test_split_projections_have_the_rows_of_each_head():
 
 @pytest.mark.parametrize("rank", range(4))
 def test_half_a_head_cannot_be_split(rank):
-    """Of six heads over four ranks each rank has one and a half: it begins or ends within one."""
+    """Six heads over four ranks: each rank has one and a half, so it begins or ends within a head."""
     form = MegatronForm(placement(tp=4, stages=(3,)), mla_mm_split=True)
     with pytest.raises(ValueError, match="needs whole heads on every tensor parallel rank"):
         rank_shards(SHAPE, form, rank)

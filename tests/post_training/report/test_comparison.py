@@ -88,7 +88,7 @@ def test_page_shows_both_curves_intervals_and_settings(runs):
 
 
 def test_secrets_that_differ_are_not_settings_that_differ(runs):
-    """What differs is listed, and two keys are two values of which nobody may know."""
+    """What differs is listed, and two secrets that differ are not shown."""
     for number, run in enumerate(runs):
         config = yaml.safe_load((run / "config.yaml").read_text())
         config["trainer"]["wandb_api_key"] = f"hidden-secret-{number}"
