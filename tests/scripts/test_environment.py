@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -18,7 +19,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM_COMMANDS = (
-    "bash cat chmod cp cut date df dirname du env find flock grep mkdir printf rm setsid sha256sum sleep sort tail tr"
+    "bash cat chmod cp cut date dirname du env find flock grep mkdir printf rm setsid sha256sum sleep sort tail tr"
     " uname xargs"
 ).split()
 ENSURE = """
@@ -96,11 +97,16 @@ class Machine:
         self.stub("python3.11", PYTHON_STUB)
         self.stub("called", CALLED_STUB)
         self.stub("c++", "#!/bin/bash\nexit 0\n")
+        self.leave_room(10**6)
 
     def stub(self, name: str, text: str) -> None:
         path = self.tools / name
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+    def leave_room(self, megabytes: int) -> None:
+        """Lets the disk have so much left, whatever there really is."""
+        self.stub("df", f"#!/bin/bash\nprintf '%s\\n' Avail {megabytes}\n")
 
     def run(self, *command: str, stack: str = "2025") -> subprocess.CompletedProcess[str]:
         command = command or ("bash", "-c", ENSURE, "ensure", stack)
@@ -171,8 +177,7 @@ def test_set_up_says_what_it_takes_before_it_starts(machine, stack):
 
 @pytest.mark.parametrize("stack", ["2025", "2026"])
 def test_disk_without_room_stops_before_anything_is_made(machine, stack):
-    (machine.tools / "df").unlink()
-    machine.stub("df", "#!/bin/bash\nprintf '%s\\n' Avail 1234\n")
+    machine.leave_room(1234)
     folder = machine.root / (".venv" if stack == "2025" else ".venv-2026")
     done = machine.run(stack=stack)
     assert rejected(done, f"{folder} takes 9.", " GB, and its disk has 1.2 GB left: make room there")
@@ -182,9 +187,9 @@ def test_disk_without_room_stops_before_anything_is_made(machine, stack):
 def test_room_of_packages_that_are_replaced_counts(machine):
     assert machine.run().returncode == 0
     (machine.root / "requirements" / "runtime.lock").write_text("other\n")
-    for name, text in (("df", "printf '%s\\n' Avail 1234"), ("du", "printf '9000\\t.venv\\n'")):
-        (machine.tools / name).unlink()
-        machine.stub(name, f"#!/bin/bash\n{text}\n")
+    machine.leave_room(1234)
+    (machine.tools / "du").unlink()
+    machine.stub("du", "#!/bin/bash\nprintf '9000\\t.venv\\n'\n")
     assert machine.run().returncode == 0
 
 
@@ -294,7 +299,7 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, 
         # A shell cannot trap what was ignored when it started, as these are below some test harnesses.
         preexec_fn=lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGQUIT)],
     )
-    (machine.tools / "ready").read_text()
+    wait_until_ready(running, machine.tools / "ready")
     sleeper = int((machine.tools / "hanging").read_text())
     assert Path(f"/proc/{sleeper}").exists()
     running.send_signal(number)
@@ -306,6 +311,17 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, 
     assert machine.run(stack=stack).returncode == 0
     packages = ["packages", "search"] if stack == "2025" else ["packages-2026"]
     assert machine.take_calls() == ["venv", "pip", *packages, "emulator", "check"]
+
+
+def wait_until_ready(running, pipe):
+    """Waits for a word in the named pipe; a command that ends without one fails the test at once."""
+    ready, ended = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(running.pid)
+    try:
+        readable, _, _ = select.select([ready, ended], [], [], 600)
+        assert ready in readable, f"exit code {running.poll()}: {running.stderr.read()}"
+    finally:
+        os.close(ready)
+        os.close(ended)
 
 
 def wait_until_gone(process):
