@@ -69,7 +69,7 @@ def follow(guide: str, checkout: Path, minutes: bool = False) -> list[str]:
         elif verb:
             append(place, text)
         elif minutes or MINUTES not in text:
-            run = ["env", "-u", "PYTHONPATH", "bash", "-euc", text]
+            run = ["env", "-u", "PYTHONPATH", "-u", "PYTEST_ADDOPTS", "bash", "-euc", text]
             printed.append(subprocess.run(run, cwd=checkout, capture_output=True, text=True, check=True).stdout)
     return printed
 

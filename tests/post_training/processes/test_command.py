@@ -78,7 +78,12 @@ class Launched:
         self.folder = folder
         (folder / "command.py").write_text(source)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", launcher, folder], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", launcher, folder],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Below `nohup` the tests themselves ignore SIGHUP, and so would the launcher.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
     def wait_until_running(self):
