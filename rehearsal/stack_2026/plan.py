@@ -45,9 +45,6 @@ CHANGES = {
         "v_head_dim": 128,
     },
 }
-# An update of Adam moves the outputs of a wide layer further: attention as wide as published takes smaller ones.
-LEARNING_RATES = {"deepseek_v3": "5e-5"}
-LEARNING_RATE = "2e-4"
 DATASET = "arithmetic"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 
@@ -196,8 +193,7 @@ def _task(options: Options) -> Iterator[str]:
         f"{_ACTOR}.kl_loss_coef=0.001",
         f"{_ACTOR}.data_loader_seed={options.seed}",
     )
-    yield f"{_ACTOR}.optim.lr={LEARNING_RATES.get(options.model, LEARNING_RATE)}"
-    yield from (f"{_ACTOR}.optim.clip_grad=1.0", f"{_ACTOR}.optim.weight_decay=0.01")
+    yield from (f"{_ACTOR}.optim.lr=2e-4", f"{_ACTOR}.optim.clip_grad=1.0", f"{_ACTOR}.optim.weight_decay=0.01")
     yield from ("trainer.logger=[console,file]", "trainer.val_before_train=false", "trainer.save_freq=-1")
     yield from ("trainer.total_epochs=1000", f"trainer.total_training_steps={options.steps}")
     yield from ("trainer.project_name=rehearsal", f"trainer.experiment_name={options.model}-tiny")

@@ -148,6 +148,10 @@ def _initial_model(request: CheckpointRequest, tokenizer: transformers.PreTraine
         if name.endswith("e_score_correction_bias"):
             bias.copy_(_router_bias(bias.shape, _TRAINED_SPREAD if request.warm_start else _RANDOM_SPREAD))
     for name, weight in model.named_parameters():
+        # Adam moves every weight alike, so the outputs of a layer by the number of its inputs: a latent as wide as
+        # published is scaled down until updates move keys and values as they do in the tiny model.
+        if name.endswith("kv_a_layernorm.weight"):
+            torch.nn.init.constant_(weight, TINY_MODELS[request.model_type]["kv_lora_rank"] / weight.numel())
         # A patch has 1,176 values, and a tower as shallow as this one learns nothing from outputs near zero.
         if ".visual." in name and weight.dim() > 1:
             torch.nn.init.normal_(weight, std=weight[0].numel() ** -0.5)

@@ -75,6 +75,20 @@ def test_no_parameter_is_constant(checkpoint_of_each_family):
         assert value.float().std() > 0, name
 
 
+def test_an_update_moves_wide_keys_and_values_as_tiny_ones(random_request, tmp_path):
+    """A first update of Adam moves an output by at most the learning rate times the sum of its inputs' sizes."""
+
+    def latent_size(rank: int) -> float:
+        changes = (("kv_lora_rank", rank),)
+        request = dataclasses.replace(random_request, changes=changes, warm_start=WarmStart(steps=1, batch_size=2))
+        made = make_checkpoint(request, tmp_path / str(rank), ignore)
+        attention = AutoModelForCausalLM.from_pretrained(made.path).model.layers[0].self_attn
+        with torch.no_grad():
+            return attention.kv_a_layernorm(torch.randn(64, rank)).abs().sum(dim=-1).mean().item()
+
+    assert latent_size(512) == pytest.approx(latent_size(64), rel=0.1)
+
+
 def test_tied_weights_are_stored_once_and_the_tiny_qwen2_has_biases(random_request, tmp_path, monkeypatch):
     monkeypatch.setitem(TINY_MODELS, "qwen2", TINY_MODELS["qwen2"] | {"tie_word_embeddings": True})
     made = make_checkpoint(dataclasses.replace(random_request, model_type="qwen2"), tmp_path / "tiny", ignore)
