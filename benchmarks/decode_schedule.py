@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.options import Parser, make_parser, write_figures  # noqa: E402
+from benchmarks.options import Parser, make_parser, write_results  # noqa: E402
 from benchmarks.partial_rollouts import PartialCost, partial_cost  # noqa: E402
 from post_training.arguments import whole  # noqa: E402
 from post_training.plan.first_placement import first_placement  # noqa: E402
@@ -312,11 +312,11 @@ def main() -> None:
         schedules_found, partial_found = schedule_rows(options), partial_rows(options)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    figures = {
+    results = {
         "schedules": [asdict(cost) for cost in schedules_found],
         "partial_rollouts": [asdict(cost) for cost in partial_found],
     }
-    write_figures(options.json, figures)
+    write_results(options.json, results)
 
 
 if __name__ == "__main__":

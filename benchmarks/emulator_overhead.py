@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.options import make_parser, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.arguments import whole  # noqa: E402
 
 BATCH, SEQUENCE, HEADS = 4, 64, 4
@@ -150,7 +150,7 @@ def main() -> None:
     comparisons = [compare(name, made[name], width, options.pairs) for width in options.widths for name in made]
     print(f"one layer, {BATCH} sequences of {SEQUENCE} tokens, float32, one thread, medians of {options.pairs} pairs")
     print(table(comparisons))
-    write_figures(options.json, [asdict(row) for row in comparisons])
+    write_results(options.json, [asdict(row) for row in comparisons])
 
 
 if __name__ == "__main__":

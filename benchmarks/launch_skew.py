@@ -36,7 +36,7 @@ from verl.single_controller.base.decorator import dispatch_megatron_compute_data
 from verl.single_controller.base.megatron.worker_group import MegatronWorkerGroup  # noqa: E402
 from verl.single_controller.ray.base import RayWorkerGroup  # noqa: E402
 
-from benchmarks.options import make_parser, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.arguments import whole  # noqa: E402
 from rehearsal.prefork import start_template  # noqa: E402
 from verl_patches.features.measure import serialized  # noqa: E402
@@ -169,7 +169,7 @@ def main() -> None:
         take_turn(group, batch_of(options.actors, 4), WAYS[0])  # until every actor is there
         turns = [take_turn(group, batch, way) for _ in range(options.turns) for way in WAYS]
     report(turns, options.samples)
-    write_figures(options.json, [asdict(turn) for turn in turns])
+    write_results(options.json, [asdict(turn) for turn in turns])
 
 
 def report(turns: list[Turn], samples: int) -> None:

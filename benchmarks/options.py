@@ -1,4 +1,4 @@
-"""What the command lines of the benchmarks share: one sentence for a bad value, and figures as JSON in a file."""
+"""What the command lines of the benchmarks share: one sentence for a bad value, and results as JSON in a file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def writable_file(text: str) -> Path:
     return path
 
 
-def write_figures(path: Path | None, figures: Any) -> None:
-    """Write the figures where `--json` asks for them."""
+def write_results(path: Path | None, results: Any) -> None:
+    """Write the results where `--json` asks for them."""
     if path is not None:
-        path.write_text(json.dumps(figures, indent=1) + "\n")
+        path.write_text(json.dumps(results, indent=1) + "\n")
         print(f"wrote {path}", file=sys.stderr)

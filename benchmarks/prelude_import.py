@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.options import make_parser, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.arguments import whole  # noqa: E402
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -37,15 +37,15 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--pairs", type=whole(1), default=21, help="runs of each (default: %(default)s)")
     options = parser.parse_args()
-    pairs, figures = options.pairs, {}
+    pairs, results = options.pairs, {}
     cost(PRELUDE)
     measured = [(cost(BARE), cost(PRELUDE)) for _ in range(pairs)]
     for index, name in enumerate(("CPU", "wall")):
         differences = sorted(prelude[index] - bare[index] for bare, prelude in measured)
         median, least, most = statistics.median(differences), differences[0], differences[-1]
-        figures[name] = {"median_ms": median, "least_ms": least, "most_ms": most, "pairs": pairs}
+        results[name] = {"median_ms": median, "least_ms": least, "most_ms": most, "pairs": pairs}
         print(f"{name}: {median:.0f} ms more than a bare interpreter ({least:.0f} to {most:.0f} in {pairs} pairs)")
-    write_figures(options.json, figures)
+    write_results(options.json, results)
 
 
 if __name__ == "__main__":

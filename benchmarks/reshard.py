@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
 
-from benchmarks.options import make_parser, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.arguments import whole  # noqa: E402
 from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from rehearsal.tiny_model.architecture import tiny_config  # noqa: E402
@@ -89,14 +89,14 @@ def measure(model: str, repeats: int, bucket_bytes: int) -> dict:
     return found
 
 
-def ratio(ways: dict, figure: str, other: str) -> float | None:
+def ratio(ways: dict, quantity: str, other: str) -> float | None:
     """The planned way against another one, repeat by repeat; None where the other needs nothing."""
-    pairs = zip(ways["planned"][figure], ways[other][figure], strict=True)
-    return median(ours / theirs for ours, theirs in pairs) if all(ways[other][figure]) else None
+    pairs = zip(ways["planned"][quantity], ways[other][quantity], strict=True)
+    return median(ours / theirs for ours, theirs in pairs) if all(ways[other][quantity]) else None
 
 
 def table(model: str, found: dict) -> str:
-    """One line a figure."""
+    """One line a quantity."""
     rows = [[f"{model}, {found['model_bytes'] / MEGABYTE:.1f} MB", *found["ways"], "/ verl", "/ published"]]
     for name, (title, unit, form) in COLUMNS.items():
         cells = [format(median(way[name]) / unit, form) for way in found["ways"].values()]
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     found = {model: measure(model, options.repeats, options.bucket) for model in options.model or ("tiny", "experts")}
     print("\n\n".join(table(*item) for item in found.items()))
-    write_figures(options.json, found)
+    write_results(options.json, found)
     return 0
 
 

@@ -38,7 +38,7 @@ class Way:
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._run = run
-        self.figures: dict[str, list[float]] = {
+        self.results: dict[str, list[float]] = {
             "wall_seconds": [],
             "cpu_seconds": [],
             "peak_bytes": [],
@@ -67,7 +67,7 @@ class Way:
         dist.all_gather_object(gathered, own)
         walls, cpus, peaks, counts, sizes, transposed = zip(*gathered, strict=True)
         costs = (max(walls), sum(cpus), max(peaks), max(counts), sum(sizes), sum(transposed))
-        for values, cost in zip(self.figures.values(), costs, strict=True):
+        for values, cost in zip(self.results.values(), costs, strict=True):
             values.append(cost)
 
 
@@ -106,7 +106,7 @@ def check_equal(found: dict[str, Way], target: State) -> None:
             expected = {name: tensor.data.cpu().clone() for name, tensor in target.items()}
         if different := differing(target, expected):
             raise RuntimeError(f"the way {name!r} makes {different[0]} another than the first way does")
-        for values in way.figures.values():
+        for values in way.results.values():
             values.clear()
 
 
@@ -124,6 +124,6 @@ def main(folder: Path) -> None:
         for way in order[number % len(order) :] + order[: number % len(order)]:
             way.measure()
     if rank == 0:
-        figures = {name: way.figures for name, way in found.items()}
-        (folder / "measured.json").write_text(json.dumps({"model_bytes": weights, "ways": figures}))
+        results = {name: way.results for name, way in found.items()}
+        (folder / "measured.json").write_text(json.dumps({"model_bytes": weights, "ways": results}))
     dist.barrier()

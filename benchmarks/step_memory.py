@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 from transformers import AutoConfig, DeepseekV3ForCausalLM  # noqa: E402
 
-from benchmarks.options import make_parser, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_results  # noqa: E402
 from benchmarks.published_step import move_as_published, move_by_plan  # noqa: E402
 from post_training.arguments import whole  # noqa: E402
 from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX, PHASES  # noqa: E402
@@ -179,11 +179,11 @@ def vocabulary_table(found: dict[str, dict[str, float]]) -> str:
     """One line a way: its peak in MB and against upstream's, seconds, and distances from float64."""
     distances = ("log_probs", "entropy", "hidden", "weight")
     rows = [["way", "peak MB", "/ upstream", "forward s", "both s", *(f"{name} off" for name in distances)]]
-    for way, figures in found.items():
-        peak, seconds = figures["peak"], (figures["seconds_forward"], figures["seconds"])
+    for way, results in found.items():
+        peak, seconds = results["peak"], (results["seconds_forward"], results["seconds"])
         ratio = peak / found["upstream"]["peak"]
         cells = [f"{peak / 1e6:.1f}", f"{ratio:.3f}", *(f"{each:.2f}" for each in seconds)]
-        rows.append([way, *cells, *(f"{figures[name]:.1e}" for name in distances)])
+        rows.append([way, *cells, *(f"{results[name]:.1e}" for name in distances)])
     return aligned(rows)
 
 
@@ -202,15 +202,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.vocabulary:
         layer = measure_vocabulary(options.tokens // VOCABULARY_RANKS * VOCABULARY_RANKS, options.hidden)
         print(vocabulary_table(layer))
-        write_figures(options.json, layer)
+        write_results(options.json, layer)
     elif options.cycles:
         checked = cycle(options.model, options.addresses, options.cycles)
         print(json.dumps(checked))
-        write_figures(options.json, checked)
+        write_results(options.json, checked)
     else:
         measured = measure(options.model, options.addresses)
         print(table(measured))
-        write_figures(options.json, measured)
+        write_results(options.json, measured)
     return 0
 
 

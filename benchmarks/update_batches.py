@@ -40,7 +40,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 from verl import DataProto  # noqa: E402
 from verl.workers.actor.dp_actor import DataParallelPPOActor  # noqa: E402
 
-from benchmarks.options import make_parser, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.arguments import whole  # noqa: E402
 from tests.ranks import free_port  # noqa: E402
 from verl_patches.features import settings  # noqa: E402
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         dist.destroy_process_group()
     report(turns)
-    write_figures(options.json, [asdict(turn) for turn in turns])
+    write_results(options.json, [asdict(turn) for turn in turns])
 
 
 if __name__ == "__main__":

@@ -281,12 +281,12 @@ def of_this_rank(request: Request, expected: dict[str, torch.Tensor]) -> dict[st
 
 
 def measure(request: Request) -> dict[str, dict[str, Any]]:
-    """The figures of every way; the first run of each makes buffers and communicators."""
+    """The results of every way; the first run of each makes buffers and communicators."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=request.tp)
     data = make_data(request)
     expected = of_this_rank(request, exact(request, data)) if request.against_float64 else {}
-    figures: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     upstream: dict[str, torch.Tensor] = {}
     with _fused_operator() if request.fuses_accumulation else nullcontext():
         trial = Trial(request, data)
@@ -294,11 +294,11 @@ def measure(request: Request) -> dict[str, dict[str, Any]]:
             for _ in range(request.runs):
                 cost, found = trial.run(way)
             upstream = found if way == "upstream" else upstream
-            figures[way] = cost | {
+            results[way] = cost | {
                 "from_float64": differences(found, expected),
                 "from_upstream": differences(found, upstream),
             }
-    return figures
+    return results
 
 
 @contextmanager

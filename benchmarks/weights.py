@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 import torch  # noqa: E402
 
-from benchmarks.options import make_parser, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.arguments import finite, whole  # noqa: E402
 from post_training.models.deepseek_v3 import hf_shapes  # noqa: E402
 from tests.post_training.checkpoint.reference import ShardLayout, cast_folder, save_shards  # noqa: E402
@@ -162,7 +162,7 @@ def compare(work: Path, gigabytes: float, experts: int, workers: int) -> dict[st
 
 
 def report(results: dict[str, Measured], source_bytes: int) -> dict:
-    """Figures and ratios, as they are printed."""
+    """Results and ratios, as they are printed."""
     cast, shards, tools = (results[name] for name in ("reference, cast", "reference, shards", "tools"))
     return {
         "source_bytes": source_bytes,
@@ -214,9 +214,9 @@ def main() -> int:
     try:
         results = compare(options.work, options.gigabytes, options.experts, options.workers)
         size = sum(file.stat().st_size for file in (options.work / "large").glob("*.safetensors"))
-        figures = report(results, size)
-        print(json.dumps(figures, indent=1))
-        write_figures(options.json, figures)
+        summary = report(results, size)
+        print(json.dumps(summary, indent=1))
+        write_results(options.json, summary)
     finally:
         shutil.rmtree(options.work)
     return 0

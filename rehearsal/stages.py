@@ -208,8 +208,8 @@ def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> d
 
     Returns the summary.
     """
-    # Imported here: the figure library takes a second, in which the run is already under way.
-    from post_training.report.figure import draw
+    # Imported here: matplotlib takes a second, in which the run is already under way.
+    from post_training.report.picture import draw
     from post_training.report.run_page import write_page
 
     records = training_steps(read_records(output / "metrics.jsonl"))

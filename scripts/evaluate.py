@@ -318,7 +318,7 @@ def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What the figures depend on, for the table's readers."""
+    """What the results depend on, for the table's readers."""
     reward = options.rule if options.reward == str(REWARD) else options.reward
     sampled = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed} if options.n else {}
     return {"data": str(options.data), "n": options.n, **sampled, "max_tokens": options.max_tokens, "reward": reward,

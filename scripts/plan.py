@@ -42,7 +42,7 @@ from post_training.plan.report import JobPlan, Machine, describe, make_job_plan 
 from post_training.plan.step_time.configured import read_cluster, step_job  # noqa: E402
 from post_training.plan.step_time.job import SPREAD, Cluster, StepJob  # noqa: E402
 from post_training.plan.step_time.picture import draw_time  # noqa: E402
-from post_training.plan.step_time.text import describe_time, time_figures  # noqa: E402
+from post_training.plan.step_time.text import describe_time, time_estimates  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import FileError, read_object  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(plan.device_figures(), indent=1))
+        print(json.dumps(plan.device_bytes(), indent=1))
     elif isinstance(plan, FsdpPlan):
         print("\n".join([describe_fsdp(plan), *_fitting(options, plan)]))
     else:
@@ -164,7 +164,7 @@ def _add_time_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time",
         action="store_true",
-        help="print the seconds of a step on the dies of --cluster instead, modelled from published figures",
+        help="print the seconds of a step on the dies of --cluster instead, modelled from published numbers",
     )
     parser.add_argument("--prompt-tokens", type=finite(), default=78, help="mean prompt length (default: %(default)s)")
     response = "mean response length (default: the longest allowed)"
@@ -259,7 +259,7 @@ def _time(options: argparse.Namespace) -> str:
     family = _family(options)
     if family not in (None, A3):
         raise ValueError(
-            f"CHIP={family} of {options.cluster} is invalid with --time: a step is modelled from published figures of "
+            f"CHIP={family} of {options.cluster} is invalid with --time: a step is modelled from published numbers of "
             "Atlas A3, and there are none of another. Set --cluster to a file with CHIP=A3"
         )
     job, config = _job(options)
@@ -275,7 +275,7 @@ def _time(options: argparse.Namespace) -> str:
     step = job_on(cluster)
     if options.picture:
         draw_time(job_on, cluster, options.picture)
-    return json.dumps(time_figures(step, cluster), indent=1) if options.json else describe_time(step, cluster)
+    return json.dumps(time_estimates(step, cluster), indent=1) if options.json else describe_time(step, cluster)
 
 
 def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:

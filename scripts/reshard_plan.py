@@ -19,8 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
 from post_training.report import palette  # noqa: E402
-from post_training.reshard.figures import PerTensorFigures, PlanFigures, Spread, per_tensor_figures, plan_figures
 from post_training.reshard.plan import Plan  # noqa: E402
+from post_training.reshard.statistics import (
+    PerTensorStatistics,
+    PlanStatistics,
+    Spread,
+    per_tensor_statistics,
+    plan_statistics,
+)
 from post_training.terminal import escape_output  # noqa: E402
 
 
@@ -47,13 +53,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 class Ways:
     """What each way to reshard takes; per_tensor is there where verl's own way applies."""
 
-    direct: PlanFigures
-    relayed: PlanFigures
-    per_tensor: PerTensorFigures | None
+    direct: PlanStatistics
+    relayed: PlanStatistics
+    per_tensor: PerTensorStatistics | None
 
 
 def report(options: argparse.Namespace) -> tuple[Ways, Plan]:
-    """Computes all figures. Raises ValueError for options that do not fit each other."""
+    """Computes all statistics. Raises ValueError for options that do not fit each other."""
     for name, lowest in (("itemsize", 1), ("dies_per_node", 1)):
         if getattr(options, name) < lowest:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(options, name)}: it must be at least {lowest}")
@@ -61,16 +67,16 @@ def report(options: argparse.Namespace) -> tuple[Ways, Plan]:
     train, rollout = parse_placements(options.train, options.rollout, table.layers)
     bucket = parse_bytes(options.bucket)
     planned = partial(
-        plan_figures, table, train, rollout, bucket, itemsize=options.itemsize, ranks_per_node=options.dies_per_node
+        plan_statistics, table, train, rollout, bucket, itemsize=options.itemsize, ranks_per_node=options.dies_per_node
     )
     direct, _ = planned()
     relayed, plan = planned(relay=True)
-    other = per_tensor_figures(table, train, rollout, options.itemsize) if train.moe_tp_extend_ep else None
+    other = per_tensor_statistics(table, train, rollout, options.itemsize) if train.moe_tp_extend_ep else None
     return Ways(direct, relayed, other), plan
 
 
 def table(ways: Ways) -> str:
-    """One line a figure, one column a way to reshard."""
+    """One line a statistic, one column a way to reshard."""
     direct, relayed, other = ways.direct, ways.relayed, ways.per_tensor
 
     def gigabytes(spread: Spread | None) -> str:
@@ -103,11 +109,11 @@ def table(ways: Ways) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _ratio(other: PerTensorFigures | None, plan: PlanFigures) -> str:
+def _ratio(other: PerTensorStatistics | None, plan: PlanStatistics) -> str:
     return f"{other.received.average / plan.bound_received.average:.3f}" if other else "-"
 
 
-def _staging(other: PerTensorFigures | None) -> str:
+def _staging(other: PerTensorStatistics | None) -> str:
     return f"{other.staging_peak / 1e9:.2f}" if other else "-"
 
 
@@ -145,7 +151,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({name: figures for name, figures in asdict(ways).items() if figures is not None}, indent=1))
+        print(
+            json.dumps(
+                {name: statistics for name, statistics in asdict(ways).items() if statistics is not None}, indent=1
+            )
+        )
     else:
         print(table(ways))
     return 0

@@ -579,7 +579,7 @@ def _say(supervised: Supervised, sentence: str, **facts: Any) -> None:
 
 
 def _bundle(supervised: Supervised, log: Path, began: Began) -> str:
-    """Make one file for whoever looks into it: the last log, the configuration, figures, faults, samples and versions.
+    """Make one file for whoever looks into it: the last log, the configuration, metrics, faults, samples and versions.
 
     Secrets in all of them are masked, and nobody else can read it. What an earlier start has left lies in its folder
     `earlier`. Returns a clause that says where it is.

@@ -183,15 +183,15 @@ def run_cases(
     """Run the cases one after another, each in ranks that are forked from this process, and print what was found.
 
     Args:
-        program: module whose `main` runs a rank of the case that VLLM_ASCEND_CASE names, and writes its figures to
+        program: module whose `main` runs a rank of the case that VLLM_ASCEND_CASE names, and writes its results to
             ``CASE.RANK.json`` in `folder`, or an error to ``CASE.RANK.error``.
         folder: holds checkpoints, and ``found.json``: cases in it that did not fail are not run again.
         ranks: number of ranks by layout.
         write: writes the checkpoint of a model into a folder.
-        merged: the figures of a case from those of its ranks.
+        merged: the results of a case from those of its ranks.
 
     Returns:
-        Figures by name of the case: of all that `folder` knows.
+        Results by name of the case: of all that `folder` knows.
     """
     file = folder / "found.json"
     found = json.loads(file.read_text()) if file.exists() else {}

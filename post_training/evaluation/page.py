@@ -1,4 +1,4 @@
-"""evaluation.html: figures of one or several models and their answers, as one page without a server or a network."""
+"""evaluation.html: results of one or several models and their answers, as one page without a server or a network."""
 
 from __future__ import annotations
 

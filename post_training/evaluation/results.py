@@ -1,4 +1,4 @@
-"""What a model answered, judged, and the figures that follow: as a table, and as JSON."""
+"""What a model answered, judged, and the results that follow: as a table, and as JSON."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def tried(samples: int) -> list[int]:
 
 
 def table(models: Sequence[Evaluated]) -> str:
-    """The figures of every model, and after the first what each has more than the first."""
+    """The results of every model, and after the first what each has more than the first."""
     rows = [(model.name, {name: str(each) for name, each in model.estimates().items()}, model) for model in models]
     names = list(rows[0][1])
     lines = [["", *names, "boxed", "cut", "tokens"]]
-    for name, figures, model in rows:
+    for name, results, model in rows:
         shares = model.shares()
         cells = [f"{shares['boxed']:.2f}", f"{shares['cut']:.2f}", f"{shares['tokens']:.0f}"]
-        lines.append([name, *(figures[each] for each in names), *cells])
+        lines.append([name, *(results[each] for each in names), *cells])
     for model in models[1:]:
         more = model.against(models[0])
         cells = [f"{each.value:+.3f} [{each.low:+.3f}, {each.high:+.3f}]" for each in (more[name] for name in names)]
@@ -114,7 +114,7 @@ def table(models: Sequence[Evaluated]) -> str:
 
 
 def as_json(models: Sequence[Evaluated], questions: Sequence[Question], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything: settings, figures, and every question with every answer."""
+    """Everything: settings, results, and every question with every answer."""
     return {
         "settings": dict(settings),
         "confidence": CONFIDENCE,

@@ -13,7 +13,7 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a table of figures needs families of models and no torch
+if TYPE_CHECKING:  # a table of numbers needs families of models and no torch
     import torch
 
 Slice = tuple[tuple[int, int], ...]

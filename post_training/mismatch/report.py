@@ -96,8 +96,8 @@ def table(comparison: Comparison) -> Table:
         verdict = "[red]parts here[/red]" if each is comparison.first else "[red]differs[/red]" if each.diverges else ""
         if not each.judged:
             verdict = "not judged"
-        figures = (f"{each.judged} of {each.tokens}", f"{each.median:.2g}", f"{each.worst:.2g}", f"{each.tolerance:g}")
-        made.add_row(in_words(each.point), *figures, verdict)
+        numbers = (f"{each.judged} of {each.tokens}", f"{each.median:.2g}", f"{each.worst:.2g}", f"{each.tolerance:g}")
+        made.add_row(in_words(each.point), *numbers, verdict)
     return made
 
 

@@ -34,8 +34,8 @@ class FsdpPlan:
         """The part of a die that no phase takes."""
         return 1 - max(self.peaks().values()) / self.machine.die
 
-    def device_figures(self) -> dict[str, int | dict[str, int]]:
-        """Everything about a die in bytes, for programs; as `JobPlan.device_figures`."""
+    def device_bytes(self) -> dict[str, int | dict[str, int]]:
+        """Everything about a die in bytes, for programs; as `JobPlan.device_bytes`."""
         parts = asdict(self.device)
         return {"die": self.machine.die, **parts, "outside": self.outside, "tensors": parts["phases"],
                 "phases": self.peaks()}  # fmt: skip

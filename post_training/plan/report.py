@@ -9,7 +9,7 @@ from math import prod
 from post_training.plan.device import DeviceMemory, device_memory
 from post_training.plan.job import Job
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch, communicators
-from post_training.reshard.figures import PlanFigures, plan_figures
+from post_training.reshard.statistics import PlanStatistics, plan_statistics
 
 # Ray keeps objects in shared memory: by default three tenths of a node's memory, and no more than this.
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
@@ -55,7 +55,7 @@ class JobPlan:
     job: Job
     machine: Machine
     device: DeviceMemory
-    reshard: PlanFigures
+    reshard: PlanStatistics
     host: HostMemory
     weights_on_disk: int
     checkpoint: int
@@ -70,7 +70,7 @@ class JobPlan:
         """Bytes of a die at the peak of each phase: tensors, and what HCCL and CANN hold beside them."""
         return {phase: size + self.device.outside for phase, size in self.device.phases.items()}
 
-    def device_figures(self) -> dict[str, int | dict[str, int]]:
+    def device_bytes(self) -> dict[str, int | dict[str, int]]:
         """Everything about a die in bytes, for programs: `phases` as `describe` prints them, `tensors` as torch counts
         them, and the parts of both."""
         parts = asdict(self.device)
@@ -134,17 +134,17 @@ def beyond_the_die(peaks: Mapping[str, int], die: int, remedies: Mapping[str, st
 
 def make_job_plan(job: Job, machine: Machine) -> JobPlan:
     """Work out a job. Raises ValueError when the placements do not fit each other."""
-    figures, _ = plan_figures(
+    reshard, _ = plan_statistics(
         job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, relay=False
     )
-    device = device_memory(job, machine.die, figures.staging_peak, machine.outside)
+    device = device_memory(job, machine.die, reshard.staging_peak, machine.outside)
     elements = sum(prod(shape) for shape in job.table.shapes.values())
     critics = sum(prod(shape) for shape in job.critic.table.shapes.values()) if job.critic else 0
     return JobPlan(
         job,
         machine,
         device,
-        figures,
+        reshard,
         host=host_memory(job, device, machine),
         weights_on_disk=elements * job.itemsize,
         # Weights, and in float32 the main parameters and both moments.

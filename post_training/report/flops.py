@@ -1,6 +1,6 @@
 """Model FLOPs utilisation: the multiplications and additions that a model needs, against what a die could do.
 
-What is recomputed is not counted, so that recomputation lowers the figure (PaLM, arXiv:2204.02311, appendix B).
+What is recomputed is not counted, so that recomputation lowers the utilisation (PaLM, arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from post_training.models.families import decoder_values, find_family
-from post_training.report.rates import StepFigures
+from post_training.report.rates import StepStatistics
 
 DIES_OF_A_CARD = 2
 FORWARD_AND_BACKWARD = 3  # a backward pass is two forward passes
@@ -63,7 +63,7 @@ def forward_flops(model: Mapping[str, Any], tokens: float) -> float:
     return 2 * sizes.weights_met * tokens + sizes.layers * sizes.score_width * tokens * tokens
 
 
-def utilisation(model: Mapping[str, Any], figures: StepFigures, dies: int, peak: float) -> float | None:
+def utilisation(model: Mapping[str, Any], statistics: StepStatistics, dies: int, peak: float) -> float | None:
     """MFU of a step's update between 0 and 1; None where its seconds are not known.
 
     Every sequence counts as one of mean length, which leaves out what the spread of lengths adds to attention.
@@ -74,8 +74,8 @@ def utilisation(model: Mapping[str, Any], figures: StepFigures, dies: int, peak:
     Raises:
         UnknownModelError: there is no formula for the model.
     """
-    seconds, tokens = figures.seconds.get("update"), figures.prompt_tokens + figures.response_tokens
+    seconds, tokens = statistics.seconds.get("update"), statistics.prompt_tokens + statistics.response_tokens
     if not seconds:
         return None
-    work = FORWARD_AND_BACKWARD * figures.sequences * forward_flops(model, tokens)
+    work = FORWARD_AND_BACKWARD * statistics.sequences * forward_flops(model, tokens)
     return work / seconds / (dies * peak * 1e12)

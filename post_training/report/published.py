@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from post_training.models.deepseek_v3 import PUBLISHED
-from post_training.report.rates import Rates, StepFigures
+from post_training.report.rates import Rates, StepStatistics
 
 CARDS = 128
 SEQUENCES = 512 * 16
@@ -25,7 +25,7 @@ class PublishedRow:
 
     name: str
     step: int
-    figures: StepFigures
+    statistics: StepStatistics
     rates: Rates
     conditions: tuple[str, ...]
 
@@ -33,7 +33,7 @@ class PublishedRow:
 TRUE_WEIGHTS = PublishedRow(
     name="published, true",
     step=2,
-    figures=StepFigures(
+    statistics=StepStatistics(
         sequences=SEQUENCES,
         prompt_tokens=77.8,
         response_tokens=1576.6,
@@ -61,7 +61,7 @@ TRUE_WEIGHTS = PublishedRow(
 RANDOM_WEIGHTS = PublishedRow(
     name="published, random",
     step=5,
-    figures=StepFigures(
+    statistics=StepStatistics(
         sequences=SEQUENCES,
         prompt_tokens=75.0,
         response_tokens=3039.8,

@@ -19,7 +19,7 @@ COLUMNS = ("rollout", "old_log_prob", "ref", "reward", "adv", "update", "reshard
 
 
 @dataclass(frozen=True)
-class StepFigures:
+class StepStatistics:
     """A step, or the mean of several. Tokens are means a sequence, seconds go by COLUMNS; None is not measured.
 
     truncated: share of the responses that were cut at their greatest length. aside: seconds of the total that went into
@@ -58,14 +58,16 @@ class Rates:
         return Rates(*(None if rate is None else rate / parts for rate in found))
 
 
-def rates(figures: StepFigures, units: float) -> Rates:
+def rates(statistics: StepStatistics, units: float) -> Rates:
     """Tokens a second of each of `units` cards or dies; the only die of a run is half a card."""
-    responses = figures.sequences * figures.response_tokens
+    responses = statistics.sequences * statistics.response_tokens
     return Rates(
-        rollout=_rate(responses, figures.seconds.get("rollout"), units),
-        training=_rate(figures.tokens, figures.seconds.get("update"), units),
-        system=_rate(figures.tokens, figures.total, units),
-        trained=None if figures.aside is None else _rate(figures.tokens, figures.total - figures.aside, units),
+        rollout=_rate(responses, statistics.seconds.get("rollout"), units),
+        training=_rate(statistics.tokens, statistics.seconds.get("update"), units),
+        system=_rate(statistics.tokens, statistics.total, units),
+        trained=None
+        if statistics.aside is None
+        else _rate(statistics.tokens, statistics.total - statistics.aside, units),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from post_training.report.flops import DIES_OF_A_CARD, UnknownModelError, utilisation
 from post_training.report.published import CARDS, DEEPSEEK_V3, PublishedRow
-from post_training.report.rates import COLUMNS, Rates, StepFigures, rates
+from post_training.report.rates import COLUMNS, Rates, StepStatistics, rates
 from post_training.report.run_folder import Run
 
 _SECONDS = {name: name for name in COLUMNS} | {"rest": "offload etc."}
@@ -24,7 +24,7 @@ class Column:
 
     name: str
     steps: str
-    figures: StepFigures
+    statistics: StepStatistics
     per_card: Rates
     mfu: float | None
     dies: int
@@ -42,12 +42,12 @@ class Column:
 
 def column_of_run(run: Run, peak: float) -> Column:
     """What the table says of a run; `peak` is TFLOPS of a die."""
-    figures, notes, mfu = run.figures, [run.conditions], None
+    statistics, notes, mfu = run.statistics, [run.conditions], None
     if run.model is None:
         notes.append("no MFU: the run kept no model.json and its model is not on this machine; give --model")
     elif not run.emulated:
         try:
-            mfu = utilisation(run.model, figures, run.dies, peak)
+            mfu = utilisation(run.model, statistics, run.dies, peak)
         except UnknownModelError as error:
             notes.append(f"no MFU: {error}")
     if run.offload is not None:
@@ -58,18 +58,18 @@ def column_of_run(run: Run, peak: float) -> Column:
         notes.append("on emulated dies: its seconds and tokens a second say nothing about an NPU, and it has no MFU")
     steps = f"step {run.steps[0]}" if len(run.steps) == 1 else f"steps {run.steps[0]}-{run.steps[-1]}"
     cards = run.dies / DIES_OF_A_CARD
-    return Column(run.name, steps, figures, rates(figures, cards), mfu, run.dies, tuple(notes))
+    return Column(run.name, steps, statistics, rates(statistics, cards), mfu, run.dies, tuple(notes))
 
 
 def column_of_published(row: PublishedRow, peak: float) -> Column:
     """A published row as it was published, and the MFU that follows from it."""
     dies = CARDS * DIES_OF_A_CARD
-    mfu = utilisation(DEEPSEEK_V3, row.figures, dies, peak)
-    return Column(row.name, f"step {row.step}", row.figures, row.rates, mfu, dies, row.conditions)
+    mfu = utilisation(DEEPSEEK_V3, row.statistics, dies, peak)
+    return Column(row.name, f"step {row.step}", row.statistics, row.rates, mfu, dies, row.conditions)
 
 
 def _seconds(name: str, column: Column) -> float | None:
-    return column.figures.seconds[name]
+    return column.statistics.seconds[name]
 
 
 def render(columns: Sequence[Column], peak: float, source: str) -> str:
@@ -82,8 +82,8 @@ def render(columns: Sequence[Column], peak: float, source: str) -> str:
     lines = [row("", lambda column: column.name), row("", lambda column: column.steps), "seconds"]
     for name, label in _SECONDS.items():
         lines.append(row(f"  {label}", partial(_seconds, name)))
-    lines.append(row("  saving and validation", lambda column: column.figures.aside))
-    lines.append(row("  total", lambda column: column.figures.total))
+    lines.append(row("  saving and validation", lambda column: column.statistics.aside))
+    lines.append(row("  total", lambda column: column.statistics.total))
     for unit in ("card", "die"):
         lines.append(f"tokens a second and {unit}")
         for name in ("rollout", "training", "system"):
@@ -91,10 +91,10 @@ def render(columns: Sequence[Column], peak: float, source: str) -> str:
         lines.append(row("  system, training only", attrgetter(f"per_{unit}.trained")))
     lines += [
         row("MFU of the update, %", lambda column: None if column.mfu is None else 100 * column.mfu, 3),
-        row("tokens in, mean", lambda column: column.figures.prompt_tokens, 1),
-        row("tokens out, mean", lambda column: column.figures.response_tokens, 1),
-        row("responses truncated, %", lambda column: _percent(column.figures.truncated), 1),
-        row("sequences", lambda column: column.figures.sequences, 0),
+        row("tokens in, mean", lambda column: column.statistics.prompt_tokens, 1),
+        row("tokens out, mean", lambda column: column.statistics.response_tokens, 1),
+        row("responses truncated, %", lambda column: _percent(column.statistics.truncated), 1),
+        row("sequences", lambda column: column.statistics.sequences, 0),
         row("dies", lambda column: column.dies, 0),
         "",
         f"MFU takes {peak:g} TFLOPS a die for dense BF16 ({source}).",

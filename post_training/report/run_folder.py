@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from post_training.report.metrics import STEP_SECONDS, ReportError, StepRecord, read_records, training_steps
-from post_training.report.rates import COLUMNS, StepFigures
+from post_training.report.rates import COLUMNS, StepStatistics
 from post_training.user_files import FileError, read_object, read_yaml
 
 CONFIGURATION, METRICS, MODEL, METERS = "config.yaml", "metrics.jsonl", "model.json", "meters"
@@ -22,7 +22,7 @@ OFFLOAD = "offload"
 class Run:
     """What a folder holds.
 
-    steps: those that the figures are means of. offload: seconds in which tensors moved to and from the host, inside the
+    steps: those that the means are over. offload: seconds in which tensors moved to and from the host, inside the
     stages. model: its config.json, where the run kept it or this machine has it. planned_steps: None where it has made
     all of them, or where the configuration does not say.
     """
@@ -31,7 +31,7 @@ class Run:
     dies: int
     steps: tuple[int, ...]
     planned_steps: int | None
-    figures: StepFigures
+    statistics: StepStatistics
     offload: float | None
     model: Mapping[str, Any] | None
     emulated: bool
@@ -60,7 +60,7 @@ def read_run(folder: Path, step: int | None = None, model: Path | None = None) -
         dies=dies,
         steps=tuple(record.step for record in chosen),
         planned_steps=planned if isinstance(planned, int) and len(records) < planned else None,
-        figures=_figures(chosen, sequences, folder),
+        statistics=_statistics(chosen, sequences, folder),
         offload=_mean(record.stage_seconds()[OFFLOAD] for record in chosen),
         model=_model(model or folder / MODEL, given=model is not None) or _model_of(config),
         emulated=(folder / METERS).is_dir(),
@@ -99,7 +99,7 @@ def _chosen(records: Sequence[StepRecord], step: int | None, folder: Path) -> Se
     return chosen[-1:]
 
 
-def _figures(records: Sequence[StepRecord], sequences: int, folder: Path) -> StepFigures:
+def _statistics(records: Sequence[StepRecord], sequences: int, folder: Path) -> StepStatistics:
     means = {}
     for name in (STEP_SECONDS, *LENGTHS):
         found = [record.metrics.get(name) for record in records]
@@ -113,7 +113,7 @@ def _figures(records: Sequence[StepRecord], sequences: int, folder: Path) -> Ste
     seconds["rest"] = max(0.0, means[STEP_SECONDS] - aside - sum(value or 0.0 for value in seconds.values()))
     prompt, response = (means[name] for name in LENGTHS)
     truncated = _mean(record.metrics.get(TRUNCATED) for record in records)
-    return StepFigures(sequences, prompt, response, truncated, seconds, means[STEP_SECONDS], aside)
+    return StepStatistics(sequences, prompt, response, truncated, seconds, means[STEP_SECONDS], aside)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

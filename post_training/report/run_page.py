@@ -328,7 +328,7 @@ def _collectives(counted: Mapping[str, Mapping[str, int]] | None) -> Markup:
 
 
 def _memory(folder: Path) -> dict[str, Any]:
-    """The highest bytes of each die by phase: the phases, and rows of a die and its figures."""
+    """The highest bytes of each die by phase: the phases, and rows of a die and its values."""
     files = sorted((folder / MEMORY).glob("*.json"))
     dies = read_objects(files)
     for file, die in zip(files, dies, strict=True):
@@ -355,7 +355,7 @@ def _table(records: Sequence[StepRecord]) -> list[tuple[str, list[str]]]:
     for name in sorted({name for record in records for name in record.metrics}):
         values = [value for _, value in points(records, name)]
         text = charts.size if name.startswith((PEAK_BYTES_PREFIX, ALLOCATED_BYTES_PREFIX)) else charts.number
-        figures = [text(each) for each in (values[0], values[-1], min(values), max(values))] if values else ["-"] * 4
+        cells = [text(each) for each in (values[0], values[-1], min(values), max(values))] if values else ["-"] * 4
         unknown = sum(name in record.metrics and record.metrics[name] is None for record in records)
-        rows.append((name, [*figures, str(unknown or "")]))
+        rows.append((name, [*cells, str(unknown or "")]))
     return rows

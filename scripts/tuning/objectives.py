@@ -75,7 +75,7 @@ def tokens_a_second(folder: Path) -> float:
 
     Seconds of saving and validation do not count: settings do not change them, and not every trial has as many.
     """
-    rate = rates(read_run(folder).figures, 1).trained
+    rate = rates(read_run(folder).statistics, 1).trained
     return float("nan") if rate is None else rate
 
 

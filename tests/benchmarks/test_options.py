@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.options import write_figures
+from benchmarks.options import write_results
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("decode_schedule", "emulator_overhead", "prelude_import", "reshard", "step_memory", "weights")
@@ -20,9 +20,9 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_json_names_a_file_and_one_that_cannot_be_written_rejected(program, tmp_path):
-    rejected = run(program, "--json", tmp_path / "absent" / "figures.json")
+    rejected = run(program, "--json", tmp_path / "absent" / "results.json")
     assert rejected.returncode == 2 and rejected.stderr.count("\n") == 1
-    assert "figures.json is no file that can be written" in rejected.stderr
+    assert "results.json is no file that can be written" in rejected.stderr
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_a_bad_value_is_one_sentence(program, arguments):
     assert rejected.returncode == 2 and rejected.stderr.startswith("error: ") and rejected.stderr.count("\n") == 1
 
 
-def test_figures_are_written_as_json(tmp_path, capsys):
-    write_figures(None, {"a": 1})
+def test_results_are_written_as_json(tmp_path, capsys):
+    write_results(None, {"a": 1})
     assert not capsys.readouterr().err
-    write_figures(tmp_path / "figures.json", {"a": 1})
-    assert json.loads((tmp_path / "figures.json").read_text()) == {"a": 1}
+    write_results(tmp_path / "results.json", {"a": 1})
+    assert json.loads((tmp_path / "results.json").read_text()) == {"a": 1}

@@ -19,7 +19,7 @@ def test_a_ratio_is_the_median_over_repeats() -> None:
     assert ratio(WAYS, "wall_seconds", "published") == 1.0
 
 
-def test_the_table_has_a_line_for_each_figure() -> None:
+def test_the_table_has_a_line_for_each_quantity() -> None:
     ratios = {name: {"verl": 0.25, "published": 0.5} for name in COLUMNS}
     lines = table("tiny", {"model_bytes": 2_000_000, "ways": WAYS, "ratios": ratios}).splitlines()
     assert lines[0].split() == ["tiny,", "2.0", "MB", "planned", "verl", "published", "/", "verl", "/", "published"]
@@ -30,8 +30,8 @@ def test_the_table_has_a_line_for_each_figure() -> None:
 @pytest.mark.slow
 def test_all_ways_move_the_same_weights(tmp_path: Path) -> None:
     """The run itself compares every byte; what it counts does not depend on how busy the machine is."""
-    assert main(["--model", "experts", "--repeats", "1", "--json", str(tmp_path / "figures.json")]) == 0
-    found = json.loads((tmp_path / "figures.json").read_text())["experts"]
+    assert main(["--model", "experts", "--repeats", "1", "--json", str(tmp_path / "results.json")]) == 0
+    found = json.loads((tmp_path / "results.json").read_text())["experts"]
     planned, verl, published = (found["ways"][name] for name in ("planned", "verl", "published"))
     assert planned["collectives"][0] < published["collectives"][0] < verl["collectives"][0]
     assert found["ratios"]["bytes_handed_over"]["verl"] < 0.25

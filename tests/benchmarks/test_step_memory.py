@@ -22,8 +22,8 @@ def test_the_table_holds_ours_against_each_other_way() -> None:
 
 def test_vocabulary_table_compares_with_upstream() -> None:
     distances = {"log_probs": 1e-7, "entropy": 2e-7, "hidden": 3e-3, "weight": 4e-3}
-    figures = {"seconds_forward": 1.0, "seconds": 2.5} | distances
-    found = {"upstream": {"peak": 8e8} | figures, "ours": {"peak": 1e8} | figures}
+    results = {"seconds_forward": 1.0, "seconds": 2.5} | distances
+    found = {"upstream": {"peak": 8e8} | results, "ours": {"peak": 1e8} | results}
     lines = [line.split() for line in vocabulary_table(found).splitlines()]
     assert lines[1][:5] == ["upstream", "800.0", "1.000", "1.00", "2.50"]
     assert lines[2] == ["ours", "100.0", "0.125", "1.00", "2.50", "1.0e-07", "2.0e-07", "3.0e-03", "4.0e-03"]

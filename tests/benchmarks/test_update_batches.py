@@ -36,11 +36,11 @@ def test_the_ratio_is_of_neighbouring_turns(capsys):
 def test_the_ways_have_one_loss_and_other_micro_batches(tmp_path):
     line = [sys.executable, "benchmarks/update_batches.py", "--sequences", "32", "--fixed", "2", "--turns", "1"]
     ended = subprocess.run(
-        [*line, "--json", str(tmp_path / "figures.json")],
+        [*line, "--json", str(tmp_path / "results.json")],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
-    turns = json.loads((tmp_path / "figures.json").read_text())
+    turns = json.loads((tmp_path / "results.json").read_text())
     assert [turn["way"] for turn in turns] == list(WAYS)
     padded, fixed, by_tokens = (turn["micro_batches"] for turn in turns)
     assert padded == fixed == 16 > by_tokens

@@ -1,4 +1,4 @@
-"""What ``torch.npu`` answers with the help of CANN: devices, streams, events, generators, and figures of memory."""
+"""What ``torch.npu`` answers with the help of CANN: devices, streams, events, generators, and memory statistics."""
 
 import os
 

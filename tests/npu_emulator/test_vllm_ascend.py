@@ -121,8 +121,8 @@ def test_an_engine_that_has_slept_gives_the_same_tokens(found):
 def test_attention_in_graphs_is_replaced_before_each_replay(tmp_path, monkeypatch, seed):
     """And where its update does nothing, the tokens are others."""
     monkeypatch.setenv("NPU_EMULATOR_STREAM_SEED", seed)
-    figures = run(tmp_path, *(case.name for case in FULL_GRAPHS))
-    assert [case.name for case in FULL_GRAPHS if not is_right(case, figures[case.name])] == []
+    results = run(tmp_path, *(case.name for case in FULL_GRAPHS))
+    assert [case.name for case in FULL_GRAPHS if not is_right(case, results[case.name])] == []
 
 
 @pytest.mark.exhaustive
@@ -130,5 +130,5 @@ def test_attention_in_graphs_is_replaced_before_each_replay(tmp_path, monkeypatc
 def test_any_two_settings_give_the_tokens_of_transformers_and_faults_do_not(tmp_path):
     """The selection of the 146 cases in which any two settings meet."""
     cases = [*chosen_cases(["pairs"]), *FAULTY]
-    figures = run(tmp_path, *(case.name for case in cases), seconds=3600)
-    assert [case.name for case in cases if not is_right(case, figures[case.name])] == []
+    results = run(tmp_path, *(case.name for case in cases), seconds=3600)
+    assert [case.name for case in cases if not is_right(case, results[case.name])] == []

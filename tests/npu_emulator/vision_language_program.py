@@ -1,6 +1,6 @@
 """Generates from images with vLLM-Ascend's Qwen2.5-VL in float32, gives it new weights, and compares with transformers.
 
-One rank of a tensor-parallel engine. `FOLDER/0` and `FOLDER/1` are checkpoints; figures go to `FOLDER/RANKS.json`.
+One rank of a tensor-parallel engine. `FOLDER/0` and `FOLDER/1` are checkpoints; results go to `FOLDER/RANKS.json`.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 ``python -m tests.npu_emulator.vllm_ascend_program FOLDER [all | pairs | NAME ...]`` runs cases one after another: by
 default those of `SELECTED`, with `pairs` those of `covering`. It imports everything once and forks the ranks of each
-case. Checkpoints and ``found.json``, case -> figures, are written to FOLDER; cases that are there and did not fail are
+case. Checkpoints and ``found.json``, case -> results, are written to FOLDER; cases that are there and did not fail are
 not run again. At the end it says how many cases gave transformers' tokens, both times that they generated.
 """
 
@@ -260,20 +260,20 @@ def main(folder: Path) -> None:
 
 
 def merged(parts: list[dict]) -> dict:
-    """Figures of all ranks that had prompts of their own."""
+    """Results of all ranks that had prompts of their own."""
     total = {key: sum(part[key] for part in parts) for key in ("equal", "of", "again", "wrong prompt", "cached")}
     rest = {key: max(part[key] for part in parts) for key in ("worst", "graphs", "seconds", "freed in sleep")}
     rest |= {key: min(part[key] for part in parts) for key in ("captured", "replayed")}
     return total | rest | {"operators": parts[0]["operators"]}
 
 
-def is_right(case: Case, figures: dict) -> bool:
+def is_right(case: Case, results: dict) -> bool:
     """Whether all tokens are transformers' and another prompt gives others; with a fault, whether it shows."""
-    if "failed" in figures:
+    if "failed" in results:
         return False
     if case.fault and case.fault != "late results":
-        return figures["equal"] < figures["of"]
-    return figures["equal"] == figures["again"] == figures["of"] > figures["wrong prompt"]
+        return results["equal"] < results["of"]
+    return results["equal"] == results["again"] == results["of"] > results["wrong prompt"]
 
 
 def run(folder: Path, cases: list[Case]) -> dict:

@@ -227,7 +227,7 @@ def import_what_upstream_needs() -> None:
 
 
 def run_all() -> int:
-    """Run everything and say in figures where it ended.
+    """Run everything and say in numbers where it ended.
 
     The scenarios of one pair must end in one state, in which every target and every name is as in the state that the
     full orders end in; those must all end in one. Returns 0 if all of this holds.

@@ -27,7 +27,7 @@ def test_both_languages_have_the_same_commands_tables_and_sections():
     ] == [1, 12] * 2
 
 
-def test_figures_of_the_plan_are_the_same():
+def test_numbers_of_the_plan_are_the_same():
     english, chinese = (re.findall(r"\d+\.\d+", text) for text in (ENGLISH, CHINESE))
     assert sorted(english) == sorted(chinese)
 

@@ -56,7 +56,7 @@ def run(qwen, folder, *more):
     )
 
 
-def test_answers_become_figures_json_and_a_page(answering, qwen, tmp_path, capsys):
+def test_answers_become_results_json_and_a_page(answering, qwen, tmp_path, capsys):
     answering(r"so it is \boxed{0}", "nothing")
     assert run(qwen, tmp_path / "out", "--n", "2", "--limit", "4", "--model", f"copy={qwen}") == 0
     said = capsys.readouterr().out
@@ -65,9 +65,9 @@ def test_answers_become_figures_json_and_a_page(answering, qwen, tmp_path, capsy
     truths = [each["truth"] for each in content["questions"]]
     right = sum(truth == "0" for truth in truths[::2])
     assert right and [each["name"] for each in content["models"]] == ["tiny", "copy"]
-    figures = content["models"][0]["estimates"]
-    assert figures["greedy"]["value"] == figures["avg@2"]["value"] == right / 4
-    assert figures["greedy"]["high"] == pytest.approx(wilson(right, 4).high)
+    results = content["models"][0]["estimates"]
+    assert results["greedy"]["value"] == results["avg@2"]["value"] == right / 4
+    assert results["greedy"]["high"] == pytest.approx(wilson(right, 4).high)
     assert content["models"][0]["shares"]["boxed"] == 0.5 and "copy - tiny" in said
     assert len(StrictPage((tmp_path / "out" / "evaluation.html").read_text()).text) > 100
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["evaluation.html", "evaluation.json", "logs"]

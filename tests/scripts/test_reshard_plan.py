@@ -1,4 +1,4 @@
-"""The figures of a reshard plan: the recipe's 256 dies against the goals, and the sentences for wrong options."""
+"""The statistics of a reshard plan: the recipe's 256 dies against the goals, and the sentences for wrong options."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from post_training.report.palette import LIGHT
-from post_training.reshard.figures import PerTensorFigures, PlanFigures, Spread
+from post_training.reshard.statistics import PerTensorStatistics, PlanStatistics, Spread
 from scripts.reshard_plan import Ways, draw, main, table
 
 CLUSTER_TRAIN = "tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7"
@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-def figures(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
+def statistics(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
     assert main([*options, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -46,7 +46,7 @@ def figures(capsys: pytest.CaptureFixture[str], *options: str) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize(("rollout", "experts"), [("tp2,ep256", 5.09e9), ("tp2,ep128,instances2", 10.18e9)])
 def test_the_cluster_reaches_its_goals(capsys: pytest.CaptureFixture[str], rollout: str, experts: float) -> None:
-    found = figures(capsys, "--train", CLUSTER_TRAIN, "--rollout", rollout)
+    found = statistics(capsys, "--train", CLUSTER_TRAIN, "--rollout", rollout)
     for way in (found["direct"], found["relayed"]):
         assert way["received"] == way["bound_received"]
         assert way["expert_received"] == way["bound_expert_received"]
@@ -100,11 +100,11 @@ regions received              2                   2                      -
 planning, CPU s a rank        1.38                1.38                   -"""
 
 
-def plan_with(lowest: int) -> PlanFigures:
-    """Figures of which no two are alike: received, sent, both bounds and into a node from so many GB on."""
+def plan_with(lowest: int) -> PlanStatistics:
+    """Statistics of which no two are alike: received, sent, both bounds and into a node from so many GB on."""
     received, sent, bound, experts, bound_experts, node = (gigabytes(lowest + number) for number in range(6))
     regions = Spread(1, 2.4, 3)
-    return PlanFigures(
+    return PlanStatistics(
         8, received, sent, bound, experts, bound_experts, node, 3, 4, 0, 7_500_000_000, 1, regions, 1.375
     )
 
@@ -114,7 +114,7 @@ def gigabytes(lowest: float) -> Spread:
 
 
 def test_the_table_has_a_column_for_each_way() -> None:
-    per_tensor = PerTensorFigures(gigabytes(21), gigabytes(22), 55, 66, 4_170_000_000)
+    per_tensor = PerTensorStatistics(gigabytes(21), gigabytes(22), 55, 66, 4_170_000_000)
     assert table(Ways(plan_with(1), plan_with(11), per_tensor)) == TABLE
     without = table(Ways(plan_with(1), plan_with(11), None)).splitlines()
     assert without[0] == TABLE.splitlines()[0] and without[1].endswith(" / 11.50  -")
@@ -122,7 +122,7 @@ def test_the_table_has_a_column_for_each_way() -> None:
 
 
 def test_a_dense_model_has_no_expert_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    found = figures(capsys, "--model", "qwen2.5-0.5b", "--train", "tp2,pp2,dp2,tp_extend", "--rollout", "tp2,dp4")
+    found = statistics(capsys, "--model", "qwen2.5-0.5b", "--train", "tp2,pp2,dp2,tp_extend", "--rollout", "tp2,dp4")
     assert found["direct"]["received"] == found["direct"]["bound_received"]
     assert found["direct"]["expert_received"]["maximum"] == found["per_tensor"]["expert_received"]["maximum"] == 0
 
@@ -130,7 +130,7 @@ def test_a_dense_model_has_no_expert_bytes(capsys: pytest.CaptureFixture[str]) -
 def test_experts_cut_over_tensor_ranks_have_no_published_algorithm(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "per_tensor" not in figures(capsys, "--model", model, "--train", "tp2,pp2", "--rollout", "tp2,ep8")
+    assert "per_tensor" not in statistics(capsys, "--model", model, "--train", "tp2,pp2", "--rollout", "tp2,ep8")
 
 
 def test_json_of_another_kind_is_no_model(tmp_path, capsys):

@@ -42,18 +42,18 @@ def configuration(**changes) -> dict:
 
 def metrics(row, **changes) -> dict:
     """Those of a step that went as a published row says: verl counts the reshard to the generation."""
-    figures = row.figures
-    seconds = {f"timing_s/{name}": figures.seconds[stage] for stage, name in STAGE_METRICS.items()}
+    statistics = row.statistics
+    seconds = {f"timing_s/{name}": statistics.seconds[stage] for stage, name in STAGE_METRICS.items()}
     return {
         **seconds,
-        "timing_s/gen": figures.seconds["rollout"] + figures.seconds["reshard"],
-        "timing_s/step": figures.total,
+        "timing_s/gen": statistics.seconds["rollout"] + statistics.seconds["reshard"],
+        "timing_s/step": statistics.total,
         "timing_s/offload": 20.0,
-        "prompt_length/mean": figures.prompt_tokens,
-        "response_length/mean": figures.response_tokens,
+        "prompt_length/mean": statistics.prompt_tokens,
+        "response_length/mean": statistics.response_tokens,
         "response_length/clip_ratio": 0.25,
         "perf/mfu/actor": 0.0,
-        "perf/throughput": figures.tokens / figures.total / 256,
+        "perf/throughput": statistics.tokens / statistics.total / 256,
     } | changes
 
 
@@ -87,16 +87,16 @@ def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys
     found, true, random = columns(capsys, str(run))
     assert [column["name"] for column in (found, true, random)] == ["run", TRUE_WEIGHTS.name, RANDOM_WEIGHTS.name]
     assert found["steps"] == "steps 2-3" and found["dies"] == 256
-    seconds = found["figures"]["seconds"]
-    assert seconds == pytest.approx(true["figures"]["seconds"], abs=0.03)
-    assert sum(seconds.values()) == pytest.approx(found["figures"]["total"])
+    seconds = found["statistics"]["seconds"]
+    assert seconds == pytest.approx(true["statistics"]["seconds"], abs=0.03)
+    assert sum(seconds.values()) == pytest.approx(found["statistics"]["total"])
     system = {"system": 123.16, "trained": 123.16}
     assert found["per_card"] == pytest.approx({"rollout": 270.05, "training": 331.6, **system}, abs=0.05)
     assert found["per_die"] == pytest.approx({name: rate / 2 for name, rate in found["per_card"].items()})
     # What verl prints: the rate of a die, and no MFU.
     assert found["per_die"]["system"] == pytest.approx(metrics(TRUE_WEIGHTS)["perf/throughput"])
     assert found["mfu"] == pytest.approx(true["mfu"]) and 0.05 < found["mfu"] < 0.5
-    assert found["figures"]["truncated"] == 0.25
+    assert found["statistics"]["truncated"] == 0.25
     assert found["notes"] == [
         "weights that were read, responses end where the model ends them, experts chosen by the router, "
         "4 layers of a stage recomputed",
@@ -107,15 +107,15 @@ def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys
 def test_saving_and_validation_are_told_apart(tmp_path, capsys):
     """One of two steps validates for 200 s and saves for 100 s, inside verl's timer of the step."""
     longer = {"timing_s/testing": 200.0, "timing_s/save_checkpoint": 100.0}
-    longer["timing_s/step"] = TRUE_WEIGHTS.figures.total + 300.0
+    longer["timing_s/step"] = TRUE_WEIGHTS.statistics.total + 300.0
     run = write_run(tmp_path / "run", metrics(TRUE_WEIGHTS), metrics(TRUE_WEIGHTS, **longer), metrics(TRUE_WEIGHTS))
     found, true, _ = columns(capsys, str(run))
-    figures, total = found["figures"], TRUE_WEIGHTS.figures.total
-    assert figures["aside"] == pytest.approx(150.0) and figures["total"] == pytest.approx(total + 150.0)
-    assert figures["seconds"]["rest"] == pytest.approx(true["figures"]["seconds"]["rest"], abs=0.03)
+    statistics, total = found["statistics"], TRUE_WEIGHTS.statistics.total
+    assert statistics["aside"] == pytest.approx(150.0) and statistics["total"] == pytest.approx(total + 150.0)
+    assert statistics["seconds"]["rest"] == pytest.approx(true["statistics"]["seconds"]["rest"], abs=0.03)
     assert found["per_card"]["trained"] == pytest.approx(123.16, abs=0.01)
     assert found["per_card"]["system"] == pytest.approx(123.16 * total / (total + 150.0), abs=0.01)
-    assert true["figures"]["aside"] is None and true["per_card"]["trained"] is None
+    assert true["statistics"]["aside"] is None and true["per_card"]["trained"] is None
 
 
 def test_one_step_and_several_runs(tmp_path, capsys):
@@ -123,8 +123,8 @@ def test_one_step_and_several_runs(tmp_path, capsys):
     second = write_run(tmp_path / "second", metrics(RANDOM_WEIGHTS))
     ours, other, *_ = columns(capsys, str(first), str(second), "--step", "1")
     assert ours["steps"] == other["steps"] == "step 1"
-    assert ours["figures"]["total"] == TRUE_WEIGHTS.figures.total
-    assert other["figures"]["total"] == RANDOM_WEIGHTS.figures.total
+    assert ours["statistics"]["total"] == TRUE_WEIGHTS.statistics.total
+    assert other["statistics"]["total"] == RANDOM_WEIGHTS.statistics.total
     assert "it has not made all of its 3 steps" in ours["notes"]
     assert "first has no step 3: its steps are 1 to 2." in rejected(capsys, str(first), "--step", "3")
 

@@ -55,7 +55,7 @@ EVERYTHING = [{**micro, **layout, **last} for micro, layout, last in product(*(e
 
 def test_saving_does_not_slow_a_setting_down(tmp_path):
     saved = metrics(
-        TRUE_WEIGHTS, **{"timing_s/save_checkpoint": 60.0, "timing_s/step": TRUE_WEIGHTS.figures.total + 60}
+        TRUE_WEIGHTS, **{"timing_s/save_checkpoint": 60.0, "timing_s/step": TRUE_WEIGHTS.statistics.total + 60}
     )
     plain = write_run(tmp_path / "plain", *[metrics(TRUE_WEIGHTS)] * 3)
     saving = write_run(tmp_path / "saving", *[metrics(TRUE_WEIGHTS)] * 2, saved)

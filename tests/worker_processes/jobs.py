@@ -623,7 +623,7 @@ def served_expert_bytes(state: State) -> int:
 
 def rollout_collectives(state: State, prompts: list[list[int]], most_tokens: int | None = None) -> dict[str, Any]:
     """Generate as `rollout` does and count all-reduces of host tensors and agreements on the device. Returns these
-    two, what `rollout` returns, and the figures of the decode loop."""
+    two, what `rollout` returns, and the metrics of the decode loop."""
     import torch.distributed as dist
 
     from verl_patches.features.measure.step_record import current_record
@@ -732,7 +732,7 @@ def _forward_agreement(runner: Any, *forward: Any) -> tuple[Any, ...]:
 def generate_in_window(
     state: State, prompts: list[list[int]], running: int | None = None, fault: str | None = None
 ) -> dict[str, Any]:
-    """Generate as `rollout` does, the likeliest tokens: responses and the figures of the decode loop, or the error.
+    """Generate as `rollout` does, the likeliest tokens: responses and the metrics of the decode loop, or the error.
 
     running: so many requests at a time, the others wait. fault: what the engine of ranks 2 and 3 does wrong.
     """

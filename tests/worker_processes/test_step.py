@@ -226,7 +226,7 @@ def test_a_graph_keeps_the_addresses_of_weights_only_if_they_never_change(worker
 
 
 def generated(workers, **dp_sync):
-    """Responses and the decode loop's figures under settings of dp_sync, from the weights of the start."""
+    """Responses and the decode loop's metrics under settings of dp_sync, from the weights of the start."""
     workers.run(jobs.recall)
     workers.run(jobs.switch, dp_sync=dp_sync)
     found = workers.run(jobs.rollout_collectives, PROMPTS)
@@ -270,8 +270,8 @@ def test_requests_that_wait_are_admitted_between_windows_and_none_is_lost(worker
     waiting = workers.run(jobs.generate_in_window, PROMPTS, running=ByRank([12, 12, 20, 20]))
     assert waiting[0]["responses"] == plain["responses"]
     assert waiting[0]["prefill_steps"] > plain["prefill_steps"]
-    figures = ("agreements", "decode_steps", "prefill_steps")
-    assert all(each[name] == waiting[0][name] for each in waiting for name in figures)
+    metrics = ("agreements", "decode_steps", "prefill_steps")
+    assert all(each[name] == waiting[0][name] for each in waiting for name in metrics)
     assert waiting[0]["agreements"] <= waiting[0]["prefill_steps"] + waiting[0]["decode_steps"] / 16 + 2
 
 

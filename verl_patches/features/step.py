@@ -100,7 +100,7 @@ class Source(Protocol):
         """Why there is no batch before the last step's, if the run is to save and stop then."""
 
     @property
-    def figures(self) -> Mapping[str, float]:
+    def metrics(self) -> Mapping[str, float]:
         """Of the last batch, as metrics."""
 
     def collect(self, step: Step, workers: Workers) -> Collected | None:

@@ -140,7 +140,7 @@ def update_actor(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker
 @wrap(
     f"{_WORKER}.update_actor",
     feature=MEASURE,
-    why="verl reports the first rank's figures; time and memory are of the slowest die, and log-probs of all tokens",
+    why="verl reports the first rank's metrics; time and memory are of the slowest die, and log-probs of all tokens",
     outside=["phases"],
 )
 def update_actor_measured(

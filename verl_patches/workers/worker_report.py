@@ -26,7 +26,7 @@ def report_start(worker: Any, measure: MeasureSettings) -> None:
 
 
 def finish_update(metrics: dict[str, Any], rank: int, measure: MeasureSettings) -> None:
-    """Add the figures of the step, agreed over the ranks, to the metrics of an update. Collective."""
+    """Add the metrics of the step, agreed over the ranks, to the metrics of an update. Collective."""
     from verl_patches.features.expert_sets.records import process_choices
     from verl_patches.features.measure.step_record import current_record, finish_step
 
@@ -35,10 +35,10 @@ def finish_update(metrics: dict[str, Any], rank: int, measure: MeasureSettings) 
     record.count("overlay/patches_ineffective", len(report.applied) - sum(report.effective.values()))
     files = RunFiles(measure.output_dir)
     files.memory(rank, record.peak_bytes, record.allocated_bytes)
-    figures = finish_step() | process_choices().metrics()
-    if "reshard/weights_differing" in figures:
-        figures["reshard/weights_exact"] = float(figures["reshard/weights_differing"] == 0)
-    metrics.update(figures)
+    agreed = finish_step() | process_choices().metrics()
+    if "reshard/weights_differing" in agreed:
+        agreed["reshard/weights_exact"] = float(agreed["reshard/weights_differing"] == 0)
+    metrics.update(agreed)
     files.executed(overlay.executed())
 
 

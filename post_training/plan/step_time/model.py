@@ -101,7 +101,7 @@ def fit(known: Given) -> Constants:
 
 
 def modelled(row: Row, constants: Constants | None = None) -> float:
-    """The figure of a row as the model has it: seconds, tokens a second and card, or a ratio of seconds."""
+    """The number of a row as the model has it: seconds, tokens a second and card, or a ratio of seconds."""
     found, cluster = constants or fitted(), row.cluster
     if row.of.startswith("skew of "):
         return _skew(row.job, cluster, found, row.of.removeprefix("skew of "))

@@ -1,4 +1,4 @@
-"""Reads published.toml: constants with their sources, and published figures that are fitted or held out."""
+"""Reads published.toml: constants with their sources, and published numbers that are fitted or held out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Row:
-    """One published figure, and the job and the dies that it was measured with. slower: the job that a gain is over."""
+    """One published number, and the job and the dies that it was measured with. slower: the job that a gain is over."""
 
     name: str
     use: Use

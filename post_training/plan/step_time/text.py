@@ -1,4 +1,4 @@
-"""The modelled step as text and as figures: where it goes, and what bounds it next."""
+"""The modelled step as text and as numbers: where it goes, and what bounds it next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def largest_parts(job: StepJob, cluster: Cluster) -> list[tuple[str, float]]:
 
 
 def unknowns(job: StepJob, cluster: Cluster) -> list[str]:
-    """What of this step no published figure decides, a sentence each."""
+    """What of this step no published number decides, a sentence each."""
     found = []
     if job.spread == SPREAD and job.response_tokens < job.longest:
         found.append(
@@ -56,7 +56,7 @@ def _graphs(job: StepJob, cluster: Cluster) -> dict[int, float]:
     return {moment.slots: moment.steps / every for moment in moments}
 
 
-def time_figures(job: StepJob, cluster: Cluster) -> dict[str, Any]:
+def time_estimates(job: StepJob, cluster: Cluster) -> dict[str, Any]:
     """Everything that the text says, for programs. Seconds; rates are tokens a second and card of two dies."""
     parts = step_parts(job, cluster)
     seconds = {stage: sum(each.values()) for stage, each in parts.items()}

@@ -81,7 +81,7 @@ def test_carried_is_all_but_weights_and_own_files(tmp_path):
     weights = ["model-00001-of-000163.safetensors", "pytorch_model.bin", "consolidated.00.pth", "training_args.pt"]
     for name in (*carried, *own, *weights, ".gitattributes", ".tokenizer.json.partial"):
         (tmp_path / name).write_text("{}")
-    (tmp_path / "figures.json").mkdir()
+    (tmp_path / "results.json").mkdir()
     assert carried_files(tmp_path) == [tmp_path / name for name in carried]
 
 

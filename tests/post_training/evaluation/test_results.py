@@ -40,7 +40,7 @@ AFTER = model("after", "rwr", ["rrww", "rwww", "rrrr"])
 ASKED = [question(number) for number in range(3)]
 
 
-def test_figures_are_means_over_questions():
+def test_results_are_means_over_questions():
     found = {name: each.value for name, each in BEFORE.estimates().items()}
     assert found == pytest.approx(
         {"greedy": 1 / 3, "avg@4": 3 / 12, "pass@2": (0 + 1 / 2 + 5 / 6) / 3, "pass@4": 2 / 3}

@@ -41,7 +41,7 @@ def described(folder, size):
     return folder / "config.json"
 
 
-def figures(capsys, folder, name, size, *more):
+def device_bytes(capsys, folder, name, size, *more):
     """The exit code, and what is printed as JSON."""
     code = plan.main(["--config-name", name, "--model", str(described(folder, size)), "--json", *more])
     return code, json.loads(capsys.readouterr().out)
@@ -49,21 +49,21 @@ def figures(capsys, folder, name, size, *more):
 
 @pytest.mark.parametrize("size", QWEN)
 def test_weights_gradients_and_moments_are_those_of_the_published_parameters(capsys, tmp_path, size):
-    _, found = figures(capsys, tmp_path, ONE_CARD, size)
+    _, found = device_bytes(capsys, tmp_path, ONE_CARD, size)
     parameters = QWEN[size][1]
     assert (found["weights"], found["gradients"], found["optimizer"]) == (
         4 * parameters,
         4 * parameters,
         8 * parameters,
     )
-    _, found = figures(capsys, tmp_path, EIGHT_DIES, size)
+    _, found = device_bytes(capsys, tmp_path, EIGHT_DIES, size)
     assert found["optimizer"] == -(-parameters // 8) * 8 and found["engine_weights"] == pytest.approx(
         parameters, rel=0.01
     )
 
 
 def test_the_one_card_job_leaves_a_fifth_of_64_gb(capsys, tmp_path):
-    code, found = figures(capsys, tmp_path, ONE_CARD, "1.5B")
+    code, found = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B")
     assert code == 0 and max(found["phases"].values()) < 0.8 * found["die"]
 
 
@@ -71,13 +71,13 @@ def test_32_gb_hold_a_rollout_with_the_optimizer_on_the_host_and_no_update(capsy
     """An update has the moments on the die, wherever they are meanwhile."""
     card = ("--die-memory", "29GiB")
     away = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
-    _, resident = figures(capsys, tmp_path, ONE_CARD, "1.5B", *card)
-    code, moved = figures(capsys, tmp_path, ONE_CARD, "1.5B", *card, away)
+    _, resident = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", *card)
+    code, moved = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", *card, away)
     assert resident["phases"]["rollout"] - moved["phases"]["rollout"] == moved["optimizer"]
     assert code == 1 and resident["phases"]["update"] == moved["phases"]["update"] > moved["die"]
     assert plan.main(["--config-name", ONE_CARD, "--model", str(described(tmp_path, "1.5B")), *card, away]) == 1
     assert "DOES NOT FIT: update: " in capsys.readouterr().out
-    code, small = figures(capsys, tmp_path, ONE_CARD, "0.5B", *card)
+    code, small = device_bytes(capsys, tmp_path, ONE_CARD, "0.5B", *card)
     assert code == 0 and max(small["phases"].values()) < 0.8 * small["die"]
 
 
@@ -107,9 +107,9 @@ def test_job_that_fits_nowhere_gets_no_advice(capsys, tmp_path):
 
 @pytest.mark.parametrize(("cluster", "size", "code"), [(A2_64, "1.5B", 0), (A2_32, "1.5B", 1), (A2_32, "0.5B", 0)])
 def test_memory_of_a_die_is_that_of_the_clusters_file(capsys, tmp_path, cluster, size, code):
-    found = figures(capsys, tmp_path, ONE_CARD, size, "--cluster", str(cluster))
+    found = device_bytes(capsys, tmp_path, ONE_CARD, size, "--cluster", str(cluster))
     assert found[0] == code and found[1]["die"] == {A2_64: 61 << 30, A2_32: 29 << 30}[cluster]
-    asked = figures(capsys, tmp_path, ONE_CARD, size, "--cluster", str(cluster), "--die-memory", "50GiB")
+    asked = device_bytes(capsys, tmp_path, ONE_CARD, size, "--cluster", str(cluster), "--die-memory", "50GiB")
     assert asked[1]["die"] == 50 << 30
 
 
@@ -125,17 +125,17 @@ def test_plan_rejects_what_the_chip_of_the_file_lacks(capsys, tmp_path):
 
 
 def test_7b_fits_eight_dies(capsys, tmp_path):
-    code, found = figures(capsys, tmp_path, EIGHT_DIES, "7B")
+    code, found = device_bytes(capsys, tmp_path, EIGHT_DIES, "7B")
     assert code == 0 and max(found["phases"].values()) < 0.8 * found["die"]
-    assert figures(capsys, tmp_path, ONE_CARD, "7B")[0] == 1
+    assert device_bytes(capsys, tmp_path, ONE_CARD, "7B")[0] == 1
 
 
 def test_the_engines_own_limit_of_sequences_counts(capsys, tmp_path):
     """rollout.max_num_seqs reaches no engine."""
-    _, found = figures(capsys, tmp_path, ONE_CARD, "1.5B")
+    _, found = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B")
     name = "actor_rollout_ref.rollout.max_num_seqs=512"
-    assert figures(capsys, tmp_path, ONE_CARD, "1.5B", name)[1] == found
-    _, limited = figures(capsys, tmp_path, ONE_CARD, "1.5B", f"+{name.replace('max_', 'engine_kwargs.vllm.max_')}")
+    assert device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", name)[1] == found
+    _, limited = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", f"+{name.replace('max_', 'engine_kwargs.vllm.max_')}")
     assert limited["kv_tokens"] < found["kv_tokens"]
 
 
@@ -163,8 +163,8 @@ GAE = ("algorithm.adv_estimator=gae",)
 @pytest.mark.parametrize("size", ["0.5B", "7B"])
 def test_a_critic_has_weights_and_moments_of_its_own(capsys, tmp_path, size):
     """A model whose output layer is its own has that much less in the critic."""
-    _, alone = figures(capsys, tmp_path, ONE_CARD, size, "--die-memory", "400GiB")
-    code, found = figures(capsys, tmp_path, ONE_CARD, size, *GAE, "--die-memory", "400GiB")
+    _, alone = device_bytes(capsys, tmp_path, ONE_CARD, size, "--die-memory", "400GiB")
+    code, found = device_bytes(capsys, tmp_path, ONE_CARD, size, *GAE, "--die-memory", "400GiB")
     values = dict(zip(NAMES, QWEN[size][0], strict=True))
     hidden, own_layer = values["hidden_size"], not values["tie_word_embeddings"]
     parameters = QWEN[size][1] - own_layer * hidden * values["vocab_size"] + hidden + 1
@@ -178,8 +178,8 @@ def test_a_critic_has_weights_and_moments_of_its_own(capsys, tmp_path, size):
 
 def test_a_critic_that_is_moved_to_the_host_leaves_room(capsys, tmp_path):
     away = [f"critic.model.fsdp_config.{name}_offload=true" for name in ("param", "optimizer")]
-    _, resident = figures(capsys, tmp_path, ONE_CARD, "1.5B", *GAE)
-    _, moved = figures(capsys, tmp_path, ONE_CARD, "1.5B", *GAE, *away)
+    _, resident = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", *GAE)
+    _, moved = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", *GAE, *away)
     critic = resident["critic_weights"] + resident["critic_optimizer"]
     assert resident["phases"]["update"] - moved["phases"]["update"] == critic
     assert resident["phases"]["update_critic"] == moved["phases"]["update_critic"]
@@ -193,10 +193,12 @@ def test_a_critic_of_another_model_is_not_planned(capsys, tmp_path):
 
 def test_a_die_with_less_than_the_plan_rejected(capsys, tmp_path):
     fixed = "+actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override=100"
-    _, found = figures(capsys, tmp_path, ONE_CARD, "1.5B", "--emulated", fixed)
+    _, found = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", "--emulated", fixed)
     most = max(found["phases"].values())
     for size, code in ((most, 0), (most * 95 // 100, 1)):
-        assert figures(capsys, tmp_path, ONE_CARD, "1.5B", "--emulated", fixed, "--die-memory", str(size))[0] == code
+        assert (
+            device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", "--emulated", fixed, "--die-memory", str(size))[0] == code
+        )
 
 
 def test_time_is_modelled_for_megatron_alone(capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""The plan of a job: the cluster's figures, what does not fit, and the command."""
+"""The plan of a job: the cluster's numbers, what does not fit, and the command."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_optimizer_has_what_adamw_keeps_of_its_share(precision):
 
 
 def test_the_update_follows_the_number_of_layers_that_the_key_recomputes():
-    """With what lies beside tensors; the figures are those of docs/cluster.md."""
+    """With what lies beside tensors; the numbers are those of docs/cluster.md."""
     key = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_num_layers"
     beside, sizes = OutsideTorch(hccl_buffer=300 << 20, cann=117 << 20, p2p_buffer=20 << 20), []
     for layers in (8, 4, 1):

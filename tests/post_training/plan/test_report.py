@@ -1,4 +1,4 @@
-"""What a plan prints, of figures that are easy to read: to the letter."""
+"""What a plan prints, of numbers that are easy to read: to the letter."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from post_training.plan.device import DeviceMemory
 from post_training.plan.job import Recomputation
 from post_training.plan.outside_torch import OutsideTorch
 from post_training.plan.report import HostMemory, JobPlan, Machine, _recomputed, beyond_the_die, describe, host_memory
-from post_training.reshard.figures import Spread
+from post_training.reshard.statistics import Spread
 from tests.post_training.plan.test_plan import scaled_plan
 
 GB = 10**9
@@ -125,8 +125,8 @@ def test_a_hosts_memory_is_what_leaves_the_dies_and_rays_store_and_the_processes
 
 
 def test_programs_get_the_parts_of_both_counts():
-    figures = plan().device_figures()
-    assert figures["tensors"] == PHASES and figures["phases"]["update"] == 41 * GB // 4 and figures["die"] == 10 * GB
+    numbers = plan().device_bytes()
+    assert numbers["tensors"] == PHASES and numbers["phases"]["update"] == 41 * GB // 4 and numbers["die"] == 10 * GB
     expected = {
         "communicators": 8,
         "hccl_buffer": 300 << 20,
@@ -136,4 +136,4 @@ def test_programs_get_the_parts_of_both_counts():
         "outside": 3 * GB // 4,
         "kv_tokens": 100,
     }
-    assert {name: figures[name] for name in expected} == expected
+    assert {name: numbers[name] for name in expected} == expected

@@ -50,12 +50,16 @@ def test_it_is_verls_count_but_for_embeddings_and_the_causal_half_of_attention(m
 
 
 def test_utilisation_is_work_over_what_the_dies_could_have_done():
-    figures = TRUE_WEIGHTS.figures
+    statistics = TRUE_WEIGHTS.statistics
     work = 3 * 8192 * forward_flops(DEEPSEEK_V3, 77.8 + 1576.6)
-    assert utilisation(DEEPSEEK_V3, figures, 256, 376) == pytest.approx(work / 319.3 / 256 / 376e12)
-    assert utilisation(DEEPSEEK_V3, figures, 256, 188) == pytest.approx(2 * utilisation(DEEPSEEK_V3, figures, 256, 376))
+    assert utilisation(DEEPSEEK_V3, statistics, 256, 376) == pytest.approx(work / 319.3 / 256 / 376e12)
+    assert utilisation(DEEPSEEK_V3, statistics, 256, 188) == pytest.approx(
+        2 * utilisation(DEEPSEEK_V3, statistics, 256, 376)
+    )
     # Rounded: 6 x 36.6e9 weights x 25.5e6 tokens / 328.8 s / 256 dies is 67 TFLOPS, and attention adds a tenth.
-    assert utilisation(DEEPSEEK_V3, RANDOM_WEIGHTS.figures, 256, 376) == pytest.approx(67e12 * 1.1 / 376e12, rel=0.02)
+    assert utilisation(DEEPSEEK_V3, RANDOM_WEIGHTS.statistics, 256, 376) == pytest.approx(
+        67e12 * 1.1 / 376e12, rel=0.02
+    )
 
 
 def test_every_peak_of_the_a3_names_who_says_so():

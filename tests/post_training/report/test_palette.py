@@ -7,8 +7,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from post_training.report import StepRecord
-from post_training.report.figure import draw
 from post_training.report.palette import DARK_FRAME, LIGHT, LIGHT_FRAME, STAGE_COLOURS
+from post_training.report.picture import draw
 from post_training.report.run_page import render_page
 from tests.post_training.report.test_run_page import write_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from post_training.report.published import ROWS
-from post_training.report.rates import StepFigures
+from post_training.report.rates import StepStatistics
 from post_training.report.recipe_table import Column, column_of_published, column_of_run, render
 from post_training.report.run_folder import Run
 
@@ -13,7 +13,7 @@ SECONDS = {
     "rollout": 859.68, "old_log_prob": 0.0, "ref": 45.5, "reward": 1.25, "adv": None,
     "update": 400.0, "reshard": 12.0, "rest": 30.125,
 }  # fmt: skip
-FIGURES = StepFigures(8192, 77.8, 1576.6, 0.25, SECONDS, 1348.555, aside=348.555)
+STATISTICS = StepStatistics(8192, 77.8, 1576.6, 0.25, SECONDS, 1348.555, aside=348.555)
 PEAK = 353.0
 # Rates from the definitions of rates.py: 8192 x 1576.6 / 859.68 / 128, 8192 x 1654.4 / 400 / 128, and so on; training
 # only 8192 x 1654.4 / 1000 / 128.
@@ -61,7 +61,7 @@ night:
 
 
 def column(**changes: object) -> Column:
-    known: dict = {"name": "night", "dies": 256, "steps": (2, 3, 4), "planned_steps": 25, "figures": FIGURES}
+    known: dict = {"name": "night", "dies": 256, "steps": (2, 3, 4), "planned_steps": 25, "statistics": STATISTICS}
     known |= {"offload": 3.456, "model": None, "emulated": False, "conditions": "random weights"}
     return column_of_run(Run(**known | changes), PEAK)
 
@@ -102,4 +102,4 @@ def test_notes_are_wrapped_below_their_own_column():
 def test_as_values_it_has_what_a_die_does_too():
     values = column().as_dict()
     assert values["per_die"]["rollout"] == pytest.approx(values["per_card"]["rollout"] / 2)
-    assert values["name"] == "night" and values["figures"]["seconds"]["update"] == 400.0
+    assert values["name"] == "night" and values["statistics"]["seconds"]["update"] == 400.0

@@ -1,4 +1,4 @@
-"""From metrics.jsonl to summary.json and the figure; what was not measured must not look measured."""
+"""From metrics.jsonl to summary.json and the picture; what was not measured must not look measured."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from post_training.report import ReportError, RunFacts, StepRecord, read_records, summarise
-from post_training.report.figure import draw
+from post_training.report.picture import draw
 from post_training.report.summary import REWARD_WINDOW, moving_means
 
 FACTS = RunFacts(seed=1, dies=4, wall_s=100.0, precision="bfloat16", startup_s=50.0)
@@ -112,7 +112,7 @@ def test_device_memory_of_the_last_step_in_the_order_of_its_phases():
     ]
 
 
-def test_figures_of_the_decode_loop_and_of_samples_are_those_of_the_whole_run():
+def test_statistics_of_the_decode_loop_and_of_samples_are_those_of_the_whole_run():
     metrics = {
         "rollout/agreements": 3.0,
         "rollout/decode_steps": 31.0,
@@ -208,7 +208,7 @@ def test_patches_and_emulator_meters():
     assert summary["collectives"] == emulator["collectives"] and summary["overlay_collectives"] is None
 
 
-def test_a_run_without_a_step_has_a_summary_and_no_figure(tmp_path):
+def test_a_run_without_a_step_has_a_summary_and_no_picture(tmp_path):
     summary = summarise([], FACTS, failure="a die ran out of device memory")
     assert (summary["steps"], summary["failure"]) == (0, "a die ran out of device memory")
     assert (summary["updates_skipped"], summary["reward_last"], summary["device_memory"]) == (None, None, None)
@@ -217,7 +217,7 @@ def test_a_run_without_a_step_has_a_summary_and_no_figure(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_figure_is_a_png_that_depends_on_the_data(tmp_path):
+def test_picture_is_a_png_that_depends_on_the_data(tmp_path):
     low = [record(step, critic__score__mean=0.1, timing_s__gen=1.0, timing_s__step=2.0) for step in range(1, 4)]
     high = [record(step, critic__score__mean=0.9, timing_s__gen=2.0, timing_s__step=2.0) for step in range(1, 4)]
     for name, records in {"low": low, "same": low, "high": high, "bare": [record(1)]}.items():
@@ -227,7 +227,7 @@ def test_figure_is_a_png_that_depends_on_the_data(tmp_path):
     assert images["low"] == images["same"] != images["high"]
 
 
-def test_the_figure_shows_rewards_and_stages_on_top_of_each_other(tmp_path, monkeypatch):
+def test_the_picture_shows_rewards_and_stages_on_top_of_each_other(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: kept.append((figure, path, options)))
     steps = [
@@ -257,7 +257,7 @@ def test_the_figure_shows_rewards_and_stages_on_top_of_each_other(tmp_path, monk
     assert (times.get_xlabel(), times.get_ylabel(), rewards.get_ylabel()) == ("step", "seconds", "mean reward")
 
 
-def test_the_figure_of_steps_without_times_has_no_bars_and_one_of_high_rewards_shows_them(tmp_path, monkeypatch):
+def test_the_picture_of_steps_without_times_has_no_bars_and_one_of_high_rewards_shows_them(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: kept.append(figure))
     draw([record(1, critic__score__mean=3.0)], "A run", tmp_path / "report.png")

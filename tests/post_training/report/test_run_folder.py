@@ -1,4 +1,4 @@
-"""What is read out of a run's folder, all of it at once, against figures that are worked out by hand."""
+"""What is read out of a run's folder, all of it at once, against statistics that are worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from post_training.report.metrics import ReportError
-from post_training.report.rates import StepFigures
+from post_training.report.rates import StepStatistics
 from post_training.report.run_folder import Run, read_run
 
 SECONDS = {
@@ -94,7 +94,7 @@ def test_run_is_the_means_of_all_steps_but_the_first(folder):
         dies=24,
         steps=(2, 3),
         planned_steps=None,
-        figures=StepFigures(24, 80.0, 1000.0, 0.25, seconds, 110.0, 7.0),
+        statistics=StepStatistics(24, 80.0, 1000.0, 0.25, seconds, 110.0, 7.0),
         offload=7.0,
         model=MODEL,
         emulated=False,
@@ -104,14 +104,14 @@ def test_run_is_the_means_of_all_steps_but_the_first(folder):
 
 def test_one_step_is_that_step_alone(folder):
     run = read_run(folder, step=1)
-    assert run.steps == (1,) and run.figures.total == 1000.0 and run.figures.seconds["rollout"] == 36.0
+    assert run.steps == (1,) and run.statistics.total == 1000.0 and run.statistics.seconds["rollout"] == 36.0
     with pytest.raises(ReportError, match="has no step 4: its steps are 1 to 3"):
         read_run(folder, step=4)
 
 
 def test_a_step_that_was_made_again_counts_as_it_was_last(folder):
     write_steps(folder, [step(1), step(2, step=200.0), step(2, step=150.0)])
-    assert read_run(folder, step=2).figures.total == 150.0
+    assert read_run(folder, step=2).statistics.total == 150.0
 
 
 def test_the_only_step_of_a_run_counts(folder):

@@ -86,7 +86,7 @@ def test_the_page_tells_what_the_folder_holds(tmp_path):
     assert "hidden-secret" not in render_page(run) and "wandb_api_key: '***'" in text
 
 
-def test_page_before_the_first_step_promises_its_figures(tmp_path):
+def test_page_before_the_first_step_promises_its_metrics(tmp_path):
     run = write_run(tmp_path / "run")
     assert "after step 1" not in render_page(run)
     (run / "metrics.jsonl").write_text("")

@@ -2,7 +2,7 @@
 
 ``python -m tests.stack_2026.vllm_ascend.program FOLDER [all | NAME ...]`` runs cases one after another: by default
 those of `SELECTED`, `FAULTY` and `IMPOSSIBLE`. It imports everything once and forks the ranks of each case. Checkpoints
-and ``found.json``, the figures by case, are written to FOLDER; cases that are there and did not fail are not run again.
+and ``found.json``, the results by case, are written to FOLDER; cases that are there and did not fail are not run again.
 """
 
 from __future__ import annotations
@@ -210,20 +210,20 @@ def sampled(llm: Any, requests: list[dict[str, Any]]) -> dict[str, bool]:
 
 
 def main(folder: Path) -> None:
-    """Run one rank of the case that the environment names; figures, or the error, go to `folder`."""
+    """Run one rank of the case that the environment names; results, or the error, go to `folder`."""
     case, rank = CASES[os.environ["VLLM_ASCEND_CASE"]], int(os.environ["RANK"])
     try:
-        figures = generate(folder, case, rank)
+        results = generate(folder, case, rank)
     except Exception as error:
         (folder / f"{case.name}.{rank}.error").write_text(f"{type(error).__name__}: {error}")
         raise
-    if figures:
-        (folder / f"{case.name}.{rank}.json").write_text(json.dumps(figures))
+    if results:
+        (folder / f"{case.name}.{rank}.json").write_text(json.dumps(results))
     os._exit(0)
 
 
 def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
-    """Generate twice, and compare with transformers. Figures, if this rank has prompts of its own or is the first."""
+    """Generate twice, and compare with transformers. Results, if this rank has prompts of its own or is the first."""
     from transformers import AutoModelForCausalLM
     from vllm import LLM, SamplingParams
 
@@ -261,7 +261,7 @@ def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of all ranks that had prompts of their own."""
+    """Results of all ranks that had prompts of their own."""
     sums = ("equal", "close", "of", "again", "again close", "wrong prompt", "cached")
     total = {key: sum(part[key] for part in parts) for key in sums}
     total |= {key: max(part[key] for part in parts) for key in ("worst", "rounding", "seconds", "freed in sleep")}
@@ -269,31 +269,31 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return total | {"operators": parts[0]["operators"]}
 
 
-def tolerance(case: Case, figures: dict[str, Any]) -> float:
+def tolerance(case: Case, results: dict[str, Any]) -> float:
     """How far log-probs may be from transformers' in float32.
 
     In 16 bits twice as far as transformers' own in the same type. In float32 `SMALL`, but for DeepSeek, whose prompts
     vLLM-Ascend computes in bfloat16.
     """
     if case.dtype != "float32":
-        return 2 * float(figures["rounding"])
+        return 2 * float(results["rounding"])
     return BFLOAT16_PROMPTS if case.model == "deepseek" and not case.exact else SMALL
 
 
-def is_right(case: Case, figures: dict[str, Any]) -> bool:
+def is_right(case: Case, results: dict[str, Any]) -> bool:
     """Whether all tokens are transformers' and another prompt gives others; with a fault, whether it shows.
 
     What cannot run is right where upstream says so.
     """
     if case in IMPOSSIBLE:
-        return any(IMPOSSIBLE[case] in reason for reason in figures.get("reasons", []))
-    if "failed" in figures:
+        return any(IMPOSSIBLE[case] in reason for reason in results.get("reasons", []))
+    if "failed" in results:
         return False
     if case.fault:
-        return bool(figures["equal"] < figures["of"])
+        return bool(results["equal"] < results["of"])
     kinds = ("equal", "again") if case.dtype == "float32" else ("close", "again close")
-    chosen = all(figures[kind] == figures["of"] for kind in kinds) and figures["wrong prompt"] < figures["of"]
-    return chosen and bool(figures["worst"] <= tolerance(case, figures))
+    chosen = all(results[kind] == results["of"] for kind in kinds) and results["wrong prompt"] < results["of"]
+    return chosen and bool(results["worst"] <= tolerance(case, results))
 
 
 def run(folder: Path, cases: list[Case]) -> dict[str, dict[str, Any]]:

@@ -41,10 +41,10 @@ def ids(case: Case) -> str:
 
 @pytest.mark.parametrize("case", SELECTED, ids=ids)
 def test_greedy_tokens_equal_transformers(found, case):
-    figures = found[case.name]
+    results = found[case.name]
     kinds = ("equal", "again") if case.dtype == "float32" else ("close", "again close")
-    assert [figures[kind] for kind in kinds] == [figures["of"]] * 2 == [96, 96]
-    assert figures["worst"] <= tolerance(case, figures)
+    assert [results[kind] for kind in kinds] == [results["of"]] * 2 == [96, 96]
+    assert results["worst"] <= tolerance(case, results)
 
 
 @pytest.mark.parametrize("case", SELECTED, ids=ids)
@@ -91,5 +91,5 @@ def test_upstream_rejects_what_is_listed_as_impossible(found, case):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(14400)
 def test_every_setting_gives_the_tokens_of_transformers(tmp_path):
-    figures = run(tmp_path, "all", seconds=14400)
-    assert [case.name for case in EVERYTHING if not is_right(case, figures[case.name])] == []
+    results = run(tmp_path, "all", seconds=14400)
+    assert [case.name for case in EVERYTHING if not is_right(case, results[case.name])] == []

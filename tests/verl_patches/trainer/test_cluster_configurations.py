@@ -293,7 +293,7 @@ def test_an_engine_takes_all_sequences_of_a_step_at_once(variant, count):
 
 
 def test_the_benchmark_fits_without_recomputation(capsys):
-    """The figures are those of docs/cluster.md."""
+    """The numbers are those of docs/cluster.md."""
     model = ROOT / "tests" / "post_training" / "plan" / "deepseek_v3_config.json"
     sizes = []
     for recomputed in ("false", "true"):
@@ -543,8 +543,8 @@ def test_the_scaled_jobs_with_dapo_are_exact_and_train_on_groups_that_differ(job
         make_checkpoint(request, model, lambda step, loss: None)
     (run := tmp_path / "run").mkdir()
     metrics = run_scaled_job(job, run, model, mla_inputs[1], "trainer.val_before_train=false")
-    figures = ("sampling/generated_prompts", "sampling/gen_batches", "actor/pg_clipfrac", "critic/score/mean")
-    print(job, [{name: step[name] for name in figures} for step in metrics])
+    shown = ("sampling/generated_prompts", "sampling/gen_batches", "actor/pg_clipfrac", "critic/score/mean")
+    print(job, [{name: step[name] for name in shown} for step in metrics])
     assert_exact(metrics, 3, in_float32=job == QWEN_DAPO)
     for step in metrics:
         assert step["sampling/groups_with_gradient"] == 1 and step["sampling/trained_prompts"] == 8
@@ -571,5 +571,5 @@ def test_the_benchmark_job_balances_experts_and_ends_no_response_early(mla_input
         assert step["response_length/clip_ratio"] > 0.9 and step["response_length/max"] == 10
     told = read_run(run)
     assert told.conditions == "random weights, ignore_eos, experts balanced by force, no layer recomputed"
-    assert told.dies == 2 and told.figures.sequences == 32 and told.model["n_routed_experts"] == 256
-    assert sum(told.figures.seconds.values()) + told.figures.aside == pytest.approx(told.figures.total)
+    assert told.dies == 2 and told.statistics.sequences == 32 and told.model["n_routed_experts"] == 256
+    assert sum(told.statistics.seconds.values()) + told.statistics.aside == pytest.approx(told.statistics.total)

@@ -158,5 +158,5 @@ def test_commands_reject_a_model_with_that_sentence(job, model, folders, workers
 def test_accepted_models_are_planned(job, model, folders):
     path = f"{MODEL}={folders / folder_name(model)}"
     config, swaps = plan.configuration_of(job, [path], None)
-    figures = plan.make_plan(config, PUBLISHED_CONFIGS[model], swaps, Machine(61 << 30)).device_figures()
-    assert min(figures["phases"].values()) > 0
+    found = plan.make_plan(config, PUBLISHED_CONFIGS[model], swaps, Machine(61 << 30)).device_bytes()
+    assert min(found["phases"].values()) > 0

@@ -1,7 +1,7 @@
 """Ranks of two steps of verl's FSDP workers by either strategy; test_sharded_updates.py judges them.
 
 The answers are made up. request.json: the configuration, its overrides, and by name those of each job. Every rank
-writes its figures to ``rank<n>.json``.
+writes its results to ``rank<n>.json``.
 """
 
 import verl_patches.prelude_patch  # noqa: F401

@@ -87,7 +87,7 @@ def test_nothing_stays_gathered_after_the_log_probs(measured):
 
 
 def test_weights_that_are_moved_leave_the_die(measured):
-    """The last figure is what moves by verl's function alone."""
+    """The last number is what moves by verl's function alone."""
     for dies in DIES:
         for rank in measured[dies]:
             weights, left, came, upstream = rank["fsdp2"]["moves"]

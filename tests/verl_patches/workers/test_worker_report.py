@@ -41,7 +41,7 @@ def test_nothing_is_compared_without_both(difference, missing):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Three patches are applied, of which one is not in use; one step of one rank has one figure of its own."""
+    """Three patches are applied, of which one is not in use; one step of one rank has one metric of its own."""
     report = SimpleNamespace(applied=["a", "b", "c"], effective={"a": True, "b": False, "c": True}, as_dict=dict)
     monkeypatch.setattr(overlay, "report", lambda: report)
     monkeypatch.setattr(overlay, "assert_effective", lambda: report)
@@ -52,7 +52,7 @@ def run(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("differing, exact", [(0, 1.0), (3, 0.0), (None, None)])
-def test_figures_of_the_step_are_added_to_the_updates(run, differing, exact):
+def test_metrics_of_the_step_are_added_to_the_updates(run, differing, exact):
     metrics = {"actor/loss": 1.0}
     if differing is not None:
         step_record.current_record().count("reshard/weights_differing", differing)

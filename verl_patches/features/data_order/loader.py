@@ -64,7 +64,7 @@ class NextPrompts:
 
     def __init__(self, loader: Iterable[Any], epochs: int) -> None:
         self._rows = ((epoch, rows) for epoch in range(epochs) for rows in loader)
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
     def collect(self, step: Step, workers: Workers) -> Collected | None:
         """The batch of a step; None behind the last epoch and the last step."""

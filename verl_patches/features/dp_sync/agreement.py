@@ -22,7 +22,7 @@ def largest(vector: list[int], group: dist.ProcessGroup, in_rollout: bool = True
     """The largest value of every element over the ranks of the device group; elements fit int32.
 
     in_rollout: count it among the step's agreements. Those of an engine's start would count in the first step of every
-    process, so that the step after a resume would have another figure than in the unbroken run.
+    process, so that the step after a resume would have other metrics than in the unbroken run.
     """
     shared = torch.tensor(vector, dtype=torch.int32).npu()
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
@@ -39,8 +39,8 @@ def total(vector: list[int], group: dist.ProcessGroup) -> list[int]:
     shared = torch.tensor(vector, dtype=torch.int32).npu()
     dist.all_reduce(shared, group=group)
     record = current_record()
-    record.count("collectives/rollout_figures/count")
-    record.count("collectives/rollout_figures/bytes", shared.numel() * shared.element_size())
+    record.count("collectives/rollout_metrics/count")
+    record.count("collectives/rollout_metrics/bytes", shared.numel() * shared.element_size())
     return [int(value) for value in shared.tolist()]
 
 

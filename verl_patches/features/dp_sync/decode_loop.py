@@ -20,7 +20,7 @@ from verl_patches.features.dp_sync.sync_window import (
 )
 from verl_patches.features.measure.step_record import current_record
 
-FIGURES = (
+METRICS = (
     "agreements",
     "decode_steps",
     "prefill_steps",
@@ -221,8 +221,8 @@ def _slots_left(request: Any, scheduler: Any) -> int:
 
 
 def _count(**amounts: float) -> None:
-    """Every figure is counted at every event, so that all ranks have the same figures."""
-    for name in FIGURES:
+    """Every metric is counted at every event, so that all ranks have the same metrics."""
+    for name in METRICS:
         current_record().count(f"rollout/{name}", amounts.get(name, 0))
 
 

@@ -44,7 +44,7 @@ class RolloutBuffer:
         self._rows, self._collate, self._queue, self._chosen, self._sizes = rows, collate, queue, chosen, sizes
         self._acceptance = Acceptance()
         self._given = 0
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         """Metrics of the step's generation batches."""
         self.ended_by: str | None = None
         """Why the prompts did not last for all steps, if they did not and the run is to stop then."""
@@ -106,7 +106,7 @@ class RolloutBuffer:
             scores += [float(group.rewards.sum()) / self._sizes.answers for group in groups]
             gen_batches, generated = gen_batches + 1, generated + len(groups)
         self._queue.give_back([group.prompt for group in kept[self._sizes.batch :]])
-        self.figures = {
+        self.metrics = {
             "sampling/generated_prompts": generated,
             "sampling/gen_batches": gen_batches,
             "sampling/qualified_share": len(kept) / generated,

@@ -17,16 +17,16 @@ class ReportsDifferError(RunError):
 def sums_over_ranks(
     found: Mapping[str, float], known: Sequence[str], device: torch.device, group: dist.ProcessGroup | None
 ) -> dict[str, float]:
-    """Return the sum of every figure over the ranks of `group`, in float32.
+    """Return the sum of every metric over the ranks of `group`, in float32.
 
     Collective: one all-reduce whose size and order depend on `known` alone, whatever this rank has found, so that no
-    figure of one rank is added to another figure of the next.
+    metric of one rank is added to another metric of the next.
 
     Args:
-        found: this rank's figures, each under one of the names in `known`.
+        found: this rank's metrics, each under one of the names in `known`.
 
     Raises:
-        ReportsDifferError: some ranks have a figure and some have not; on every rank alike.
+        ReportsDifferError: some ranks have a metric and some have not; on every rank alike.
     """
     values = [float(found.get(name, 0.0)) for name in known] + [float(name in found) for name in known]
     summed = torch.tensor(values, dtype=torch.float32).to(device)

@@ -1,6 +1,6 @@
-"""What one process gathers during a training step, and how the processes agree on one set of figures.
+"""What one process gathers during a training step, and how the processes agree on one set of metrics.
 
-Every rank adds to its own `StepRecord`; at the end of the step `agreed` takes the largest figure over the ranks, in one
+Every rank adds to its own `StepRecord`; at the end of the step `agreed` takes the largest metric over the ranks, in one
 collective, so that whichever rank verl reads its metrics from reports the slowest die and the fullest one.
 """
 
@@ -23,8 +23,8 @@ _FIRST, _LAST = "start/first/", "start/last/"
 _FAR_AHEAD = 2.0**33  # Unix seconds, in the year 2242
 
 
-class FiguresDifferError(RunError):
-    """Ranks have figures of different names; the message is one sentence."""
+class MetricsDifferError(RunError):
+    """Ranks have metrics of different names; the message is one sentence."""
 
 
 @dataclass
@@ -47,15 +47,15 @@ class LogProbDifference:
 
 
 def _larger(first: float, second: float) -> float:
-    """The larger of two figures; NaN counts as largest."""
+    """The larger of two metrics; NaN counts as largest."""
     return first if first != first or first >= second else second
 
 
 @dataclass
 class StepRecord:
-    """Figures of one step in one process.
+    """Metrics of one step in one process.
 
-    seconds: by stage; peak_bytes, allocated_bytes: device memory by phase; counts: any other non-negative figure.
+    seconds: by stage; peak_bytes, allocated_bytes: device memory by phase; counts: any other non-negative metric.
     starts: Unix seconds by stage. kept_probability: what was left of the vocabulary for `drawn_tokens`, summed.
     """
 
@@ -85,7 +85,7 @@ class StepRecord:
         self.allocated_bytes[phase] = max(allocated, self.allocated_bytes.get(phase, 0))
 
     def count(self, name: str, amount: float = 1) -> None:
-        """Add to a figure of your own; `name` is the metric's name."""
+        """Add to a metric of your own; `name` is the metric's name."""
         self.counts[name] = self.counts.get(name, 0) + amount
 
     def drew(self, kept_probability: float, tokens: int) -> None:
@@ -98,13 +98,13 @@ class StepRecord:
         self.starts.setdefault(stage, time.time())
 
     def metrics(self) -> dict[str, float]:
-        """The figures by metric name."""
-        figures: dict[str, float] = {f"timing_s/{stage}": value for stage, value in self.seconds.items()}
-        figures |= {f"memory/peak_bytes/{phase}": value for phase, value in self.peak_bytes.items()}
-        figures |= {f"memory/allocated_bytes/{phase}": value for phase, value in self.allocated_bytes.items()}
-        figures |= self.counts
-        figures["training/rollout_logprob_diff_max"] = self.difference.largest
-        return figures
+        """The metrics by metric name."""
+        metrics: dict[str, float] = {f"timing_s/{stage}": value for stage, value in self.seconds.items()}
+        metrics |= {f"memory/peak_bytes/{phase}": value for phase, value in self.peak_bytes.items()}
+        metrics |= {f"memory/allocated_bytes/{phase}": value for phase, value in self.allocated_bytes.items()}
+        metrics |= self.counts
+        metrics["training/rollout_logprob_diff_max"] = self.difference.largest
+        return metrics
 
 
 def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[str, float]:
@@ -119,38 +119,38 @@ def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[s
     # The largest distance to a moment far ahead is the first start.
     last = {f"{_LAST}{stage}": start for stage, start in record.starts.items()}
     first = {f"{_FIRST}{stage}": _FAR_AHEAD - start for stage, start in record.starts.items()}
-    figures = largest_over_ranks(record.metrics() | last | first, group)
+    metrics = largest_over_ranks(record.metrics() | last | first, group)
     for stage in record.starts:
-        figures[f"timing_start_skew/{stage}"] = figures.pop(_LAST + stage) - (_FAR_AHEAD - figures.pop(_FIRST + stage))
+        metrics[f"timing_start_skew/{stage}"] = metrics.pop(_LAST + stage) - (_FAR_AHEAD - metrics.pop(_FIRST + stage))
     means = (record.difference.total, record.difference.tokens, record.kept_probability, record.drawn_tokens)
     sums = torch.tensor(means, dtype=torch.float32, device="npu")
     dist.all_reduce(sums, group=group)
     total, tokens, kept, drawn = sums.tolist()
     if drawn:
-        figures["rollout/kept_probability"] = kept / drawn
+        metrics["rollout/kept_probability"] = kept / drawn
     if tokens:
-        figures["training/rollout_logprob_diff_mean"] = total / tokens
+        metrics["training/rollout_logprob_diff_mean"] = total / tokens
     else:
-        del figures["training/rollout_logprob_diff_max"]
-    return figures
+        del metrics["training/rollout_logprob_diff_max"]
+    return metrics
 
 
-def largest_over_ranks(figures: Mapping[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    """The largest value of every figure over the ranks; NaN counts as largest. Values must not be negative.
+def largest_over_ranks(metrics: Mapping[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
+    """The largest value of every metric over the ranks; NaN counts as largest. Values must not be negative.
 
-    Collective: two all-reduces, the first of which finds ranks with other names, so that no two figures are mixed.
+    Collective: two all-reduces, the first of which finds ranks with other names, so that no two metrics are mixed.
 
     The bit pattern of a non-negative IEEE double, read as int64, grows with its value, so one integer maximum serves
     byte counts and seconds alike without losing digits; devices reduce int64 but not double.
 
     Raises:
-        FiguresDifferError: the ranks have figures of different names; on every rank.
+        MetricsDifferError: the ranks have metrics of different names; on every rank.
     """
-    names = sorted(figures)
+    names = sorted(metrics)
     agree_on_names(names, group)
-    values = torch.tensor([float(figures[name]) for name in names], dtype=torch.float64)
+    values = torch.tensor([float(metrics[name]) for name in names], dtype=torch.float64)
     if (values < 0).any():
-        raise ValueError(f"negative figure among {dict(figures)}")
+        raise ValueError(f"negative metric among {dict(metrics)}")
     # 0 * inf and inf - inf are NaN with the sign bit set on x86, which would be the smallest integer of all.
     values[values.isnan()] = math.nan
     bits = values.view(torch.int64).npu()
@@ -159,12 +159,12 @@ def largest_over_ranks(figures: Mapping[str, float], group: dist.ProcessGroup | 
 
 
 def agree_on_names(names: Sequence[str], group: dist.ProcessGroup | None = None) -> None:
-    """Compare the names of figures over the ranks before anything is reduced in their order.
+    """Compare the names of metrics over the ranks before anything is reduced in their order.
 
     Collective: one all-reduce of a digest; where digests differ, an object collective names the difference.
 
     Raises:
-        FiguresDifferError: on every rank alike.
+        MetricsDifferError: on every rank alike.
     """
     # 63 bits, so that the digest and its negative are both an int64: the largest and the smallest in one reduction.
     digest = int.from_bytes(sha256(json.dumps(names).encode()).digest()[:8], "big") >> 1
@@ -175,8 +175,8 @@ def agree_on_names(names: Sequence[str], group: dist.ProcessGroup | None = None)
         return
     gathered: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(gathered, list(names), group=group)
-    raise FiguresDifferError(
-        f"ranks measured different figures in one step: {_difference(gathered)}; give every node the same code and "
+    raise MetricsDifferError(
+        f"ranks measured different metrics in one step: {_difference(gathered)}; give every node the same code and "
         "settings, which scripts/doctor.py --ray ADDRESS compares"
     )
 
@@ -199,7 +199,7 @@ def current_record() -> StepRecord:
 
 
 def finish_step(group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    """End the step: agree on its figures over the ranks and begin an empty record. Collective, see `agreed`."""
+    """End the step: agree on its metrics over the ranks and begin an empty record. Collective, see `agreed`."""
     global _record
     finished, _record = _record, StepRecord()
     return agreed(finished, group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from verl_patches.features.measure.batch_figures import truncated
+from verl_patches.features.measure.batch_metrics import truncated
 
 # Columns that are 0 where a token does not count, as they are behind the end of an answer.
 _LOG_PROBS = ("old_log_probs", "ref_log_prob")

@@ -39,7 +39,7 @@ class PartialRolloutBuffer:
         self._rows, self._collate, self._queue, self._answers, self._steps = rows, collate, queue, answers, steps
         self._groups: GroupsInFlight[Answers] = GroupsInFlight(policy)
         self._given = 0
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         """Of the step's answers, as metrics."""
 
     def collect(self, step: Step, workers: Workers) -> Collected | None:
@@ -54,7 +54,7 @@ class PartialRolloutBuffer:
             return None
         self._given += 1
         taken, answers = self._generated(step, workers)
-        self.figures = figures_of(step.number, taken, len(self._groups))
+        self.metrics = metrics_of(step.number, taken, len(self._groups))
         prompts, asked = split(self._collate([self._rows[group.prompt[1]] for group in taken]))
         return Collected(epoch, prompts, asked, answers)
 
@@ -139,7 +139,7 @@ def _row(answers: Answers, due: bool) -> Row:
     return Row([Begun(each.tokens.tolist(), each.log_probs.tolist(), each.finished) for each in answers], due)
 
 
-def figures_of(step: int, taken: Sequence[Group[Answers]], waiting: int) -> dict[str, float]:
+def metrics_of(step: int, taken: Sequence[Group[Answers]], waiting: int) -> dict[str, float]:
     """Metrics of the groups that `step` trains on; `waiting`: prompts that stay in flight."""
     tokens: dict[int, int] = {}
     for group in taken:

@@ -103,7 +103,7 @@ class Residency:
         """End the phase that goes on and begin `phase`: what it does not need leaves first, then what it needs comes.
 
         The peak of a phase counts from when the unneeded has left. Time spent moving is the stage `offload`, and bytes
-        copied are the figures `residency/device_to_host_bytes` and `residency/host_to_device_bytes`.
+        copied are the metrics `residency/device_to_host_bytes` and `residency/host_to_device_bytes`.
 
         Raises:
             ValueError: unknown phase, or one that may not follow the phase that goes on.

@@ -40,22 +40,22 @@ def corrected(batch: Any, cap: float) -> tuple[Any, dict[str, float]]:
     # Behind the end of an answer neither log-prob means anything.
     tensors["advantages"] = torch.where(counted, advantages * weights, advantages)
     logs = (old - rollout)[counted]
-    figures = {
+    metrics = {
         "rollout_correction/weight_mean": weights[counted].mean().item(),
         "rollout_correction/ratio_max": logs.max().exp().item(),
         # Of the log-probs' own difference: its exponential in float32 is rounded to the cap from either side.
         "rollout_correction/capped_share": (logs.double() > math.log(cap)).double().mean().item(),
     }
-    return DataProto(batch=tensors, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info), figures
+    return DataProto(batch=tensors, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info), metrics
 
 
 def correcting(update_actor: Callable[[Any], Any], cap: float) -> Callable[[Any], Any]:
     """verl's call of the workers' update, with corrected advantages, whose metrics also say how far they moved."""
 
     def update(batch: Any) -> Any:
-        batch, figures = corrected(batch, cap)
+        batch, metrics = corrected(batch, cap)
         output = update_actor(batch)
-        output.meta_info["metrics"].update(figures)
+        output.meta_info["metrics"].update(metrics)
         return output
 
     return update

@@ -77,7 +77,7 @@ class RequestMigration:
             self._arrived = [output_of(each) for each in self._exchanged(results, FinishedRequest)]
             self.migrated_out.difference_update(output.request_id for output in self._arrived)
         self.migrated_in.clear()
-        # Counted after every rollout, moves or none, so that all ranks have the same figures.
+        # Counted after every rollout, moves or none, so that all ranks have the same metrics.
         (moved,) = total([self._moved], self.loop.group.device_group)
         current_record().count("rollout/moved_requests", moved)
         current_record().count("rollout/moved_bytes", self._moved_bytes)

@@ -159,7 +159,7 @@ def _measure(trainer: Trainer) -> Additions:
     """Answers are judged together, what the batch was is reported with its update, and a step is written as it is
     logged."""
     from verl_patches.features.critic.warmup import ending_warmup
-    from verl_patches.features.measure.batch_figures import with_batch_figures
+    from verl_patches.features.measure.batch_metrics import with_batch_metrics
     from verl_patches.features.measure.judged_rewards import judged_together
     from verl_patches.features.measure.run_end import record_step
     from verl_patches.features.measure.run_files import RunFiles
@@ -174,7 +174,7 @@ def _measure(trainer: Trainer) -> Additions:
         print(f"Answers are drawn by {by}, and trained and compared as samples of the whole distribution.")
 
     def reporting(update: Call) -> Call:
-        return with_batch_figures(update, ends.tokens, lambda: trainer.source.figures)
+        return with_batch_metrics(update, ends.tokens, lambda: trainer.source.metrics)
 
     def recording(log: Call) -> Call:
         def run(metrics: dict[str, Any]) -> None:

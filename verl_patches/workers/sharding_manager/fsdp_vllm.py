@@ -39,7 +39,7 @@ def init(upstream: Callable[..., None], self: FSDPVLLMShardingManager, *args: An
 @wrap(
     f"{_MANAGER}.__enter__",
     feature=MEASURE,
-    why="the time of the weights' way into the rollout is a figure of its own",
+    why="the time of the weights' way into the rollout is a metric of its own",
 )
 def enter(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
     from verl_patches.features.measure.step_record import current_record

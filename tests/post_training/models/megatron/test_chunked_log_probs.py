@@ -31,23 +31,23 @@ GRADIENTS = ("hidden", "weight")
 
 
 def measure(folder: Path, requests: list[dict], ranks: int) -> list[list[dict]]:
-    """By rank, the figures of every request."""
+    """By rank, the results of every request."""
     (folder / "request.json").write_text(json.dumps(requests))
     run_ranks("benchmarks.vocabulary_ranks", ranks, folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory) -> dict[str, list[dict]]:
-    """By name of the request, the figures of every rank."""
+def results(tmp_path_factory) -> dict[str, list[dict]]:
+    """By name of the request, the results of every rank."""
     found = measure(tmp_path_factory.mktemp("chunks"), [SIZES | each for each in REQUESTS.values()], RANKS)
     return dict(zip(REQUESTS, zip(*found, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_values_equal_upstream_and_float64(figures, name):
+def test_values_equal_upstream_and_float64(results, name):
     """Upstream's entropy subtracts two large sums: where it is further from float64, ours may be so far from it."""
-    for rank in figures[name]:
+    for rank in results[name]:
         exact, own = rank["upstream"]["from_float64"], rank["ours"]
         assert set(exact) - set(GRADIENTS) == set(VALUES if REQUESTS[name].get("entropy", True) else VALUES[:1])
         for value in set(exact) - set(GRADIENTS):
@@ -56,17 +56,17 @@ def test_values_equal_upstream_and_float64(figures, name):
 
 
 @pytest.mark.parametrize("name", [name for name, each in REQUESTS.items() if each["dtype"] == "float32"])
-def test_gradients_equal_upstream_in_float32(figures, name):
-    for rank in figures[name]:
+def test_gradients_equal_upstream_in_float32(results, name):
+    for rank in results[name]:
         for other in ("from_upstream", "from_float64"):
             assert all(rank["ours"][other][gradient] <= 1e-6 for gradient in GRADIENTS), rank["ours"][other]
 
 
 @pytest.mark.parametrize("name", [name for name, each in REQUESTS.items() if each["dtype"] == "bfloat16"])
-def test_gradients_as_exact_as_upstream_in_bfloat16(figures, name):
+def test_gradients_as_exact_as_upstream_in_bfloat16(results, name):
     """Products of chunks are rounded before they are added in float32, unless the fused operator adds them."""
     allowed = 1.01 if name in ("fused_accumulation", "one_chunk") else 1.25
-    for rank in figures[name]:
+    for rank in results[name]:
         ours, upstream = rank["ours"]["from_float64"], rank["upstream"]["from_float64"]
         assert 1e-4 < upstream["hidden"] and ours["hidden"] <= allowed * upstream["hidden"]
         assert ours["weight"] <= 1.001 * upstream["weight"]

@@ -129,9 +129,9 @@ def test_text_and_json_say_what_is_not_known(true_weights):
         "answers: log-normal with spread 0.6, mean 1500" in printed and "give --response-spread with yours" in printed
     )
     assert text.unknowns(replace(step, spread=1.0, rebalanced=False), PUBLISHED_CLUSTER) == []
-    figures = text.time_figures(step, PUBLISHED_CLUSTER)
-    assert figures["unknown"] == text.unknowns(step, PUBLISHED_CLUSTER)
-    assert sum(figures["answers"]["graphs"].values()) == pytest.approx(1)
+    numbers = text.time_estimates(step, PUBLISHED_CLUSTER)
+    assert numbers["unknown"] == text.unknowns(step, PUBLISHED_CLUSTER)
+    assert sum(numbers["answers"]["graphs"].values()) == pytest.approx(1)
     other = published_job("qwen", {"model": "Qwen3-235B-A22B"})
     smaller = replace(other, model={**other.model, "num_hidden_layers": 48})
     assert any("operators are those of Qwen3-235B" in line for line in text.unknowns(smaller, Cluster(1024)))
@@ -171,14 +171,14 @@ def test_parts_of_less_than_ten_milliseconds_are_left_out(monkeypatch):
     assert found == [("update: optimizer", 2.0), ("rollout: decode", 0.5), ("rollout: reshard", 0.01)]
 
 
-def test_the_command_prints_figures_that_add_up(capsys, tmp_path):
+def test_the_command_prints_numbers_that_add_up(capsys, tmp_path):
     line = [*LINE, "--time", "--cluster", str(cluster_file(tmp_path, 2, 16)), "--json"]
     assert load_script(ROOT / "scripts" / "plan.py").main(line) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["modelled"] and figures["dies"] == 32 and set(figures["stages_s"]) == set(STAGES)
-    assert figures["step_s"] == pytest.approx(sum(figures["stages_s"].values()))
-    for stage, parts in figures["parts_s"].items():
-        assert figures["stages_s"][stage] == pytest.approx(sum(parts.values()))
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["modelled"] and numbers["dies"] == 32 and set(numbers["stages_s"]) == set(STAGES)
+    assert numbers["step_s"] == pytest.approx(sum(numbers["stages_s"].values()))
+    for stage, parts in numbers["parts_s"].items():
+        assert numbers["stages_s"][stage] == pytest.approx(sum(parts.values()))
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ def error(row, constants=None):
 
 
 @pytest.mark.parametrize("row", HELD_OUT, ids=lambda row: row.name)
-def test_a_figure_that_is_held_out_is_predicted(row):
+def test_a_number_that_is_held_out_is_predicted(row):
     assert not row.fits
     assert abs(error(row)) <= WITHIN, f"{modelled(row):.1f} for {row.value}"
 
 
 @pytest.mark.parametrize("row", MISSED, ids=lambda row: row.name)
-def test_a_figure_that_is_missed_says_why(row):
+def test_a_number_that_is_missed_says_why(row):
     assert abs(error(row)) > WITHIN, "the model reaches it: hold it out"
     assert row.why
 
@@ -51,10 +51,10 @@ def test_every_fitted_constant_has_one_row_and_meets_it():
 
 def test_the_rows_are_those_of_the_recipes_table():
     for published, name in zip(ROWS, ("true", "random"), strict=True):
-        job, figures = published_job(name), published.figures
-        lengths = (figures.sequences, figures.prompt_tokens, figures.response_tokens)
+        job, statistics = published_job(name), published.statistics
+        lengths = (statistics.sequences, statistics.prompt_tokens, statistics.response_tokens)
         assert (job.sequences, job.prompt_tokens, job.response_tokens) == lengths
-        stages = dict(figures.seconds) | {"offload": figures.seconds["rest"]}
+        stages = dict(statistics.seconds) | {"offload": statistics.seconds["rest"]}
         measured = [row for row in rows() if row.job == job and re.fullmatch(r"RECIPE 1\.4\.\d", row.source)]
         assert {row.of for row in measured} == {"rollout", "ref", "reward", "update", "reshard", "offload"}
         for row in measured:
@@ -124,7 +124,7 @@ def test_empty_rows_by_hand():
 
 
 def test_samples_of_a_prompt_are_as_alike_as_published():
-    """ALIKE was chosen on this figure; a tenth less or two more is further from it."""
+    """ALIKE was chosen on this number; a tenth less or two more is further from it."""
     (row,) = (row for row in rows() if "side by side" in row.name)
 
     def far(alike):
@@ -189,7 +189,7 @@ def test_the_document_shows_what_the_model_says(document: Path):
     table = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]+) \| [-+]?[\d.]+ % \|$", section, re.MULTILINE)
     shown = [row for row in rows() if row.use != "fitted"]
     assert [(published, value) for _, published, value in table] == [
-        (f"{row.value:g}", shown_figure(modelled(row))) for row in shown
+        (f"{row.value:g}", shown_number(modelled(row))) for row in shown
     ]
 
 
@@ -208,10 +208,10 @@ def test_document_says_what_other_choices_would_give(document: Path):
     section = document.read_text().rpartition("\n### ")[2]
     few, many = gains(alike=0.5), gains(alike=0.9)
     said = [gains(empty_rows_routed=False)[0], *gains(agreements="gloo"), *few, *many, *gains(table)[:2]]
-    assert not [figure for figure in said if not re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", section)]
+    assert not [number for number in said if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", section)]
 
 
-def shown_figure(value):
+def shown_number(value):
     return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
 
 

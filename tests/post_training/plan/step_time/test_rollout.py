@@ -115,7 +115,7 @@ def test_requests_move_no_sooner_than_the_interval():
     assert steps_in_the_largest(1) < steps_in_the_largest(60)
 
 
-def test_figures_of_the_answers_follow_from_the_lengths():
+def test_numbers_of_the_answers_follow_from_the_lengths():
     found = answers(replace(JOB, response_tokens=100.0), Cluster(8))
     assert (found.at_limit, found.first_rank_ends, found.steps) == (1.0, 1.0, pytest.approx(100))
     spread = answers(replace(JOB, spread=1.0), Cluster(8))

@@ -137,7 +137,7 @@ def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys):
         use_critic=False,
         use_reference_policy=False,
         log=None,
-        source=SimpleNamespace(figures={}),
+        source=SimpleNamespace(metrics={}),
     )
     trainer.end_tokens = partial(OverlayTrainer.end_tokens, trainer)
     dress(trainer, [each for each in MIDDLEWARE if each.feature is MEASURE])

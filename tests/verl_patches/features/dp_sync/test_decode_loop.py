@@ -1,4 +1,4 @@
-"""What the decode loop counts: every figure at every event, so that all ranks report the same names."""
+"""What the decode loop counts: every metric at every event, so that all ranks report the same names."""
 
 from collections import deque
 from types import SimpleNamespace
@@ -6,18 +6,18 @@ from types import SimpleNamespace
 import pytest
 
 from verl_patches.features.dp_sync import decode_loop
-from verl_patches.features.dp_sync.decode_loop import FIGURES, DecodeLoop, _count, _most_requests, _promise
+from verl_patches.features.dp_sync.decode_loop import METRICS, DecodeLoop, _count, _most_requests, _promise
 from verl_patches.features.dp_sync.sync_window import LocalState
 from verl_patches.features.measure import step_record
 
 
-def test_an_event_counts_its_own_figures_and_names_the_others(monkeypatch):
+def test_an_event_counts_its_own_metrics_and_names_the_others(monkeypatch):
     record = step_record.StepRecord()
     monkeypatch.setattr(step_record, "_record", record)
     _count(agreements=1)
     _count(decode_steps=3, wasted_steps=1)
-    counted = {name: record.counts[f"rollout/{name}"] for name in FIGURES}
-    assert counted == dict.fromkeys(FIGURES, 0) | {"agreements": 1, "decode_steps": 3, "wasted_steps": 1}
+    counted = {name: record.counts[f"rollout/{name}"] for name in METRICS}
+    assert counted == dict.fromkeys(METRICS, 0) | {"agreements": 1, "decode_steps": 3, "wasted_steps": 1}
 
 
 def scheduler(requests, blocks=2, waiting=(), speculated=0):

@@ -24,14 +24,14 @@ def found(request, tmp_path_factory) -> list[dict[str, Any]]:
     name = request.param
     ranks: Found = run_cases(tmp_path_factory.mktemp("window"), [name])
     for run in (f"{kind} {how}" for kind in KINDS for how in AGREED):
-        print(name, run, ranks[name][0][run]["figures"], [rank[run]["preempted"] for rank in ranks[name]])
+        print(name, run, ranks[name][0][run]["metrics"], [rank[run]["preempted"] for rank in ranks[name]])
     return ranks[name]
 
 
-def figures(found: list[dict[str, Any]], run: str) -> dict[str, float]:
+def metrics(found: list[dict[str, Any]], run: str) -> dict[str, float]:
     """Of the decode loop, which all ranks have alike."""
     names = ("agreements", "decode_steps", "prefill_steps", "wasted_steps")
-    (alike,) = {tuple(rank[run]["figures"][name] for name in names) for rank in found}
+    (alike,) = {tuple(rank[run]["metrics"][name] for name in names) for rank in found}
     return dict(zip(names, alike, strict=True))
 
 
@@ -46,7 +46,7 @@ def test_tokens_are_those_of_upstream_though_requests_were_preempted(found, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_window_of_16_takes_a_sixteenth_of_the_agreements(found, kind):
-    windowed, every = figures(found, f"{kind} windowed"), figures(found, f"{kind} every")
+    windowed, every = metrics(found, f"{kind} windowed"), metrics(found, f"{kind} every")
     assert windowed["decode_steps"] >= 256
     assert windowed["agreements"] <= windowed["prefill_steps"] + windowed["decode_steps"] / 16 + 2
     assert windowed["wasted_steps"] <= 15

@@ -33,7 +33,7 @@ class Ranks:
         self.agreements: list[ReducedState] = []
 
     def counted(self) -> list[dict[str, float]]:
-        """The figures of every rank after all of them have ended."""
+        """The metrics of every rank after all of them have ended."""
         with (
             mock.patch.object(decode_loop, "largest", lambda vector, group: self._reduced(max, vector, group)),
             mock.patch.object(decode_loop, "total", lambda vector, group: self._reduced(sum, vector, group)),
@@ -124,13 +124,13 @@ lengths_of_ranks = st.integers(2, 4).flatmap(
 
 @settings(max_examples=60)
 @given(lengths_of_ranks, st.sampled_from([1, 3, 16]), st.sampled_from([(), SIZES]))
-def test_figures_are_those_of_the_lengths(lengths, limit, sizes):
+def test_metrics_are_those_of_the_lengths(lengths, limit, sizes):
     ranks = Ranks(lengths, limit, sizes)
     found = [(counts["rollout/slot_steps"], counts["rollout/slot_steps_bound"]) for counts in ranks.counted()]
     assert found == [expected(lengths, ranks.windows, sizes)] * len(lengths)
 
 
-def test_the_figures_of_a_small_rollout_by_hand():
+def test_the_metrics_of_a_small_rollout_by_hand():
     """Lengths 5 2 2 2 | 1 on two ranks: 4 sequences decode once, one of them three times more. Agreed before each
     forward, graphs of 4 1 1 1; in windows of 3 it is 4 4 4, and then 1 1 1 with two steps for nothing. Spread evenly, 2
     1 1 1 would do."""

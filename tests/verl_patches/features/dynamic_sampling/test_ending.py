@@ -48,8 +48,8 @@ def test_the_last_step_is_validated_where_it_was_not(calls, tmp_path, step, test
     ended = trainer(calls, tmp_path, step, test_freq, validates)
     ending.end_early(ended, "no prompts")
     assert ended.global_steps == step
-    figures = {"val": 0.5} if expected else {}
-    assert calls == [*(["validate"] if expected else []), "finish", "save", (step, figures)]
+    metrics = {"val": 0.5} if expected else {}
+    assert calls == [*(["validate"] if expected else []), "finish", "save", (step, metrics)]
     printed = capsys.readouterr()
     assert printed.err == f"warning: the run ends after step {step}: no prompts\n"
     assert ("Final validation metrics: {'val': 0.5}" in printed.out) is expected

@@ -111,7 +111,7 @@ def test_every_metric_of_fsdp_weighs_as_it_was_averaged(lone_rank, reported, rol
     factors, parts = UpdateFactors("seq-mean-token-mean", mask, 4, 2, lone_rank), mask.split(2)
     for part in parts:
         factors.weigh(part)
-    # verl appends one figure a micro batch; of what is not known here it stays as it is.
+    # verl appends one metric a micro batch; of what is not known here it stays as it is.
     metrics = {
         name: [part.sum(-1).float().mean().item() for part in parts] for name in (reported.loss, *MEANS[role])
     } | {"actor/grad_norm": [0.25]}

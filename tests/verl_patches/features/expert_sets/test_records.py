@@ -150,7 +150,7 @@ def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
-    choices, figures = StepChoices(watched=True), []
+    choices, metrics = StepChoices(watched=True), []
     for tie in (None, (1, 1), (0, 1), (2, 2)):
         choices.training.records_ties = tie is not None
         if rank == 2:
@@ -164,7 +164,7 @@ def main(folder: Path) -> None:
             token, layer = tie
             choices.training.begin_packed([prefix_keys(np.array([8, 9, 10]))], [1], 1.0)
             choices.training.record_ties(layer, torch.arange(4) == token, choices.training.rows)
-        figures.append(choices.metrics())
+        metrics.append(choices.metrics())
     assert choices.metrics() == {}, "a new step begins empty"
-    (folder / f"{rank}.json").write_text(json.dumps(figures))
+    (folder / f"{rank}.json").write_text(json.dumps(metrics))
     dist.barrier()

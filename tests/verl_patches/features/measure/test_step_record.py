@@ -13,26 +13,26 @@ from verl_patches.features.measure.step_record import LogProbDifference, StepRec
 
 @settings(max_examples=50)
 @given(
-    figures=st.dictionaries(
+    metrics=st.dictionaries(
         st.text(min_size=1, max_size=5), st.floats(min_value=0, allow_nan=False, width=64), min_size=1
     )
 )
-def test_agreement_keeps_every_digit(lone_rank, figures):
-    assert step_record.largest_over_ranks(figures) == figures
+def test_agreement_keeps_every_digit(lone_rank, metrics):
+    assert step_record.largest_over_ranks(metrics) == metrics
 
 
-def test_nan_is_kept_and_negative_figures_rejected(lone_rank):
+def test_nan_is_kept_and_negative_metrics_rejected(lone_rank):
     for sign in (1, -1):  # what the processor makes of inf - inf has the sign bit set
         nan = math.copysign(float("nan"), sign)
         assert math.isnan(step_record.largest_over_ranks({"a": nan})["a"])
         bits = torch.tensor([nan], dtype=torch.float64).view(torch.int64)
         assert (bits < 0).item() == (sign < 0)
-    with pytest.raises(ValueError, match="negative figure"):
+    with pytest.raises(ValueError, match="negative metric"):
         step_record.largest_over_ranks({"a": -1.0})
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_nan_of_one_rank_is_larger_than_the_figure_of_another(lone_rank, monkeypatch, sign):
+def test_nan_of_one_rank_is_the_largest_metric(lone_rank, monkeypatch, sign):
     def with_another_rank(bits, op, group):
         bits.clamp_(min=torch.tensor(1.0, dtype=torch.float64).view(torch.int64).item())
 

@@ -8,7 +8,7 @@ import torch
 
 from overlay import ConfigurationError
 from post_training.end_tokens import EndTokens
-from verl_patches.features.measure.batch_figures import truncated
+from verl_patches.features.measure.batch_metrics import truncated
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.overlong.feature import OVERLONG_FILTERING, OverlongBuffer
 from verl_patches.features.overlong.filtering import filtering, without_truncated
@@ -151,7 +151,7 @@ def share_of_cut_answers(middleware) -> float:
 def trainer_of(actor, **more):
     """As much of a trainer as the two features read."""
     given = {"reward_fn": None, "val_reward_fn": None, "log": None, "use_reference_policy": False, "use_critic": False}
-    given |= {"end_tokens": lambda: EndTokens((("tokenizer", (END,)),)), "source": SimpleNamespace(figures={})}
+    given |= {"end_tokens": lambda: EndTokens((("tokenizer", (END,)),)), "source": SimpleNamespace(metrics={})}
     return SimpleNamespace(config=compose("rehearsal", []), actor_rollout_wg=actor, **given | more)
 
 

@@ -83,7 +83,7 @@ def parameters() -> Any:
 
 
 @contextlib.contextmanager
-def figures() -> Iterator[dict[str, float]]:
+def metrics() -> Iterator[dict[str, float]]:
     """What the decode loop counts within, once it is over."""
     from verl_patches.features.measure import step_record
 
@@ -95,7 +95,7 @@ def figures() -> Iterator[dict[str, float]]:
 
 def unbroken(llm: Any, prompts: list[list[int]]) -> dict[str, Any]:
     """vLLM's own way."""
-    with figures() as counts:
+    with metrics() as counts:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], parameters(), use_tqdm=False)
     return {**described(outputs), "decode_steps": counts.get("rollout/decode_steps", 0)}
 
@@ -112,7 +112,7 @@ def stopped(llm: Any, prompts: list[list[int]], case: Case) -> dict[str, Any]:
         share = engine.Share(2 * engines * (number + 1), engines * len(prompts))
         due = [number == 1 and place == len(prompts) - 1 for place in range(len(prompts))]
         rows = [engine.Row(row.answers, each) for row, each in zip(rows, due, strict=True)]
-        with figures() as counts:
+        with metrics() as counts:
             outputs = engine.generate(llm, prompts, parameters(), rows, share)
         now = described(outputs)
         passes.append({**now, "decode_steps": counts.get("rollout/decode_steps", 0), "needed": share.groups})

@@ -194,7 +194,7 @@ def test_rows_that_fill_a_wave_up_end_no_rollout(make, tmp_path):
 
 
 def test_tokens_keep_the_log_probs_with_which_they_were_sampled(make, tmp_path, monkeypatch):
-    """Log-probs say in which call their token was sampled, and the figures of a step must say the same."""
+    """Log-probs say in which call their token was sampled, and the metrics of a step must say the same."""
     monkeypatch.setattr(GoingOn, "_log_prob", lambda self, draw: -float(len(self.asked)))
     trainer = make(tmp_path, *ON, f"{SECTION}.threshold=0.5")
     update, old, seen = trainer.actor_rollout_wg.update_actor, [], []

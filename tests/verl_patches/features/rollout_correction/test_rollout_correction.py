@@ -75,11 +75,11 @@ def test_what_lies_behind_an_answer_has_no_weight():
     batch.batch["advantages"][0, 2:] = 0.0
     batch.batch["rollout_log_probs"][0, 2:] = -torch.inf
     batch.batch["old_log_probs"][0, 2:] = -torch.inf
-    changed, figures = corrected(batch, CAP)
+    changed, metrics = corrected(batch, CAP)
     assert changed.batch["advantages"][0, 2:].tolist() == [0.0, 0.0]
     counted = drawn([2, 4], seed=3, apart=0.5)
     logs = (counted.batch["old_log_probs"] - counted.batch["rollout_log_probs"])[[0, 0, 1, 1, 1, 1], [0, 1, 0, 1, 2, 3]]
-    assert figures == pytest.approx({
+    assert metrics == pytest.approx({
         "rollout_correction/weight_mean": logs.exp().clamp(max=CAP).mean().item(),
         "rollout_correction/ratio_max": logs.exp().max().item(),
         "rollout_correction/capped_share": (logs.exp() > CAP).double().mean().item(),
@@ -89,9 +89,9 @@ def test_what_lies_behind_an_answer_has_no_weight():
 def test_a_rollout_without_error_changes_nothing_and_the_batch_stays():
     batch = drawn([3, 5], seed=1, apart=0.0)
     before = batch.batch["advantages"].clone()
-    changed, figures = corrected(batch, CAP)
+    changed, metrics = corrected(batch, CAP)
     assert torch.equal(changed.batch["advantages"], before)
-    assert figures["rollout_correction/capped_share"] == 0 and figures["rollout_correction/ratio_max"] == 1
+    assert metrics["rollout_correction/capped_share"] == 0 and metrics["rollout_correction/ratio_max"] == 1
     assert changed.batch["old_log_probs"] is batch.batch["old_log_probs"], "no other column is copied"
     far, _ = corrected(drawn([3, 5], seed=1, apart=2.0), CAP)
     assert not torch.equal(far.batch["advantages"], before) and torch.equal(batch.batch["advantages"], before)
@@ -99,10 +99,10 @@ def test_a_rollout_without_error_changes_nothing_and_the_batch_stays():
 
 def test_what_lies_behind_an_answer_has_no_part():
     batch = drawn([2, 4], seed=2, apart=0.5)
-    _, figures = corrected(batch, CAP)
+    _, metrics = corrected(batch, CAP)
     batch.batch["rollout_log_probs"][0, 2:] = -1e9
     changed, again = corrected(batch, CAP)
-    assert again == figures and changed.batch["advantages"].isfinite().all()
+    assert again == metrics and changed.batch["advantages"].isfinite().all()
 
 
 def test_ratios_do_not_overflow():
@@ -125,9 +125,9 @@ def test_share_at_the_cap_is_that_of_exact_ratios(cap):
         rollout = torch.tensor([[0.0, 0.0, -1.0]])
         columns = {"old_log_probs": old, "rollout_log_probs": rollout, "advantages": torch.ones(1, 3)}
         batch = DataProto.from_dict(columns | {"attention_mask": torch.ones(1, 4, dtype=torch.long)})
-        changed, figures = corrected(batch, cap)
+        changed, metrics = corrected(batch, cap)
         exact = [float(each) for each in (old - rollout).flatten()]
-        assert figures["rollout_correction/capped_share"] == sum(each > math.log(cap) for each in exact) / 3
+        assert metrics["rollout_correction/capped_share"] == sum(each > math.log(cap) for each in exact) / 3
         assert changed.batch["advantages"].max() <= cap
 
 

@@ -1,7 +1,7 @@
 """Rollout engines in graphs, with windows: the same requests with and without moves between the engines.
 
 ``python -m tests.verl_patches.features.rollout_rebalance.engine_program FOLDER`` runs the cases one after another: it
-imports everything once and forks the ranks of each. Every rank writes what its engine generated and the figures of its
+imports everything once and forks the ranks of each. Every rank writes what its engine generated and the metrics of its
 decode loop, by run, to ``FOLDER/CASE/found.RANK.json``.
 """
 
@@ -166,7 +166,7 @@ def counted_preemptions(llm: Any) -> Iterator[list[str]]:
 
 def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
     """Tokens, log-probs and finish reasons of every answer in order, the places of their prompts among those of all
-    engines, and the figures of the decode loop. seed: of the device's random numbers."""
+    engines, and the metrics of the decode loop. seed: of the device's random numbers."""
     import torch
 
     from verl_patches.features.measure import step_record
@@ -186,7 +186,7 @@ def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
         "preempted": len(preempted),
         "reasons": [answer.finish_reason for answer in answers],
         "device's numbers": hashlib.sha256(torch.npu.get_rng_state().numpy().tobytes()).hexdigest(),
-        "figures": {name.removeprefix("rollout/"): value for name, value in counts.items() if "rollout/" in name},
+        "metrics": {name.removeprefix("rollout/"): value for name, value in counts.items() if "rollout/" in name},
     }
 
 

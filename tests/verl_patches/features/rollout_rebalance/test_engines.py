@@ -30,14 +30,14 @@ def answers(found: Found, case: str, run: str, what: str) -> list[Any]:
     return [of_rank[run][what] for of_rank in found[case]]
 
 
-def figure(found: Found, case: str, run: str, name: str) -> float:
-    """A figure of the decode loop that all ranks have alike."""
-    (value,) = {of_rank[run]["figures"][name] for of_rank in found[case]}
+def metric(found: Found, case: str, run: str, name: str) -> float:
+    """A metric of the decode loop that all ranks have alike."""
+    (value,) = {of_rank[run]["metrics"][name] for of_rank in found[case]}
     return value
 
 
 def ratio(found: Found, case: str, run: str) -> float:
-    return figure(found, case, run, "slot_steps") / figure(found, case, run, "slot_steps_bound")
+    return metric(found, case, run, "slot_steps") / metric(found, case, run, "slot_steps_bound")
 
 
 def marked(names: list[str]) -> list[Any]:
@@ -47,7 +47,7 @@ def marked(names: list[str]) -> list[Any]:
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
 @pytest.mark.parametrize("case", marked(MOVING))
 def test_tokens_order_and_finish_reasons_are_those_without_moves(found, case, kind):
-    assert figure(found, case, f"{kind} on", "moved_requests") > 0
+    assert metric(found, case, f"{kind} on", "moved_requests") > 0
     for what in ("tokens", "reasons", "device's numbers"):
         assert answers(found, case, f"{kind} on", what) == answers(found, case, f"{kind} off", what)
     pairs = zip(*(answers(found, case, f"{kind} {moves}", "log_probs") for moves in ("on", "off")), strict=True)
@@ -76,8 +76,8 @@ def test_moves_save_slot_steps(found):
 
 def table_row(found: Found, case: str, run: str) -> str:
     names = ("slot_steps", "slot_steps_bound", "decode_steps", "agreements", "moved_requests")
-    figures = {name: found[case][0][run]["figures"].get(name) for name in names}
-    return f"{run}: {ratio(found, case, run):.3f} {figures}"
+    metrics = {name: found[case][0][run]["metrics"].get(name) for name in names}
+    return f"{run}: {ratio(found, case, run):.3f} {metrics}"
 
 
 def by_place(found: Found, case: str, run: str, what: str) -> list[Any]:
@@ -118,21 +118,21 @@ def test_seeds_by_the_place_in_an_engine_give_other_tokens(found):
 def test_graphs_of_several_sizes_give_the_tokens_of_one_size_in_fewer_slot_steps(found, kind):
     run = f"{kind} off"
     assert answers(found, "two", run, "tokens") == answers(found, "one size", run, "tokens")
-    assert figure(found, "two", run, "slot_steps") < figure(found, "one size", run, "slot_steps")
-    assert figure(found, "two", run, "decode_steps") == figure(found, "one size", run, "decode_steps")
+    assert metric(found, "two", run, "slot_steps") < metric(found, "one size", run, "slot_steps")
+    assert metric(found, "two", run, "decode_steps") == metric(found, "one size", run, "decode_steps")
 
 
 def test_noise_that_begins_anew_at_a_move_gives_other_tokens(found):
     """A control: the published rebalance seeds the generator again."""
     run = "seeded on: drawn anew"
-    assert figure(found, "two", run, "moved_requests") > 0
+    assert metric(found, "two", run, "moved_requests") > 0
     assert answers(found, "two", run, "tokens") != answers(found, "two", "seeded off", "tokens")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
 def test_prompts_in_parts_give_the_tokens_of_whole_ones(found, kind):
-    assert figure(found, "cut", f"{kind} off", "prefill_steps") > figure(found, "two", f"{kind} off", "prefill_steps")
+    assert metric(found, "cut", f"{kind} off", "prefill_steps") > metric(found, "two", f"{kind} off", "prefill_steps")
     for what in ("tokens", "reasons", "device's numbers"):
         assert answers(found, "cut", f"{kind} off", what) == answers(found, "two", f"{kind} off", what)
 

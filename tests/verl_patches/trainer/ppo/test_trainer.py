@@ -184,12 +184,12 @@ def trained(kind: type, folder: Path, overrides: list[str], roles: set[str]) -> 
         torch.manual_seed(1)
         trainer = kind(folder, overrides, roles)
         trainer.fit()
-    figures = [
+    metrics = [
         (step, {name: None if name.startswith(("timing", "perf")) else each for name, each in metrics.items()})
         for step, metrics in logged
     ]
     files = {file.name: file.read_text() for file in sorted(folder.iterdir())}
-    return trainer.calls, figures, files
+    return trainer.calls, metrics, files
 
 
 GAE = ["algorithm.adv_estimator=gae", "trainer.critic_warmup=2"]
@@ -237,8 +237,8 @@ def test_without_old_log_probs_no_worker_is_asked_for_them(tmp_path):
     """All other calls stay, and no column or metric takes their place."""
     overrides = [f"trainer.total_training_steps={STEPS}"]
     with mock.patch.object(OverlaySettings, "all_off", lambda: OverlaySettings(recompute_old_log_prob=False)):
-        calls, figures, _ = trained(Ours, tmp_path / "ours", overrides, {"reference", "log_probs"})
+        calls, metrics, _ = trained(Ours, tmp_path / "ours", overrides, {"reference", "log_probs"})
     names = [name for name, _ in calls if name not in ("load", "save", "validate")]
     assert names == ["generate_sequences", "compute_ref_log_prob", "update_actor"] * 4
-    assert all("actor/entropy_loss" not in each and "timing_s/old_log_prob" in each for _, each in figures[1:])
-    assert not any("nan" in str(value) for _, each in figures for value in each.values())
+    assert all("actor/entropy_loss" not in each and "timing_s/old_log_prob" in each for _, each in metrics[1:])
+    assert not any("nan" in str(value) for _, each in metrics for value in each.values())

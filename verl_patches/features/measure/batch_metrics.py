@@ -22,7 +22,7 @@ def truncated(responses: torch.Tensor, mask: torch.Tensor, end_tokens: Iterable[
     return mask.bool().all(-1) & ~ended
 
 
-def batch_figures(batch: Any, end_tokens: Iterable[int]) -> dict[str, float]:
+def batch_metrics(batch: Any, end_tokens: Iterable[int]) -> dict[str, float]:
     """Metrics of a batch as verl's loop gives it to the update, a `DataProto`.
 
     A group, the answers to one prompt, carries a gradient where its rewards differ: equal ones all have advantage 0.
@@ -41,24 +41,24 @@ def batch_figures(batch: Any, end_tokens: Iterable[int]) -> dict[str, float]:
     }
 
 
-def with_batch_figures(
+def with_batch_metrics(
     update_actor: Callable[[Any], Any],
     end_tokens: Iterable[int],
     more: Callable[[], Mapping[str, float]],
 ) -> Callable[[Any], Any]:
-    """verl's call of the workers' update, whose metrics also hold `batch_figures`, what the driver has serialized for
+    """verl's call of the workers' update, whose metrics also hold `batch_metrics`, what the driver has serialized for
     each sample and which answers got no result since the last update's end, and what `more` knows better."""
 
     def update(batch: Any) -> Any:
         output = update_actor(batch)
         handed = serialized.take() / len(batch)
-        figures = {
-            **batch_figures(batch, end_tokens),
+        metrics = {
+            **batch_metrics(batch, end_tokens),
             "perf/driver_bytes_per_sample": handed,
             **counts.take(),
             **more(),
         }
-        output.meta_info["metrics"].update(figures)
+        output.meta_info["metrics"].update(metrics)
         return output
 
     return update

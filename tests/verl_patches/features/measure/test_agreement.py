@@ -1,4 +1,4 @@
-"""Figures of two dies: equal names are reduced, and others end the run with what differs, on both alike."""
+"""Metrics of two dies: equal names are reduced, and others end the run with what differs, on both alike."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from statistics import fmean
 import pytest
 
 from tests.ranks import run_ranks
-from tests.verl_patches.features.measure.figures_program import SEEN
+from tests.verl_patches.features.measure.agreement_program import SEEN
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
-    folder = tmp_path_factory.mktemp("figures")
-    run_ranks("tests.verl_patches.features.measure.figures_program", 2, folder, 120)
+    folder = tmp_path_factory.mktemp("metrics")
+    run_ranks("tests.verl_patches.features.measure.agreement_program", 2, folder, 120)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -34,7 +34,7 @@ def test_same_names_give_largest_values(ranks):
 def test_other_names_rejected_with_the_difference(ranks, case, difference):
     """Without the check, `timing_s/values` of one rank is compared with `timing_s/update` of the other."""
     sentence = (
-        f"ranks measured different figures in one step: compared with rank 0, rank 1 {difference}; give every node the "
+        f"ranks measured different metrics in one step: compared with rank 0, rank 1 {difference}; give every node the "
         "same code and settings, which scripts/doctor.py --ray ADDRESS compares"
     )
     assert [rank[case] for rank in ranks] == [sentence] * 2

@@ -1,4 +1,4 @@
-"""Two ranks agree on figures of a step, some of which one rank has under other names; test_figures.py judges them.
+"""Two ranks agree on metrics of a step, some of which one rank has under other names; test_agreement.py judges them.
 
 Every rank writes ``rank<n>.json``.
 """
@@ -21,7 +21,7 @@ from verl_patches.features.measure.step_record import StepRecord, agreed, larges
 
 ONE = {"samples/bytes_received": 4096.0, "timing_s/update": 2.0}
 KNOWN = ("actor/pg_loss", "actor/kl_loss", "actor/ppo_kl")
-# What rank 1 has in place of ONE, by case: as many figures under other names is what no size gives away.
+# What rank 1 has in place of ONE, by case: as many metrics under other names is what no size gives away.
 OTHERS = {
     "same": ONE,
     "lacks": {"timing_s/update": 3.0},

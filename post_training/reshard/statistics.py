@@ -1,6 +1,6 @@
 """What a reshard costs, computed from the layouts alone: no weights, no process group.
 
-Beside the plan's own figures stand the lower bound, and the per-tensor algorithm that the recipe's authors published.
+Beside the plan stand the lower bound, and the per-tensor algorithm that the recipe's authors published.
 """
 
 import time
@@ -28,7 +28,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class PlanFigures:
+class PlanStatistics:
     """Bytes are by rank unless they say node. `bound_*`: needed and not held by the rank itself.
 
     collectives: of one reshard when the plan is cached: one for each round, and one in which all ranks agree that they
@@ -62,7 +62,7 @@ class PlanFigures:
 
 
 @dataclass(frozen=True)
-class PerTensorFigures:
+class PerTensorStatistics:
     """The published algorithm on the same layouts; bytes by rank, collectives that one rank takes part in.
 
     collectives: a pipeline broadcast for each training tensor, a gather for each tensor of a stage that is cut over
@@ -77,7 +77,7 @@ class PerTensorFigures:
     staging_peak: int
 
 
-def plan_figures(
+def plan_statistics(
     table: Table,
     train: TrainPlacement,
     rollout: RolloutPlacement,
@@ -85,7 +85,7 @@ def plan_figures(
     itemsize: int = 2,
     ranks_per_node: int = 16,
     relay: bool = False,
-) -> tuple[PlanFigures, Plan]:
+) -> tuple[PlanStatistics, Plan]:
     """Plan without running. relay: regions enter a node once. Raises ValueError when the placements do not fit."""
     begin = time.process_time()
     ranks = range(train.world_size)
@@ -100,7 +100,7 @@ def plan_figures(
     busiest = int((traffic.sum(0) + traffic.sum(1)).argmax())
     limits = np.array([_missing_bytes(held[rank], needed[rank], itemsize) for rank in ranks])
     expert = np.array([EXPERT_MARK in name for name in plan.names])
-    figures = PlanFigures(
+    statistics = PlanStatistics(
         ranks=plan.world_size,
         received=Spread.of(traffic.sum(0)),
         sent=Spread.of(traffic.sum(1)),
@@ -118,7 +118,7 @@ def plan_figures(
         regions=Spread.of(np.add(*(np.bincount(leg.target, minlength=plan.world_size) for leg in legs))),
         plan_seconds=seconds,
     )
-    return figures, plan
+    return statistics, plan
 
 
 def _staging_peak(plan: Plan, rank: int, counts: Sequence[int], held: Sequence[Shard], needed: Sequence[Shard]) -> int:
@@ -164,9 +164,9 @@ def _node_ingress(traffic: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     return into.sum(0) - np.diag(into)
 
 
-def per_tensor_figures(
+def per_tensor_statistics(
     table: Table, train: TrainPlacement, rollout: RolloutPlacement, itemsize: int = 2
-) -> PerTensorFigures:
+) -> PerTensorStatistics:
     """The published way: one tensor after the other, from the description in the recipe's technical report.
 
     A tensor that is cut over tensor parallel ranks is gathered inside its stage; every stage broadcasts its tensors to
@@ -200,7 +200,7 @@ def per_tensor_figures(
     local_names = [_local_names(table, train, stage) for stage in range(train.pp)]
     tensors = sum(len(names) for names in local_names)
     gathers = max(sum(parts > 1 for parts in names.values()) for names in local_names)
-    return PerTensorFigures(
+    return PerTensorStatistics(
         received=Spread.of(np.array(received)),
         expert_received=Spread.of(np.array(experts)),
         collectives=tensors * (train.pp > 1) + gathers + 2 * len(expert_layers),

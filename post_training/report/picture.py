@@ -1,4 +1,4 @@
-"""The figure of a run: reward by step, and where each step's time went."""
+"""The picture of a run: reward by step, and where each step's time went."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,7 +7,7 @@ import torch
 
 from post_training.rewards import counts
 from verl_patches.features.measure import serialized
-from verl_patches.features.measure.batch_figures import truncated, with_batch_figures
+from verl_patches.features.measure.batch_metrics import truncated, with_batch_metrics
 
 END = 1
 
@@ -27,9 +27,9 @@ class Batch:
         return len(self.batch["responses"])
 
 
-def test_figures_of_a_batch_join_the_metrics_of_its_update():
+def test_batch_metrics_join_those_of_its_update():
     counts.take(), serialized.take()  # whatever tests before this one left
-    update = with_batch_figures(
+    update = with_batch_metrics(
         lambda batch: SimpleNamespace(meta_info={"metrics": {"loss": 2.0}}),
         [END, 9],
         lambda: {"sampling/generated_prompts": 7},

@@ -9,8 +9,8 @@ import pytest
 
 from post_training.layouts.layout import EXPERT_MARK, PADDING, RolloutPlacement, Shard, TrainPlacement
 from post_training.models.deepseek_v3 import table
-from post_training.reshard.figures import PerTensorFigures, Spread, per_tensor_figures, plan_figures
 from post_training.reshard.schedule import ALIGNMENT
+from post_training.reshard.statistics import PerTensorStatistics, Spread, per_tensor_statistics, plan_statistics
 from tests.post_training.layouts.drawn_placements import draw_train_placement, rollout_placements
 from tests.post_training.layouts.reference import SMALL
 
@@ -55,26 +55,26 @@ def spread(values: np.ndarray) -> Spread:
 @pytest.mark.parametrize("relay", [False, True])
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_what_is_received_is_what_is_missing(pair, relay):
-    figures, plan = plan_figures(TABLE, *pair, WIDE, ITEMSIZE, ranks_per_node=2, relay=relay)
+    statistics, plan = plan_statistics(TABLE, *pair, WIDE, ITEMSIZE, ranks_per_node=2, relay=relay)
     lacks = missing(*pair)
     assert lacks.min(axis=0).sum() < lacks.max(axis=0).sum() and lacks[:, 1].any()
-    assert figures.ranks == pair[0].world_size and figures.bucket_bytes == WIDE
-    assert figures.received == figures.bound_received == spread(lacks.sum(axis=1))
-    assert figures.expert_received == figures.bound_expert_received == spread(lacks[:, 1])
-    assert figures.sent.average == figures.received.average and figures.received_over_bound == 1
-    assert figures.sent_maximum_over_average == figures.sent.maximum / figures.sent.average >= 1
+    assert statistics.ranks == pair[0].world_size and statistics.bucket_bytes == WIDE
+    assert statistics.received == statistics.bound_received == spread(lacks.sum(axis=1))
+    assert statistics.expert_received == statistics.bound_expert_received == spread(lacks[:, 1])
+    assert statistics.sent.average == statistics.received.average and statistics.received_over_bound == 1
+    assert statistics.sent_maximum_over_average == statistics.sent.maximum / statistics.sent.average >= 1
     legs = [leg for leg in (plan.remote, plan.relay) if len(leg.target)]
-    assert figures.rounds == len(legs) and figures.collectives == figures.rounds + 1
-    assert figures.object_collectives == 0 and figures.plan_seconds > 0
-    regions = [sum(int((leg.target == rank).sum()) for leg in legs) for rank in range(figures.ranks)]
-    assert figures.regions == spread(np.array(regions))
+    assert statistics.rounds == len(legs) and statistics.collectives == statistics.rounds + 1
+    assert statistics.object_collectives == 0 and statistics.plan_seconds > 0
+    regions = [sum(int((leg.target == rank).sum()) for leg in legs) for rank in range(statistics.ranks)]
+    assert statistics.regions == spread(np.array(regions))
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_bytes_go_into_a_node_from_other_nodes(pair):
     def into_nodes(ranks_per_node: int, relay: bool = False) -> Spread:
-        figures, _ = plan_figures(TABLE, *pair, WIDE, ITEMSIZE, ranks_per_node=ranks_per_node, relay=relay)
-        return figures.node_ingress
+        statistics, _ = plan_statistics(TABLE, *pair, WIDE, ITEMSIZE, ranks_per_node=ranks_per_node, relay=relay)
+        return statistics.node_ingress
 
     lacks = missing(*pair).sum(axis=1)
     assert into_nodes(1) == spread(lacks) and into_nodes(pair[0].world_size) == Spread(0, 0, 0)
@@ -84,12 +84,12 @@ def test_bytes_go_into_a_node_from_other_nodes(pair):
 
 
 def test_staging_holds_what_the_busiest_rank_sends_and_receives():
-    whole, plan = plan_figures(TABLE, *PAIRS["stages"], WIDE, ITEMSIZE)
+    whole, plan = plan_statistics(TABLE, *PAIRS["stages"], WIDE, ITEMSIZE)
     traffic = plan.remote.between(plan.world_size)
     most = int((traffic.sum(0) + traffic.sum(1)).max())
     pairs = int((traffic > 0).sum())
     assert most <= whole.staging_peak <= most + (len(plan.names) + 2 * pairs) * ALIGNMENT
-    cut, _ = plan_figures(TABLE, *PAIRS["stages"], most // 4, ITEMSIZE)
+    cut, _ = plan_statistics(TABLE, *PAIRS["stages"], most // 4, ITEMSIZE)
     assert 1 < cut.rounds == cut.collectives - 1 and 0 < cut.staging_peak <= 2 * cut.bucket_bytes
     assert cut.received == whole.received
 
@@ -99,10 +99,10 @@ def test_rank_that_stages_most_may_receive_little():
     train = draw_train_placement(random.Random(0), 4, SMALL.layers, (None,), [2])
     found = []
     for rollout in rollout_placements(4):
-        figures, plan = plan_figures(TABLE, train, rollout, WIDE, ITEMSIZE)
+        statistics, plan = plan_statistics(TABLE, train, rollout, WIDE, ITEMSIZE)
         traffic = plan.remote.between(4)
         both = traffic.sum(0) + traffic.sum(1)
-        assert both.max() <= figures.staging_peak <= both.max() + 8 * ALIGNMENT
+        assert both.max() <= statistics.staging_peak <= both.max() + 8 * ALIGNMENT
         found.append(both[traffic.sum(0).argmax()] < 0.8 * both.max())
     assert any(found)
 
@@ -110,10 +110,10 @@ def test_rank_that_stages_most_may_receive_little():
 def test_nothing_moves_where_each_rank_holds_what_it_needs():
     train = TrainPlacement(tp=1, pp=1, ep=1, dp=1, num_layer_list=(3,), moe_tp_extend_ep=True)
     rollout = RolloutPlacement(tp=1, dp=1, ep=1, instances=1)
-    figures, _ = plan_figures(TABLE, train, rollout, WIDE, ITEMSIZE)
-    assert figures.received == figures.bound_received == figures.node_ingress == Spread(0, 0, 0)
-    assert (figures.staging_peak, figures.received_over_bound, figures.sent_maximum_over_average) == (0, 0, 0)
-    alone = per_tensor_figures(TABLE, train, rollout, ITEMSIZE)
+    statistics, _ = plan_statistics(TABLE, train, rollout, WIDE, ITEMSIZE)
+    assert statistics.received == statistics.bound_received == statistics.node_ingress == Spread(0, 0, 0)
+    assert (statistics.staging_peak, statistics.received_over_bound, statistics.sent_maximum_over_average) == (0, 0, 0)
+    alone = per_tensor_statistics(TABLE, train, rollout, ITEMSIZE)
     largest = max(int(np.prod(dims)) for name, dims in TABLE.shapes.items() if EXPERT_MARK not in name) * ITEMSIZE
     assert alone.received == alone.expert_received == Spread(0, 0, 0) and alone.staging_peak == largest
 
@@ -141,14 +141,14 @@ def published(train: TrainPlacement, rollout: RolloutPlacement) -> tuple[np.ndar
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_the_published_way_gathers_dense_weights_and_broadcasts_experts_as_they_are_stored(pair):
     received, experts = published(*pair)
-    figures = per_tensor_figures(TABLE, *pair, ITEMSIZE)
-    assert isinstance(figures, PerTensorFigures) and figures.received == spread(received)
-    assert figures.expert_received == spread(experts)
+    statistics = per_tensor_statistics(TABLE, *pair, ITEMSIZE)
+    assert isinstance(statistics, PerTensorStatistics) and statistics.received == spread(received)
+    assert statistics.expert_received == spread(experts)
     dense = [int(np.prod(dims)) * ITEMSIZE for name, dims in TABLE.shapes.items() if EXPERT_MARK not in name]
-    assert figures.staging_peak == int(max(dense) * (2 + 1 / pair[0].tp))
+    assert statistics.staging_peak == int(max(dense) * (2 + 1 / pair[0].tp))
 
 
 def test_the_published_way_exists_for_experts_cut_over_all_ranks_alone():
     train = TrainPlacement(tp=2, pp=2, ep=1, dp=1, num_layer_list=(2, 1), moe_tp_extend_ep=False)
     with pytest.raises(ValueError, match="moe_tp_extend_ep only"):
-        per_tensor_figures(TABLE, train, PAIRS["stages"][1])
+        per_tensor_statistics(TABLE, train, PAIRS["stages"][1])
