@@ -190,7 +190,7 @@ def describe(plan: JobPlan) -> str:
         *([f"  critic          {critic / 1e9:.2f} of weights and optimizer"] if job.critic else []),
         f"  KV cache        {device.kv_cache / 1e9:.2f}: {device.kv_tokens} tokens, "
         f"{device.kv_tokens // job.sequence_tokens} full sequences",
-        f"  reshard         {plan.reshard.received.average / 1e9:.2f} received in {plan.reshard.rounds} collectives, "
+        f"  reshard         {plan.reshard.received.average / 1e9:.2f} received in {plan.reshard.buckets} collectives, "
         f"{device.staging / 1e9:.2f} staged",
         "",
         *_phases(plan),

@@ -1,4 +1,4 @@
-"""Carrying out a schedule: pack from live weights, one `all_to_all_single` of bytes a round, scatter into live weights.
+"""Run a schedule: pack from live weights, one `all_to_all_single` of bytes a bucket, scatter into live weights.
 
 Packing reads through the layout's view and scattering writes through it, so a transpose, a fused neighbour or a
 declared change of type costs no pass of its own and touches only what travels.
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from post_training.layouts.layout import Shard
 from post_training.reshard.failure import Attempt
-from post_training.reshard.schedule import Chunk, Direction, Round
+from post_training.reshard.schedule import Bucket, Chunk, Direction
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -43,18 +43,18 @@ class Staging:
     least: bytes that a sending buffer has at least.
     """
 
-    def __init__(self, rounds: Sequence[Round], slots: int, device: torch.device, least: int = 0) -> None:
-        sent = max((step.send.size for step in rounds), default=0)
-        received = max((step.receive.size for step in rounds), default=0)
+    def __init__(self, buckets: Sequence[Bucket], slots: int, device: torch.device, least: int = 0) -> None:
+        sent = max((step.send.size for step in buckets), default=0)
+        received = max((step.receive.size for step in buckets), default=0)
         sizes = (max(sent, least), received)
-        slots = min(slots, max(len(rounds), bool(least)))
+        slots = min(slots, max(len(buckets), bool(least)))
         self.send = [torch.empty(sizes[0], dtype=torch.uint8, device=device) for _ in range(slots)]
         self.receive = [torch.empty(sizes[1], dtype=torch.uint8, device=device) for _ in range(slots)]
         self.bytes = slots * sum(sizes)
 
 
 def pack(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
-    """Copy what the round sends from live tensors into the staging buffer, in the order and type of the wire.
+    """Copy what the bucket sends from live tensors into the staging buffer, in the order and type of the wire.
 
     Raises TransferError, which names the weight and the peer.
     """
@@ -67,7 +67,7 @@ def pack(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
 
 
 def scatter(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
-    """Copy what the round received from the staging buffer into live tensors.
+    """Copy what the bucket received from the staging buffer into live tensors.
 
     Raises TransferError, which names the weight and the peer.
     """
@@ -91,14 +91,14 @@ class TransferError(RuntimeError):
 
 @dataclass(frozen=True)
 class Exchange:
-    """All rounds of one leg of a plan on this rank.
+    """All buckets of one leg of a plan on this rank.
 
-    leg: what to call it in an error. slots: 1 runs the rounds one after the other; 2 packs a round while the round
-    before it travels. progress: called after every round that arrived, for whoever detects hangs.
+    leg: what to call it in an error. slots: 1 runs the buckets one after the other; 2 packs a bucket while the one
+    before it travels. progress: called after every bucket that arrived, for whoever detects hangs.
     """
 
     leg: str
-    rounds: Sequence[Round]
+    buckets: Sequence[Bucket]
     source: Side
     target: Side
     group: dist.ProcessGroup
@@ -107,24 +107,24 @@ class Exchange:
     progress: Callable[[], None] = lambda: None
 
     def run(self, attempt: Attempt) -> int:
-        """Run all rounds and return the bytes of staging memory that were held.
+        """Run all buckets and return the bytes of staging memory that were held.
 
         A failure of this rank is left in `attempt`. Raises what a collective does; HCCL's work is asynchronous, so that
-        may come in a later round than the one that failed, or after the last.
+        may come in a later bucket than the one that failed, or after the last.
         """
-        staging = Staging(self.rounds, self.slots, self.device)
+        staging = Staging(self.buckets, self.slots, self.device)
         for number, received in self.arrivals(attempt, staging):
-            direction = self.rounds[number].receive
+            direction = self.buckets[number].receive
             attempt.step(f"{self._where(number)}, ", scatter, self.target, direction, received)
         return staging.bytes
 
     def arrivals(self, attempt: Attempt, staging: Staging) -> Iterator[tuple[int, torch.Tensor]]:
-        """Run all rounds; yield the number of each and the bytes that it received, which the next one overwrites.
+        """Run all buckets; yield the number of each and the bytes that it received, which the next one overwrites.
 
         Failures are those of `run`.
         """
         flying: list[tuple[int, dist.Work]] = []
-        for number in range(len(self.rounds)):
+        for number in range(len(self.buckets)):
             attempt.reached = self._where(number)
             flying.append((number, self._launch(number, attempt, staging)))
             if len(flying) == self.slots:
@@ -133,7 +133,7 @@ class Exchange:
             yield self._land(*waiting, staging)
 
     def _launch(self, number: int, attempt: Attempt, staging: Staging) -> dist.Work:
-        slot, step = number % self.slots, self.rounds[number]
+        slot, step = number % self.slots, self.buckets[number]
         attempt.step(f"{self._where(number)}, ", pack, self.source, step.send, staging.send[slot])
         return dist.all_to_all_single(
             staging.receive[slot][: step.receive.size],
@@ -147,7 +147,7 @@ class Exchange:
     def _land(self, number: int, work: dist.Work, staging: Staging) -> tuple[int, torch.Tensor]:
         work.wait()
         self.progress()
-        return number, staging.receive[number % self.slots][: self.rounds[number].receive.size]
+        return number, staging.receive[number % self.slots][: self.buckets[number].receive.size]
 
     def _where(self, number: int) -> str:
-        return f"in round {number + 1} of {len(self.rounds)} of the {self.leg}"
+        return f"in bucket {number + 1} of {len(self.buckets)} of the {self.leg}"

@@ -1,6 +1,6 @@
 """When a rank fails in a reshard, every rank raises.
 
-Of a rank whose packing or writing raised they all say in which round, with which peer, at which weight; of one that is
+Of a rank whose packing or writing raised they all say in which bucket, with which peer, at which weight; of one that is
 gone, who it is, and how far the others had come.
 """
 
@@ -26,7 +26,7 @@ class Attempt:
 
     def __init__(self) -> None:
         self.failure = ""
-        self.reached = "before the first round"
+        self.reached = "before the first bucket"
 
     def step(self, where: str, action: Callable[..., Any], *arguments: Any) -> None:
         """Run `action` unless this attempt has failed; its exception becomes the failure of the attempt."""

@@ -23,7 +23,7 @@ from post_training.reshard.exchange import Exchange, Side, Staging, Tensors, pac
 from post_training.reshard.failure import Attempt, MembershipCheck, agree_on_success, naming_the_missing
 from post_training.reshard.plan import Layouts, Plan, make_plan
 from post_training.reshard.resharder import MEMBERSHIP_CHECK_S
-from post_training.reshard.schedule import ALIGNMENT, Direction, Round, round_count, schedule, shard_origins
+from post_training.reshard.schedule import ALIGNMENT, Bucket, Direction, bucket_count, schedule, shard_origins
 from post_training.reshard.verification import Batch, Targets, batches, broadcast
 from post_training.tensor_parts import PART_ELEMENTS, zero_in_parts
 
@@ -68,14 +68,14 @@ class HandoverReport:
     bytes_received: int
     bytes_copied: int
     collectives: int
-    rounds: int
+    buckets: int
     staging_bytes: int
 
 
 @dataclass(frozen=True)
 class _Prepared:
     manifest: Manifest
-    local: Sequence[Round]
+    local: Sequence[Bucket]
     exchange: Exchange
     report: HandoverReport
 
@@ -128,12 +128,12 @@ class Exporter:
             [(self._train, self._train_layouts), (self._rollout_tensors, self._rollout_layouts)], self._group
         )
         plan = make_plan(self._train_layouts, self._rollout_layouts, lambda name: _itemsize(wire_types, name))
-        counts = [round_count(leg, world_size, self._bucket_bytes) for leg in (plan.local, plan.remote)]
+        counts = [bucket_count(leg, world_size, self._bucket_bytes) for leg in (plan.local, plan.remote)]
         agree_on_plan(f"{plan.digest} {counts}", self._group)
         origins = shard_origins(train), shard_origins(rollout)
         local = schedule(plan.local, world_size, rank, counts[0], origins)
         remote = schedule(plan.remote, world_size, rank, counts[1], origins)
-        # A worker that gets nothing in a round is told nothing.
+        # A worker that gets nothing in a bucket is told nothing.
         buckets = {f"{LOCAL}/{number}": step.receive for number, step in enumerate(local) if step.receive.size}
         buckets |= {f"{REMOTE}/{number}": step.receive for number, step in enumerate(remote) if step.receive.size}
         compared: list[Batch] = []
@@ -150,8 +150,8 @@ class Exporter:
         plan: Plan,
         manifest: Manifest,
         wire_types: Mapping[str, torch.dtype],
-        local: Sequence[Round],
-        remote: Sequence[Round],
+        local: Sequence[Bucket],
+        remote: Sequence[Bucket],
     ) -> _Prepared:
         rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
         source = Side(self._train, self._train_layouts[rank], wire_types)
@@ -166,7 +166,7 @@ class Exporter:
             bytes_received=int(traffic[:, rank].sum()),
             bytes_copied=int(plan.local.bytes[plan.local.target == rank].sum()),
             collectives=len(remote) + len(manifest.comparison) + 1,
-            rounds=len(remote),
+            buckets=len(remote),
             staging_bytes=max(_largest(remote), _largest(local)) + received,
         )
         return _Prepared(manifest, local, exchange, report)
@@ -183,7 +183,7 @@ class Exporter:
         assert self._prepared is not None, "prepare() comes first"
         prepared, attempt = self._prepared, Attempt()
         attempt.failure = problem
-        attempt.step("before the first round, ", self._refresh)
+        attempt.step("before the first bucket, ", self._refresh)
         membership = MembershipCheck(self._group, f"handover {prepared.manifest.digest} {version}", MEMBERSHIP_CHECK_S)
         with torch.no_grad():
             with naming_the_missing(attempt, membership):
@@ -209,7 +209,7 @@ class Exporter:
                 yield f"{LOCAL}/{number}", staging.send[0][: step.send.size]
 
     def _weights(self, prepared: _Prepared, attempt: Attempt) -> Iterator[tuple[str, torch.Tensor]]:
-        staging = Staging(prepared.exchange.rounds, 1, self._device, least=_largest(prepared.local))
+        staging = Staging(prepared.exchange.buckets, 1, self._device, least=_largest(prepared.local))
         yield from self._own_buckets(prepared, attempt, staging)
         for number, received in prepared.exchange.arrivals(attempt, staging):
             if received.numel():
@@ -222,9 +222,9 @@ class Exporter:
             yield f"{VERIFY}/{number}", broadcast(batch, source, self._group, self._device)
 
 
-def _largest(rounds: Sequence[Round]) -> int:
-    """Bytes of staging memory for what these rounds send."""
-    return max((step.send.size for step in rounds), default=0)
+def _largest(buckets: Sequence[Bucket]) -> int:
+    """Bytes of staging memory for what these buckets send."""
+    return max((step.send.size for step in buckets), default=0)
 
 
 def _itemsize(wire_types: Mapping[str, torch.dtype], name: str) -> int:

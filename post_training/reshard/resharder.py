@@ -17,7 +17,7 @@ from post_training.reshard.agreement import Types, agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Tensors
 from post_training.reshard.failure import Attempt, MembershipCheck, agree_on_success, naming_the_missing
 from post_training.reshard.plan import LayoutError, Layouts, Plan, Transfers, make_plan
-from post_training.reshard.schedule import round_count, schedule, shard_origins
+from post_training.reshard.schedule import bucket_count, schedule, shard_origins
 from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
 
@@ -32,7 +32,7 @@ PLANNING_COLLECTIVES = 3
 class ReshardReport:
     """What one run moved on this rank. Bytes are payload.
 
-    collectives: every collective of the run: one for each round, and one in which all agree that they succeeded.
+    collectives: every collective of the run: one for each bucket, and one in which all agree that they succeeded.
 
     bytes_copied: moved inside the rank. expert_bytes: the part of routed experts, whose memory order changes once:
     where they are packed or copied. staging_bytes: largest staging memory. plan_seconds: 0 once the plan is cached.
@@ -47,7 +47,7 @@ class ReshardReport:
     expert_bytes_copied: int
     collectives: int
     object_collectives: int
-    rounds: int
+    buckets: int
     staging_bytes: int
     plan_seconds: float
     seconds: float
@@ -100,10 +100,10 @@ class Resharder:
         collective and no copy counts 2**30 elements.
     castable: endings of HF names whose type may differ between training and rollout; any other difference is an
         error. A cast happens while packing, so the wire carries the rollout type; values that it changes are counted.
-    overlap: use half buckets and pack a round while the round before it travels; twice as many collectives.
+    overlap: halve the buckets and pack one while the one before it travels; twice as many collectives.
     ranks_per_node: what many ranks of a node need enters the node once and is relayed inside it; None means that links
         between all ranks are alike, and every region comes straight from an owner.
-    progress: called after every round of a run.
+    progress: called after every bucket of a run.
     """
 
     def __init__(
@@ -143,13 +143,13 @@ class Resharder:
         attempt = Attempt()
         membership = MembershipCheck(self._group, f"reshard {prepared.digest} {self._runs}", MEMBERSHIP_CHECK_S)
         with torch.no_grad():
-            attempt.step("before the first round, ", clear_padding, prepared.padding, prepared.target)
-            attempt.step("before the first round, ", copy_local, prepared.copies, prepared.source, prepared.target)
+            attempt.step("before the first bucket, ", clear_padding, prepared.padding, prepared.target)
+            attempt.step("before the first bucket, ", copy_local, prepared.copies, prepared.source, prepared.target)
             with naming_the_missing(attempt, membership):
                 staging = [exchange.run(attempt) for exchange in prepared.exchanges]
                 agree_on_success(attempt, self._group, prepared.device)
             changed = self._values_changed(prepared)
-        rounds = sum(len(exchange.rounds) for exchange in prepared.exchanges)
+        buckets = sum(len(exchange.buckets) for exchange in prepared.exchanges)
         objects = PLANNING_COLLECTIVES if cold else 0
         return ReshardReport(
             bytes_sent=prepared.sent,
@@ -158,9 +158,9 @@ class Resharder:
             expert_bytes_sent=prepared.expert_sent,
             expert_bytes_received=prepared.expert_received,
             expert_bytes_copied=prepared.expert_copied,
-            collectives=rounds + 1 + objects + bool(prepared.casts),
+            collectives=buckets + 1 + objects + bool(prepared.casts),
             object_collectives=objects,
-            rounds=rounds,
+            buckets=buckets,
             staging_bytes=max(staging),
             plan_seconds=planned - begin if cold else 0.0,
             seconds=time.perf_counter() - begin,
@@ -202,7 +202,7 @@ class Resharder:
         plan = make_plan(
             self._train_layouts, self._rollout_layouts, lambda name: wire_types[name].itemsize, node_of=nodes
         )
-        counts = [round_count(leg, world_size, self._bucket_bytes // self._slots) for leg in (plan.remote, plan.relay)]
+        counts = [bucket_count(leg, world_size, self._bucket_bytes // self._slots) for leg in (plan.remote, plan.relay)]
         agree_on_plan(f"{plan.digest} {counts}", self._group)
         origins = shard_origins(train), shard_origins(rollout)
         traffic = plan.remote.between(world_size) + plan.relay.between(world_size)

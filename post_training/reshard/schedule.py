@@ -1,7 +1,8 @@
-"""Cutting transfers into rounds, so that no rank ever stages more than one bucket in either direction.
+"""Cutting transfers into buckets, so that no rank stages more than `bucket_bytes` in either direction.
 
-Each pair of ranks has one stream of bytes, the concatenation of its transfers. Round k of R carries the k-th of R equal
-parts of every stream, cut at rows. So R is as small as the busiest rank allows, and both ends cut alike by themselves.
+Each pair of ranks has one stream of bytes, the concatenation of its transfers. Bucket k of n carries the k-th of n
+equal parts of every stream, cut at rows. So n is as small as the busiest rank allows, and both ends cut alike by
+themselves.
 """
 
 from bisect import bisect_right
@@ -34,7 +35,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of one round: bytes for each peer (aligned), and the chunks in the staging buffer."""
+    """One direction of one bucket: bytes for each peer (aligned), and the chunks in the staging buffer."""
 
     splits: tuple[int, ...]
     chunks: tuple[Chunk, ...]
@@ -49,7 +50,7 @@ class Direction:
 
 
 @dataclass(frozen=True)
-class Round:
+class Bucket:
     send: Direction
     receive: Direction
 
@@ -60,8 +61,8 @@ def shard_origins(shards: Iterable[Shard]) -> np.ndarray:
     return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
 
-def round_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> int:
-    """How many rounds keep every rank's staging within `bucket_bytes` in each direction.
+def bucket_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> int:
+    """How many buckets keep every rank's staging within `bucket_bytes` in each direction.
 
     Raises ValueError when the bucket cannot hold one row for every peer.
     """
@@ -83,17 +84,17 @@ def round_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> int
 
 
 def schedule(
-    transfers: Transfers, world_size: int, rank: int, rounds: int, origins: tuple[np.ndarray, np.ndarray]
-) -> list[Round]:
-    """The rounds of one rank.
+    transfers: Transfers, world_size: int, rank: int, buckets: int, origins: tuple[np.ndarray, np.ndarray]
+) -> list[Bucket]:
+    """The buckets of one rank.
 
     origins: the first row and column of every shard of the rank's source and target layout: arrays (shards, 2).
     """
     sent = transfers.select(np.flatnonzero(transfers.source == rank))
     received = transfers.select(np.flatnonzero(transfers.target == rank))
-    sends = _directions(sent, sent.target, sent.source_shard, origins[0], world_size, rounds)
-    receives = _directions(received, received.source, received.target_shard, origins[1], world_size, rounds)
-    return [Round(send, receive) for send, receive in zip(sends, receives, strict=True)]
+    sends = _directions(sent, sent.target, sent.source_shard, origins[0], world_size, buckets)
+    receives = _directions(received, received.source, received.target_shard, origins[1], world_size, buckets)
+    return [Bucket(send, receive) for send, receive in zip(sends, receives, strict=True)]
 
 
 def _row_bytes(transfers: Transfers) -> np.ndarray:
@@ -101,17 +102,17 @@ def _row_bytes(transfers: Transfers) -> np.ndarray:
 
 
 def _directions(
-    transfers: Transfers, peer: np.ndarray, shard: np.ndarray, origins: np.ndarray, world_size: int, rounds: int
+    transfers: Transfers, peer: np.ndarray, shard: np.ndarray, origins: np.ndarray, world_size: int, buckets: int
 ) -> list[Direction]:
     order = np.argsort(peer, kind="stable")
     limits = np.searchsorted(peer[order], np.arange(world_size + 1))
     streams = [order[start:stop] for start, stop in zip(limits, limits[1:], strict=False)]
-    nothing: list[list[tuple[int, int, int]]] = [[]] * rounds
-    parts = [_cut(transfers.select(stream), rounds) if len(stream) else nothing for stream in streams]
+    nothing: list[list[tuple[int, int, int]]] = [[]] * buckets
+    parts = [_cut(transfers.select(stream), buckets) if len(stream) else nothing for stream in streams]
     narrowed = transfers.bounds - np.repeat(origins[shard], 2, axis=1)
     row_bytes = _row_bytes(transfers)
     directions = []
-    for number in range(rounds):
+    for number in range(buckets):
         splits, chunks, offset = [], [], 0
         for stream, part in zip(streams, parts, strict=True):
             begin = offset
@@ -128,10 +129,10 @@ def _directions(
     return directions
 
 
-def _cut(stream: Transfers, rounds: int) -> list[list[tuple[int, int, int]]]:
-    """The (transfer, first row, last row) that each round carries; rows count from the start of the transfer.
+def _cut(stream: Transfers, buckets: int) -> list[list[tuple[int, int, int]]]:
+    """The (transfer, first row, last row) that each bucket carries; rows count from the start of the transfer.
 
-    Transfers of 4 and 2 rows of 4 bytes are a stream of 24 bytes, which two rounds cut at byte 12, after 3 rows:
+    Transfers of 4 and 2 rows of 4 bytes are a stream of 24 bytes, which two buckets cut at byte 12, after 3 rows:
 
     >>> bounds, unused = np.array([[0, 4, 0, 1], [0, 2, 0, 1]]), np.zeros(2)
     >>> _cut(Transfers(unused, unused, unused, unused, unused, bounds, np.array([16, 8])), 2)
@@ -139,7 +140,7 @@ def _cut(stream: Transfers, rounds: int) -> list[list[tuple[int, int, int]]]:
     """
     ends = np.cumsum(stream.bytes)
     rows, row_bytes = stream.bounds[:, 1] - stream.bounds[:, 0], _row_bytes(stream)
-    marks = ends[-1] * np.arange(rounds + 1) // rounds
+    marks = ends[-1] * np.arange(buckets + 1) // buckets
     at = np.minimum(np.searchsorted(ends, marks, "right"), len(stream) - 1)
     row = np.where(marks == ends[-1], rows[at], (marks - (ends - stream.bytes)[at]) // row_bytes[at])
     parts = []

@@ -11,7 +11,7 @@ import numpy as np
 
 from post_training.layouts.layout import EXPERT_MARK, PADDING, RolloutPlacement, Shard, Slice, Table, TrainPlacement
 from post_training.reshard.plan import Plan, make_plan
-from post_training.reshard.schedule import round_count, schedule, shard_origins
+from post_training.reshard.schedule import bucket_count, schedule, shard_origins
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Spread:
 class PlanStatistics:
     """Bytes are by rank unless they say node. `bound_*`: needed and not held by the rank itself.
 
-    collectives: of one reshard when the plan is cached: one for each round, and one in which all ranks agree that they
+    collectives: of one reshard when the plan is cached: one for each bucket, and one in which all ranks agree that they
     succeeded. object_collectives: those that carry Python objects instead of weights.
     node_ingress: bytes that cross into a node. staging_peak: of the rank with most traffic. regions: received ones.
     plan_seconds: CPU seconds of one rank for the layouts of all ranks and the plan.
@@ -44,7 +44,7 @@ class PlanStatistics:
     expert_received: Spread
     bound_expert_received: Spread
     node_ingress: Spread
-    rounds: int
+    buckets: int
     collectives: int
     object_collectives: int
     staging_peak: int
@@ -96,7 +96,7 @@ def plan_statistics(
     seconds = time.process_time() - begin
     legs = (plan.remote, plan.relay)
     traffic = np.add(*(leg.between(plan.world_size) for leg in legs))
-    counts = [round_count(leg, plan.world_size, bucket_bytes) for leg in legs]
+    counts = [bucket_count(leg, plan.world_size, bucket_bytes) for leg in legs]
     busiest = int((traffic.sum(0) + traffic.sum(1)).argmax())
     limits = np.array([_missing_bytes(held[rank], needed[rank], itemsize) for rank in ranks])
     expert = np.array([EXPERT_MARK in name for name in plan.names])
@@ -110,7 +110,7 @@ def plan_statistics(
         ),
         bound_expert_received=Spread.of(limits[:, 1]),
         node_ingress=Spread.of(_node_ingress(traffic, nodes)),
-        rounds=sum(counts),
+        buckets=sum(counts),
         collectives=sum(counts) + 1,
         object_collectives=0,
         staging_peak=_staging_peak(plan, busiest, counts, held[busiest], needed[busiest]),
@@ -125,8 +125,8 @@ def _staging_peak(plan: Plan, rank: int, counts: Sequence[int], held: Sequence[S
     source, target = shard_origins(held), shard_origins(needed)
     peak = 0
     for leg, count, origins in ((plan.remote, counts[0], source), (plan.relay, counts[1], target)):
-        rounds = schedule(leg, plan.world_size, rank, count, (origins, target))
-        sent, received = ([getattr(step, side).size for step in rounds] for side in ("send", "receive"))
+        buckets = schedule(leg, plan.world_size, rank, count, (origins, target))
+        sent, received = ([getattr(step, side).size for step in buckets] for side in ("send", "receive"))
         peak = max(peak, max(sent, default=0) + max(received, default=0))
     return peak
 

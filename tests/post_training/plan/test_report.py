@@ -32,7 +32,7 @@ def plan(**changes) -> JobPlan:
         outside=3 * GB // 4,
         phases=PHASES,
     )
-    reshard = dataclasses.replace(made.reshard, received=Spread(0.0, 2e9, 4e9), rounds=7)
+    reshard = dataclasses.replace(made.reshard, received=Spread(0.0, 2e9, 4e9), buckets=7)
     host = HostMemory(away=8 * GB, objects=30 * GB, processes=12 * GB)
     return dataclasses.replace(
         JobPlan(made.job, MACHINE, device, reshard, host, weights_on_disk=14 * GB, checkpoint=80 * GB), **changes

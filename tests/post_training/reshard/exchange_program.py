@@ -124,7 +124,7 @@ def many_layouts(count: int) -> list[dict]:
                 "tensors": len(case.expected),
                 "differing": differing + case.differing(),
                 "moved": addresses != case.addresses(),
-                "rounds": [first.rounds, again.rounds],
+                "buckets": [first.buckets, again.buckets],
                 "collectives again": again.collectives,
                 "casts": fp32_bias and dtype == torch.bfloat16,
                 "changed by casts": first.values_changed_by_casts + again.values_changed_by_casts,
@@ -165,7 +165,7 @@ def without_waiting(seed: int) -> list[str]:
 
 
 def staging_by_bucket() -> list[dict]:
-    """Rounds and bytes of staging for buckets from small to large, one round after the other and overlapped."""
+    """Buckets and bytes of staging for limits from small to large, one bucket after the other and overlapped."""
     found = []
     for overlap in (False, True):
         for bucket in (1500, 6000, 100_000):
@@ -175,7 +175,7 @@ def staging_by_bucket() -> list[dict]:
                     "overlap": overlap,
                     "bucket": bucket,
                     "differing": case.differing(),
-                    "rounds": report.rounds,
+                    "buckets": report.buckets,
                     "staging": report.staging_bytes,
                 }
             )
@@ -242,7 +242,7 @@ def steady_state() -> dict:
         report = case.resharder.run()
     counted = meters.snapshot()["phases"]["steady"]
     return {
-        "rounds": report.rounds,
+        "buckets": report.buckets,
         "collectives": report.collectives,
         "counted": {kind: by_size[str(WORLD)] for kind, by_size in counted["collectives"].items()},
         "moved": report.bytes_sent + report.bytes_received + report.bytes_copied,

@@ -27,7 +27,7 @@ TIMEOUT = 8.0
 
 
 def at_second_pack(act: Callable[[exchange.Side, exchange.Direction], None]) -> Callable:
-    """`pack`, which runs `act` in its second round."""
+    """`pack`, which runs `act` in its second bucket."""
     upstream, calls = exchange.pack, []
 
     def packing(side: exchange.Side, direction: exchange.Direction, buffer: torch.Tensor) -> None:

@@ -10,14 +10,14 @@ from post_training.layouts.layout import PADDING
 from post_training.reshard.exchange import Side, pack, scatter
 from post_training.reshard.plan import Layouts, Plan, Transfers, make_plan
 from post_training.reshard.resharder import copy_local, local_copies
-from post_training.reshard.schedule import Round, round_count, schedule, shard_origins
+from post_training.reshard.schedule import Bucket, bucket_count, schedule, shard_origins
 from tests.post_training.layouts.reference import State
 
 
 @dataclass
 class Outcome:
     plan: Plan
-    rounds: list[list[Round]]
+    buckets: list[list[Bucket]]
 
 
 def reshard_in_process(
@@ -40,18 +40,18 @@ def reshard_in_process(
             if shard.hf_name == PADDING:
                 shard.locate(targets[rank]).zero_()
         copy_local(local_copies(plan, rank, train[rank], rollout[rank]), source[rank], target[rank])
-    rounds = run_leg(plan.remote, source, target, bucket_bytes)
+    buckets = run_leg(plan.remote, source, target, bucket_bytes)
     relayed = run_leg(plan.relay, target, target, bucket_bytes)
-    return Outcome(plan, [first + second for first, second in zip(rounds, relayed, strict=True)])
+    return Outcome(plan, [first + second for first, second in zip(buckets, relayed, strict=True)])
 
 
 def run_leg(
     transfers: Transfers, source: Sequence[Side], target: Sequence[Side], bucket_bytes: int
-) -> list[list[Round]]:
-    """Run one leg of a plan on all ranks and return the rounds of each."""
+) -> list[list[Bucket]]:
+    """Run one leg of a plan on all ranks and return the buckets of each."""
     world = range(len(source))
-    count = round_count(transfers, len(source), bucket_bytes)
-    rounds = [
+    count = bucket_count(transfers, len(source), bucket_bytes)
+    buckets = [
         schedule(
             transfers,
             len(source),
@@ -64,12 +64,12 @@ def run_leg(
     for number in range(count):
         sent = []
         for rank in world:
-            buffer = torch.empty(rounds[rank][number].send.size, dtype=torch.uint8)
-            pack(source[rank], rounds[rank][number].send, buffer)
-            sent.append(buffer.split(rounds[rank][number].send.splits))
+            buffer = torch.empty(buckets[rank][number].send.size, dtype=torch.uint8)
+            pack(source[rank], buckets[rank][number].send, buffer)
+            sent.append(buffer.split(buckets[rank][number].send.splits))
         for rank in world:
-            step = rounds[rank][number].receive
+            step = buckets[rank][number].receive
             parts = [sent[peer][rank] for peer in world]
             assert tuple(len(part) for part in parts) == step.splits
             scatter(target[rank], step, torch.cat(parts))
-    return rounds
+    return buckets

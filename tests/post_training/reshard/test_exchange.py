@@ -27,10 +27,10 @@ def test_random_layouts_are_exact(results: list[dict]) -> None:
             assert not case["moved"], case["layouts"]
 
 
-def test_a_second_run_plans_nothing_and_costs_its_rounds_and_one_agreement(results: list[dict]) -> None:
+def test_second_run_costs_its_buckets_and_one_agreement(results: list[dict]) -> None:
     for case in (case for result in results for case in result["layouts"]):
         assert case["planning again"] == [0, 0.0]
-        assert case["rounds"][0] == case["rounds"][1] == case["collectives again"] - 1 - case["casts"]
+        assert case["buckets"][0] == case["buckets"][1] == case["collectives again"] - 1 - case["casts"]
 
 
 def test_casts_that_change_nothing_are_counted_as_0(results: list[dict]) -> None:
@@ -49,13 +49,13 @@ def test_a_wait_that_is_left_out_is_noticed(results: list[dict]) -> None:
     assert all(result["without waiting"] for result in results)
 
 
-def test_smaller_buckets_mean_more_rounds_and_bounded_staging(results: list[dict]) -> None:
+def test_smaller_limits_mean_more_buckets_and_less_staging(results: list[dict]) -> None:
     for result in results:
         for found in result["staging"]:
             assert found["differing"] == [] and 0 < found["staging"] <= 2 * found["bucket"]
-        one_after_the_other = [found["rounds"] for found in result["staging"] if not found["overlap"]]
+        one_after_the_other = [found["buckets"] for found in result["staging"] if not found["overlap"]]
         assert one_after_the_other == sorted(set(one_after_the_other), reverse=True) and one_after_the_other[-1] == 1
-    assert len({str([found["rounds"] for found in result["staging"]]) for result in results}) == 1
+    assert len({str([found["buckets"] for found in result["staging"]]) for result in results}) == 1
 
 
 def test_a_rank_receives_what_it_does_not_hold_once_and_no_expert_that_it_does_not_serve(results: list[dict]) -> None:
@@ -87,11 +87,11 @@ def test_a_misfit_rejected_on_every_rank(results: list[dict]) -> None:
 
 
 def test_the_device_counts_nothing_superfluous(results: list[dict]) -> None:
-    """Rounds, and one integer on whose sum all agree; each byte is copied where it leaves and where it lands."""
+    """Buckets, and one integer on whose sum all agree; each byte is copied where it leaves and where it lands."""
     for steady in (result["steady"] for result in results):
-        assert steady["rounds"] > 1 and steady["collectives"] == steady["rounds"] + 1
+        assert steady["buckets"] > 1 and steady["collectives"] == steady["buckets"] + 1
         assert set(steady["counted"]) == {"all_to_all", "all_reduce"}
-        assert steady["counted"]["all_to_all"]["count"] == steady["rounds"]
+        assert steady["counted"]["all_to_all"]["count"] == steady["buckets"]
         assert steady["counted"]["all_reduce"] == {"count": 1, "bytes": 4}
         assert steady["copied on the device"] == steady["moved"] > 0
         # The integer in which all agree, to the device and back.

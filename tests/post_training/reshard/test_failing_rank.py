@@ -40,7 +40,7 @@ def test_a_rank_that_raises_is_quoted_by_all_and_the_next_reshard_succeeds(tmp_p
     texts = {told["reshard"]["text"] for told in found.values()}
     assert len(texts) == 1
     place = (
-        rf"rank {CULPRIT} failed in round 2 of \d+ of the leg from training weights, packing model\.\S+ for rank \d: "
+        rf"rank {CULPRIT} failed in bucket 2 of \d+ of the leg from training weights, packing model\.\S+ for rank \d: "
     )
     assert re.search(place, texts.pop())
     for told in found.values():
@@ -54,7 +54,7 @@ def test_a_rank_that_is_gone_is_named(tmp_path: Path, way: str, number: int) -> 
     for rank, told in outcome(tmp_path, way).items():
         assert_rejected(told)
         text = told["reshard"]["text"]
-        said = rf"rank {rank} did not hear from ranks \[{CULPRIT}\], in round "
+        said = rf"rank {rank} did not hear from ranks \[{CULPRIT}\], in bucket "
         reached = re.search(said + r"(\d+) of \d+ of the leg from training weights or before it: ", text)
         assert reached and int(reached[1]) >= number, text
         # HCCL's own reason is kept, which names it too.

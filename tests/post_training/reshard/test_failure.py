@@ -32,18 +32,16 @@ def said(attempt: Attempt, membership: MembershipCheck) -> str:
 
 def test_a_failed_collective_says_how_far_the_rank_had_come(membership):
     attempt = Attempt()
-    attempt.reached = "in round 2"
-    told = "reshard: rank 0 heard from all ranks, and a collective failed, in round 2 or before it: "
+    attempt.reached = "in bucket 2"
+    told = "reshard: rank 0 heard from all ranks, and a collective failed, in bucket 2 or before it: "
     assert said(attempt, membership) == told + "connection closed by peer"
 
 
 def test_what_the_rank_was_told_first_is_kept(membership):
     """As where HCCL's work fails while the next step of the host runs, which hears of it."""
     attempt = Attempt()
-    attempt.step("in round 1, ", fail, "HcclAlltoAllV: no answer from rank 2")
-    told = (
-        "before the first round or before it: in round 1, HcclAlltoAllV: no answer from rank 2; then connection closed"
-    )
+    attempt.step("in bucket 1, ", fail, "HcclAlltoAllV: rank 2 is silent")
+    told = "before the first bucket or before it: in bucket 1, HcclAlltoAllV: rank 2 is silent; then connection closed"
     assert told in said(attempt, membership)
 
 
@@ -84,18 +82,18 @@ def test_what_all_ranks_agreed_on_is_left_as_it_is(membership):
 
 def test_failed_attempt_runs_no_further_step():
     attempt, done = Attempt(), []
-    attempt.step("in round 1, ", done.append, 1)
-    attempt.step("in round 2, ", fail, "first")
-    attempt.step("in round 3, ", done.append, 3)
-    attempt.step("in round 4, ", fail, "second")
-    assert (done, attempt.failure) == ([1], "in round 2, first")
+    attempt.step("in bucket 1, ", done.append, 1)
+    attempt.step("in bucket 2, ", fail, "first")
+    attempt.step("in bucket 3, ", done.append, 3)
+    attempt.step("in bucket 4, ", fail, "second")
+    assert (done, attempt.failure) == ([1], "in bucket 2, first")
 
 
 @pytest.mark.parametrize(
     "failures, said",
     [
-        (["", "", "in round 1, a", ""], "reshard: rank 2 failed in round 1, a"),
-        (["", "in round 1, a", "", "in round 2, b"], "reshard: rank 1 failed in round 1, a (and 1 other rank)"),
+        (["", "", "in bucket 1, a", ""], "reshard: rank 2 failed in bucket 1, a"),
+        (["", "in bucket 1, a", "", "in bucket 2, b"], "reshard: rank 1 failed in bucket 1, a (and 1 other rank)"),
         (["x", "y", "z", ""], "reshard: rank 0 failed x (and 2 other ranks)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Planning and cutting into rounds, over random layouts and with all ranks of the real cluster in one process."""
+"""Planning and cutting into buckets, over random layouts and with all ranks of the real cluster in one process."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from post_training.layouts.layout import RolloutPlacement, Shard, TrainPlacement
 from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, vllm_ascend
 from post_training.reshard.plan import LayoutError, Plan, make_plan
-from post_training.reshard.schedule import ALIGNMENT, round_count
+from post_training.reshard.schedule import ALIGNMENT, bucket_count
 from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits
 from tests.post_training.reshard.in_process import Outcome, reshard_in_process
@@ -55,7 +55,7 @@ def reshard(
 def test_random_layouts_are_exact_and_bounded(pair: Pair, bucket_bytes: int, per_node: int) -> None:
     nodes = [rank // per_node for rank in range(pair[0].world_size)]
     outcome = reshard(pair, FULL, SMALL, bucket_bytes, nodes)
-    sizes = [step.size for rank in outcome.rounds for r in rank for step in (r.send, r.receive)]
+    sizes = [step.size for rank in outcome.buckets for r in rank for step in (r.send, r.receive)]
     assert max(sizes, default=0) <= bucket_bytes
 
 
@@ -157,15 +157,15 @@ def test_world_sizes_must_agree() -> None:
 def test_a_bucket_that_holds_no_row_rejected() -> None:
     pair = (TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))
     with pytest.raises(ValueError, match="too small"):
-        round_count(plan_of(pair).remote, 2, 10)
+        bucket_count(plan_of(pair).remote, 2, 10)
 
 
-def test_a_bucket_that_holds_everything_at_once_is_one_round() -> None:
+def test_a_limit_that_fits_everything_is_one_bucket() -> None:
     """Without the room that cuts would need, which is more than what is left."""
     transfers = plan_of((TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))).remote
     traffic = transfers.between(2)
     enough = int(max(traffic.sum(0).max(), traffic.sum(1).max())) + ALIGNMENT
-    assert round_count(transfers, 2, enough) == 1 and round_count(transfers, 2, enough - 1) == 2
+    assert bucket_count(transfers, 2, enough) == 1 and bucket_count(transfers, 2, enough - 1) == 2
 
 
 CLUSTER = DeepseekV3Shape(

@@ -64,7 +64,7 @@ def test_what_is_received_is_what_is_missing(pair, relay):
     assert statistics.sent.average == statistics.received.average and statistics.received_over_bound == 1
     assert statistics.sent_maximum_over_average == statistics.sent.maximum / statistics.sent.average >= 1
     legs = [leg for leg in (plan.remote, plan.relay) if len(leg.target)]
-    assert statistics.rounds == len(legs) and statistics.collectives == statistics.rounds + 1
+    assert statistics.buckets == len(legs) and statistics.collectives == statistics.buckets + 1
     assert statistics.object_collectives == 0 and statistics.plan_seconds > 0
     regions = [sum(int((leg.target == rank).sum()) for leg in legs) for rank in range(statistics.ranks)]
     assert statistics.regions == spread(np.array(regions))
@@ -90,7 +90,7 @@ def test_staging_holds_what_the_busiest_rank_sends_and_receives():
     pairs = int((traffic > 0).sum())
     assert most <= whole.staging_peak <= most + (len(plan.names) + 2 * pairs) * ALIGNMENT
     cut, _ = plan_statistics(TABLE, *PAIRS["stages"], most // 4, ITEMSIZE)
-    assert 1 < cut.rounds == cut.collectives - 1 and 0 < cut.staging_peak <= 2 * cut.bucket_bytes
+    assert 1 < cut.buckets == cut.collectives - 1 and 0 < cut.staging_peak <= 2 * cut.bucket_bytes
     assert cut.received == whole.received
 
 

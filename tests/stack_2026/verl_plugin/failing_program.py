@@ -34,7 +34,7 @@ BUCKET = 150_000
 
 
 def at_second_pack(act: Callable[[], None]) -> Callable[..., None]:
-    """`pack`, which acts first in its second round."""
+    """`pack`, which acts first in its second bucket."""
     upstream, calls = exchange.pack, []
 
     def packing(*arguments: Any) -> None:
@@ -99,7 +99,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
     handover.MEMBERSHIP_CHECK_S = 2.0
     die_of_rank = Die(folder, f"failing.{os.environ['MASTER_PORT']}")
-    handover.PART_ELEMENTS = BUCKET  # several rounds, as the bucket of a real model makes them
+    handover.PART_ELEMENTS = BUCKET  # several buckets, as a real model has
     found = {"first": told(die_of_rank.update) | {"differing": die_of_rank.rank.differing()}}
     pack = exchange.pack
     if rank == CULPRIT and way != "nothing":

@@ -19,7 +19,7 @@ _AT_LEAST = {"at_least": 0}
 class WarnSeconds:
     """Seconds after which a process is named. `silent`: without a heartbeat, in any phase; the others: without progress
     in that phase, however long the phase takes, where `start` is before the first heartbeat and `driver` is the
-    training loop's own work. Progress is a micro batch, an optimizer step, a decode step, a round of a reshard, a
+    training loop's own work. Progress is a micro batch, an optimizer step, a decode step, a bucket of a reshard, a
     scored answer or a part of a file."""
 
     silent: float = field(default=60.0, metadata=_AT_LEAST)

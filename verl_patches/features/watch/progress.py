@@ -5,7 +5,7 @@
 | ref, old_log_prob, values | a micro batch |
 | update, update_critic | a micro batch's forward, its backward, the schedule of a mini batch, an optimizer step |
 | rollout | a decode step (`vllm_patches/v1/engine/llm_engine.py`) |
-| reshard | a round of the exchange (`reshard/exchange.py`) |
+| reshard | a bucket of the exchange (`reshard/exchange.py`) |
 | reward, validation | an answer |
 | checkpoint, loading of weights | a part of a file, at most `durable.PART_BYTES` |
 """

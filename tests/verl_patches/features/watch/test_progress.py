@@ -20,7 +20,7 @@ from post_training.checkpoint.loading import fill
 from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Exchange
 from post_training.reshard.failure import Attempt
-from post_training.reshard.schedule import Direction, Round
+from post_training.reshard.schedule import Bucket, Direction
 from verl_patches.features.training_checkpoint import restoring, saving
 from verl_patches.features.training_checkpoint.host_agreement import checkpoint_progress
 from verl_patches.features.watch import progress, signs
@@ -160,10 +160,10 @@ def progress_of_reshard():
     return made.call_args.args[-1]
 
 
-def reshard_rounds(spend, count):
+def reshard_buckets(spend, count):
     nothing = Direction((0, 0), ())
-    rounds = [Round(nothing, nothing)] * count
-    exchange = Exchange("leg", rounds, None, None, None, 2, torch.device("cpu"), progress_of_reshard())
+    buckets = [Bucket(nothing, nothing)] * count
+    exchange = Exchange("leg", buckets, None, None, None, 2, torch.device("cpu"), progress_of_reshard())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_to_all_single", lambda *_, **__: SimpleNamespace(wait=spend))
         exchange.run(Attempt())
@@ -240,7 +240,7 @@ KINDS = {
     "update_critic of FSDP": ("update_critic", fully_sharded(dp_critic.watched_forward_micro_batch, False, False)),
     "optimizer steps": ("update", optimizer_steps),
     "decode steps": ("rollout", decode_steps),
-    "rounds of a reshard": ("reshard", reshard_rounds),
+    "buckets of a reshard": ("reshard", reshard_buckets),
     "answers": ("reward", answers),
     "answers of prime": ("reward", answers_of_prime),
     "answers of a validation": ("driver", answers),

@@ -1,4 +1,4 @@
-"""What a round stages and says, on layouts written down by hand, in one process."""
+"""What a bucket stages and says, on layouts written down by hand, in one process."""
 
 from collections.abc import Sequence
 from unittest.mock import Mock
@@ -11,7 +11,7 @@ from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Exchange, Side, Staging, pack
 from post_training.reshard.failure import Attempt
 from post_training.reshard.plan import Plan, make_plan
-from post_training.reshard.schedule import ALIGNMENT, Round, schedule, shard_origins
+from post_training.reshard.schedule import ALIGNMENT, Bucket, schedule, shard_origins
 
 NAMES = ("bias", "norm", "scale")
 TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}
@@ -23,13 +23,13 @@ def plan_of(train: Sequence[list[Shard]], rollout: Sequence[list[Shard]], node_o
     return make_plan(train, rollout, lambda name: TYPES[name].itemsize, node_of)
 
 
-def rounds_of(plan: Plan, rank: int) -> list[Round]:
+def buckets_of(plan: Plan, rank: int) -> list[Bucket]:
     return schedule(plan.remote, 2, rank, 1, (shard_origins(HELD), shard_origins(HELD)))
 
 
 def test_elements_of_several_widths_are_aligned_in_their_stream() -> None:
     """Three elements of two bytes come first by name; four-byte elements behind them would begin at byte 6."""
-    (sends,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=0)
+    (sends,) = buckets_of(plan_of([HELD, []], [[], HELD]), rank=0)
     offsets = {HELD[chunk.shard].hf_name: chunk.start for chunk in sends.send.chunks}
     assert offsets == {"scale": 0, "bias": 12, "norm": 18}
     buffer = torch.empty(sends.send.size, dtype=torch.uint8)
@@ -40,9 +40,9 @@ def test_elements_of_several_widths_are_aligned_in_their_stream() -> None:
 def test_the_part_of_every_peer_begins_aligned() -> None:
     """Three elements of two bytes for rank 1; the four-byte ones for rank 2 would begin at byte 6."""
     plan = plan_of([[HELD[0], HELD[2]], [], []], [[], [HELD[0]], [HELD[2]]])
-    (round_,) = schedule(plan.remote, 3, 0, 1, (shard_origins([HELD[0], HELD[2]]), shard_origins([HELD[0]])))
-    assert round_.send.splits == (0, ALIGNMENT, ALIGNMENT)
-    assert [chunk.start for chunk in round_.send.chunks] == [0, ALIGNMENT]
+    (bucket,) = schedule(plan.remote, 3, 0, 1, (shard_origins([HELD[0], HELD[2]]), shard_origins([HELD[0]])))
+    assert bucket.send.splits == (0, ALIGNMENT, ALIGNMENT)
+    assert [chunk.start for chunk in bucket.send.chunks] == [0, ALIGNMENT]
 
 
 def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> None:
@@ -57,12 +57,12 @@ def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> 
     assert relaying.digest == plan_of([held, [], []], [[], held, held], [0, 1, 1]).digest
 
 
-@pytest.mark.parametrize("slots, rounds, held", [(1, 2, 1), (2, 1, 1), (2, 2, 2), (2, 0, 0)])
-def test_staging_has_a_buffer_for_each_round_in_flight(slots: int, rounds: int, held: int) -> None:
-    (sends,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=0)
-    (receives,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=1)
-    step = Round(sends.send, receives.receive)
-    staging = Staging([step] * rounds, slots, torch.device("cpu"))
+@pytest.mark.parametrize("slots, buckets, held", [(1, 2, 1), (2, 1, 1), (2, 2, 2), (2, 0, 0)])
+def test_staging_has_a_buffer_for_each_bucket_in_flight(slots: int, buckets: int, held: int) -> None:
+    (sends,) = buckets_of(plan_of([HELD, []], [[], HELD]), rank=0)
+    (receives,) = buckets_of(plan_of([HELD, []], [[], HELD]), rank=1)
+    step = Bucket(sends.send, receives.receive)
+    staging = Staging([step] * buckets, slots, torch.device("cpu"))
     assert [len(each) for each in (staging.send, staging.receive)] == [held, held]
     assert staging.bytes == held * (sends.send.size + receives.receive.size)
 
@@ -73,10 +73,10 @@ def no_answer(*_: object, **__: object) -> None:
 
 def test_how_far_a_rank_came_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_to_all_single", no_answer)
-    (step,) = rounds_of(plan_of([HELD, []], [[], HELD]), rank=1)
+    (step,) = buckets_of(plan_of([HELD, []], [[], HELD]), rank=1)
     side, attempt = Side(VALUES, HELD, TYPES), Attempt()
     exchange = Exchange("leg of the test", [step], side, side, Mock(dist.ProcessGroup), 1, torch.device("cpu"))
-    assert attempt.reached == "before the first round"
+    assert attempt.reached == "before the first bucket"
     with pytest.raises(RuntimeError, match="no answer"):
         exchange.run(attempt)
-    assert attempt.reached == "in round 1 of 1 of the leg of the test"
+    assert attempt.reached == "in bucket 1 of 1 of the leg of the test"
