@@ -86,7 +86,7 @@ def activate(pins: Pins | Path | None = None, lock_file: Path | None = None, sta
         pins = Pins.read(file, stack)
         lock_file = lock_file or file.with_name(pins.lock_name)
     pins.require_environment()
-    engine = Engine(make_plan(load(pins.rooms())), pins, lock_file or LOCK_FILE)
+    engine = Engine(make_plan(load(pins.patch_packages())), pins, lock_file or LOCK_FILE)
     _engine = engine
     engine.activate()
 

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     try:
         pins = Pins.read(options.pins, options.stack)
         options.lock = options.lock or options.pins.with_name(pins.lock_name)
-        return options.run(make_plan(load(pins.rooms())).patches, pins, options)
+        return options.run(make_plan(load(pins.patch_packages())).patches, pins, options)
     except OverlayError as error:
         print(error, file=sys.stderr)
         return 2
@@ -147,7 +147,7 @@ def _list(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
 
 
 def _explain(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
-    features = [each for each in load_features(pins.rooms()) if each.name == options.name]
+    features = [each for each in load_features(pins.patch_packages()) if each.name == options.name]
     exact = [patch for patch in patches if options.name in (patch.name, patch.label)]
     found = exact or [patch for patch in patches if options.name in patch.label and not features]
     if not found and not features:

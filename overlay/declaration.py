@@ -1,4 +1,4 @@
-"""How a patch is declared: one decorated function in a file of a patch room.
+"""How a patch is declared: one decorated function in a file of a patch package.
 
 The decorators record the patch and return the function unchanged, so that tests can call it directly. They import
 nothing of upstream. A target is written `package.module:Qualified.name`; for `before_import` and `provide` it is a

@@ -1,8 +1,8 @@
-"""Find and load the patch files of the patch rooms.
+"""Find and load the patch files of the patch packages.
 
-A patch file has a line that begins with one of the declaring decorators. Features are declared in a room's folder
-`features`. Everything else in a room is never imported from here, so a room may hold modules that are expensive to
-import.
+A patch file has a line that begins with one of the declaring decorators. Features are declared in the folder
+`features` of a patch package. Everything else there is never imported from here, so a patch package may hold modules
+that are expensive to import.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _DECLARING_LINES = tuple(f"\n@{prefix}{name}(" for name in DECORATORS for prefix
 _FEATURE = re.compile(r"^[A-Z]\w* = (overlay\.)?Feature\(", re.MULTILINE)
 
 
-def patch_files(rooms: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """The module name and the path of every patch file, room by room and then in the order of the paths."""
-    return _files(rooms, "", _declares)
+def patch_files(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """The module name and the path of every patch file, package by package and then in the order of the paths."""
+    return _files(packages, "", _declares)
 
 
-def load_features(rooms: Iterable[str]) -> list[Feature]:
-    """Import every file in the rooms' folders `features` that declares features, and return these in the order of the
-    paths and lines."""
+def load_features(packages: Iterable[str]) -> list[Feature]:
+    """Import every file in the folders `features` that declares features, and return these in the order of the paths
+    and lines."""
     found: dict[int, Feature] = {}
-    for module_name, _ in _files(rooms, "features", _declares_feature):
+    for module_name, _ in _files(packages, "features", _declares_feature):
         values = vars(importlib.import_module(module_name)).values()
         found.update({id(value): value for value in values if isinstance(value, Feature)})
     return list(found.values())
@@ -46,35 +46,35 @@ def load_middleware(names: Iterable[str]) -> list[Feature]:
     return [entry.feature for module, _, name in lists for entry in getattr(importlib.import_module(module), name)]
 
 
-def room_folders(room: str) -> list[Path]:
-    """The folders of a room, without importing it; none if the room does not exist."""
-    if "." in room:
-        raise ValueError(f"a patch room is a top-level folder, not {room!r}")
-    if room in sys.modules:
-        return [Path(entry) for entry in getattr(sys.modules[room], "__path__", [])]
-    spec = importlib.machinery.PathFinder.find_spec(room)
+def package_folders(package: str) -> list[Path]:
+    """The folders of a patch package, without importing it; none if it does not exist."""
+    if "." in package:
+        raise ValueError(f"a patch package is a top-level folder, not {package!r}")
+    if package in sys.modules:
+        return [Path(entry) for entry in getattr(sys.modules[package], "__path__", [])]
+    spec = importlib.machinery.PathFinder.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         return []
     return [Path(entry) for entry in spec.submodule_search_locations]
 
 
-def load(rooms: Iterable[str]) -> list[Patch]:
+def load(packages: Iterable[str]) -> list[Patch]:
     """Import every patch file and return what was declared, ordered by file and line, whatever was imported before."""
     positions: dict[str, int] = {}
-    for module_name, _ in patch_files(rooms):
+    for module_name, _ in patch_files(packages):
         importlib.import_module(module_name)
         positions[module_name] = len(positions)
     found = [patch for patch in declared() if patch.declared_in in positions]
     return sorted(found, key=lambda patch: (positions[patch.declared_in], patch.line))
 
 
-def _files(rooms: Iterable[str], below: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Path]]:
-    for room in rooms:
-        for folder in room_folders(room):
+def _files(packages: Iterable[str], below: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Path]]:
+    for package in packages:
+        for folder in package_folders(package):
             for file in sorted(_python_files(str(folder / below))):
                 with open(file, encoding="utf-8") as opened:
                     if wanted(opened.read()):
-                        yield _module_name(room, folder, Path(file)), Path(file)
+                        yield _module_name(package, folder, Path(file)), Path(file)
 
 
 def _python_files(folder: str) -> Iterator[str]:
@@ -91,6 +91,6 @@ def _declares(text: str) -> bool:
     return "overlay" in text and any(line in "\n" + text for line in _DECLARING_LINES)
 
 
-def _module_name(room: str, folder: Path, file: Path) -> str:
+def _module_name(package: str, folder: Path, file: Path) -> str:
     parts = file.relative_to(folder).with_suffix("").parts
-    return ".".join((room, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+    return ".".join((package, *(parts[:-1] if parts[-1] == "__init__" else parts)))

@@ -37,8 +37,8 @@ _COLUMNS = ("Target", "Kind", "Feature", "Why", "Upstream", "Remove when", "Swit
 
 
 def document(patches: Sequence[Patch], pins: Pins) -> str:
-    """The whole text: the features of the pins' rooms, then a section for each upstream with one row per patch."""
-    features, middleware = load_features(pins.rooms()), load_middleware(pins.middleware)
+    """The whole text: the features of the patch packages, then a section for each upstream with one row per patch."""
+    features, middleware = load_features(pins.patch_packages()), load_middleware(pins.middleware)
     stack, option = ("", "") if pins.is_default else (f" of the stack {pins.stack}", f" --stack {pins.stack}")
     parts = [
         _HEAD.format(stack=stack, option=option),

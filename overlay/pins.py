@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,14 @@ class StackError(OverlayError):
 
 @dataclass(frozen=True)
 class Upstream:
-    """One upstream: its packages, the room of its patches, and where the cluster's and the release's copies are.
+    """One upstream: its packages, its patch package, and where the cluster's and the release's copies are.
 
     `folder` is the folder of its repository that the packages lie in, such as `src`; empty for the repository's root.
     """
 
     name: str
     packages: tuple[str, ...]
-    room: str = ""
+    patch_package: str = ""
     repository: str = ""
     commit: str = ""
     reference: str = ""
@@ -143,9 +144,9 @@ class Pins:
                 f" without its patches"
             )
 
-    def rooms(self) -> list[str]:
-        """The names of the patch rooms, in the order of the file."""
-        return list(dict.fromkeys(upstream.room for upstream in self.upstreams if upstream.room))
+    def patch_packages(self) -> list[str]:
+        """The names of the patch packages, in the order of the file."""
+        return list(dict.fromkeys(upstream.patch_package for upstream in self.upstreams if upstream.patch_package))
 
     def of_module(self, module: str) -> Upstream | None:
         """The upstream that a module belongs to, or None."""
@@ -155,9 +156,11 @@ class Pins:
         return None
 
     def patched_packages(self) -> tuple[str, ...]:
-        """The packages in which copies of a patched object are looked for: upstreams with a room, and the rooms."""
-        patched = [upstream for upstream in self.upstreams if upstream.room]
-        return tuple(dict.fromkeys(name for upstream in patched for name in (*upstream.packages, upstream.room)))
+        """The packages in which copies of a patched object are looked for: patched upstreams, and patch packages."""
+        patched = [upstream for upstream in self.upstreams if upstream.patch_package]
+        return tuple(
+            dict.fromkeys(name for upstream in patched for name in (*upstream.packages, upstream.patch_package))
+        )
 
 
 def within(module: str, package: str) -> bool:
@@ -183,6 +186,16 @@ def _one_stack(tables: dict[str, Any]) -> Pins:
     return Pins(tuple(_upstream(name, table) for name, table in remaining.items()), accepted, generated, middleware)
 
 
+def _patch_package(name: str, table: dict[str, Any]) -> str:
+    """The key `patch_package` of an upstream, or `room`, its old name, which is accepted for one release."""
+    if "room" in table:
+        # Shown by default, unlike a DeprecationWarning: whoever reads it keeps the file.
+        warnings.warn(
+            f"the key room of {name} in the pins is now patch_package; rename it", FutureWarning, stacklevel=2
+        )
+    return str(table.get("patch_package", table.get("room", "")))
+
+
 def _upstream(name: str, table: dict[str, Any]) -> Upstream:
     release = (
         {"distribution": table["release"]["distribution"], "release": table["release"]["version"]}
@@ -192,7 +205,7 @@ def _upstream(name: str, table: dict[str, Any]) -> Upstream:
     return Upstream(
         name=name,
         packages=tuple(table["packages"]),
-        room=table.get("room", ""),
+        patch_package=_patch_package(name, table),
         folder=table.get("folder", ""),
         **table.get("cluster", {}),
         **release,

@@ -39,30 +39,30 @@ Example:
 TEXT
 }
 
-# Prints the package, the room and the commit of every upstream that has a room here, by tabs.
-rooms() {
+# Prints the package, the patch package and the commit of every upstream that is patched here, by tabs.
+patch_packages() {
     (cd "$project_root" && "$python" - <<'PROGRAM'
 from overlay.pins import Pins
 for upstream in Pins.read().upstreams:
-    if upstream.room and upstream.repository:
-        print(upstream.packages[0], upstream.room, upstream.cluster_label, sep="\t")
+    if upstream.patch_package and upstream.repository:
+        print(upstream.packages[0], upstream.patch_package, upstream.cluster_label, sep="\t")
 PROGRAM
     ) || fail "the pins cannot be read: see above."
 }
 
 # Sets `folders` to what is copied, and `packages` to the packages of CHECKOUT.
 choose() {
-    local rows name package room known=() wanted=()
-    rows=$(rooms)
+    local rows name package patches known=() wanted=()
+    rows=$(patch_packages)
     for name in "${only[@]}"; do
         wanted+=("${name//-/_}")
     done
     folders=(overlay post_training)
-    while IFS=$'\t' read -r package room _; do
+    while IFS=$'\t' read -r package patches _; do
         known+=("$package")
         [[ ! -d $into/$package ]] || packages+=("$package")
         ((${#wanted[@]} == 0)) || [[ " ${wanted[*]} " == *" $package "* ]] || continue
-        [[ ! -d $project_root/$room ]] || folders+=("$room")
+        [[ ! -d $project_root/$patches ]] || folders+=("$patches")
     done <<<"$rows"
     for name in "${wanted[@]}"; do
         [[ " ${known[*]} " == *" $name "* ]] || fail "--only $name: there are patches of ${known[*]}."

@@ -21,35 +21,35 @@ DURATIONS = Path(__file__).with_name("durations.json")
 MOST_SECONDS_OF_A_FILE = 4.0
 LEFT_OUT = ("slow", "exhaustive")
 NEEDS_CHECKOUTS = "upstream"
-"""The room whose tests are of checkouts, which a fast run cannot have."""
+"""The folder whose tests are of checkouts, which a fast run cannot have."""
 
 
 def file_of(item: pytest.Item) -> str:
     return item.path.relative_to(ROOT).as_posix()
 
 
-def room_of(file: str) -> str | None:
+def folder_of(file: str) -> str | None:
     """The folder of tests that a file belongs to; None for one that lies beside them."""
     parts = Path(file).parts
     return parts[1] if len(parts) > 2 else None
 
 
 def taken_files(files: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
-    """Those that cost little, and of a room where none does the cheapest."""
-    by_room: dict[str | None, set[str]] = defaultdict(set)
+    """Those that cost little, and of a folder where none does the cheapest."""
+    by_folder: dict[str | None, set[str]] = defaultdict(set)
     for file in files:
-        by_room[room_of(file)].add(file)
+        by_folder[folder_of(file)].add(file)
     taken: set[str] = set()
-    for room, all_of_it in by_room.items():
+    for folder, all_of_it in by_folder.items():
         cheap = {file for file in all_of_it if seconds.get(file, 0.0) <= MOST_SECONDS_OF_A_FILE}
-        taken |= cheap or ({min(all_of_it, key=lambda file: (seconds[file], file))} if room else set())
+        taken |= cheap or ({min(all_of_it, key=lambda file: (seconds[file], file))} if folder else set())
     return taken
 
 
 def split(items: list[pytest.Item], seconds: Mapping[str, float]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests that are in the tier, and the others."""
     plain = [item for item in items if not any(item.get_closest_marker(name) for name in LEFT_OUT)]
-    taken = taken_files({file_of(item) for item in plain if room_of(file_of(item)) != NEEDS_CHECKOUTS}, seconds)
+    taken = taken_files({file_of(item) for item in plain if folder_of(file_of(item)) != NEEDS_CHECKOUTS}, seconds)
     chosen, others = [], []
     for item in items:
         marked = any(item.get_closest_marker(name) for name in LEFT_OUT)

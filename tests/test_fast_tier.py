@@ -1,4 +1,4 @@
-"""The fast tier: what it takes, what it leaves out, and that no room is left out whole."""
+"""The fast tier: what it takes, what it leaves out, and that no folder is left out whole."""
 
 import json
 from types import SimpleNamespace
@@ -8,9 +8,9 @@ from tests.fast_tier import (
     MOST_SECONDS_OF_A_FILE,
     NEEDS_CHECKOUTS,
     ROOT,
+    folder_of,
     measured,
     merge,
-    room_of,
     split,
     taken_files,
 )
@@ -31,7 +31,7 @@ def test_what_is_slow_or_dear_or_needs_checkouts_is_left_out():
 
 def all_files() -> set[str]:
     files = {file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py")}
-    return {file for file in files if room_of(file) != NEEDS_CHECKOUTS}
+    return {file for file in files if folder_of(file) != NEEDS_CHECKOUTS}
 
 
 def test_the_tier_takes_three_minutes_of_two_processors_at_most():
@@ -40,8 +40,8 @@ def test_the_tier_takes_three_minutes_of_two_processors_at_most():
 
 
 def test_every_folder_has_tests_in_the_tier():
-    rooms = {room_of(file) for file in all_files()} - {None}
-    assert {room_of(file) for file in taken_files(all_files(), measured())} - {None} == rooms and len(rooms) > 10
+    folders = {folder_of(file) for file in all_files()} - {None}
+    assert {folder_of(file) for file in taken_files(all_files(), measured())} - {None} == folders and len(folders) > 10
 
 
 def test_folder_of_expensive_tests_gives_its_cheapest():

@@ -26,8 +26,8 @@ from overlay.pins import Pins, within
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PINS = Pins.read()
-ROOMS = tuple(room for room in PINS.rooms() if (REPOSITORY / room).is_dir())
-UPSTREAMS = tuple(package for upstream in PINS.upstreams if upstream.room for package in upstream.packages)
+PATCH_PACKAGES = tuple(each for each in PINS.patch_packages() if (REPOSITORY / each).is_dir())
+UPSTREAMS = tuple(package for upstream in PINS.upstreams if upstream.patch_package for package in upstream.packages)
 FOR_FEATURES = (
     *(f"overlay.{name}" for name in ("Feature", "Key", "ConfigurationError", "DeclarationError", "SettingsError")),
     "overlay.read_settings_from",
@@ -60,7 +60,7 @@ FORBIDDEN = [
 def lint(folder: Path) -> str:
     """What import-linter says of the packages in a folder, held against this repository's contracts."""
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo", "--config", SETTINGS]
-    # A room has no __init__.py: with the repository on the path too, its files there would count as well.
+    # A patch package has no __init__.py: with the repository on the path too, its files there would count as well.
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     ended = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=600)
     assert "Contracts:" in ended.stdout, ended.stdout + ended.stderr
@@ -73,7 +73,7 @@ def test_modules_import_each_other_in_no_cycle():
     A function that Ray runs elsewhere imports its own module there. The emulator is left out: its counters, engine and
     meters import each other when called.
     """
-    packages = ["overlay", "post_training", "verl_plugin", "rehearsal", "scripts", "benchmarks", *ROOMS]
+    packages = ["overlay", "post_training", "verl_plugin", "rehearsal", "scripts", "benchmarks", *PATCH_PACKAGES]
     found = grimp.build_graph(*packages, cache_dir=None, exclude_type_checking_imports=True)
     graph = networkx.DiGraph((by, of) for by in found.modules for of in found.find_modules_directly_imported_by(by))
     assert graph.number_of_nodes() > 500
@@ -82,7 +82,7 @@ def test_modules_import_each_other_in_no_cycle():
 
 def test_every_contract_is_broken_by_the_import_that_it_forbids(tmp_path):
     assert sorted(name for _, _, name in FORBIDDEN) == sorted(contract["name"] for contract in CONTRACTS)
-    packages = ["overlay", "post_training", "verl_plugin", "rehearsal", "scripts", "benchmarks", *ROOMS]
+    packages = ["overlay", "post_training", "verl_plugin", "rehearsal", "scripts", "benchmarks", *PATCH_PACKAGES]
     sources = [REPOSITORY / package for package in packages]
     sources += [
         folder for folder in (REPOSITORY / "npu_emulator" / "src").iterdir() if (folder / "__init__.py").exists()
@@ -161,7 +161,7 @@ def beyond_a_late_change(name: str, at_import: bool) -> bool:
 
 
 def heavy_in_patch_file(name: str, at_import: bool) -> bool:
-    return at_import and name.partition(".")[0] not in (*sys.stdlib_module_names, "overlay", *ROOMS)
+    return at_import and name.partition(".")[0] not in (*sys.stdlib_module_names, "overlay", *PATCH_PACKAGES)
 
 
 def test_overlay_imports_only_the_standard_library():
@@ -193,12 +193,12 @@ def test_post_training_imports_no_upstream_at_module_level_but_in_the_models_of_
 
 
 def test_model_code_is_imported_only_where_a_model_is_built():
-    found = [each for folder in (*ROOMS, "rehearsal", "scripts") for each in modules(folder)]
+    found = [each for folder in (*PATCH_PACKAGES, "rehearsal", "scripts") for each in modules(folder)]
     assert violations(found, lambda name, at_import: at_import and is_any(name, MODEL_CODE)) == []
 
 
 def test_patch_files_import_nothing_heavy_at_module_level():
-    found = list(patch_files(ROOMS))
+    found = list(patch_files(PATCH_PACKAGES))
     assert found and violations(found, heavy_in_patch_file) == []
 
 

@@ -9,7 +9,7 @@ from overlay.pins import Pins
 
 ROOT = Path(__file__).resolve().parents[1]
 PINS = Pins.read()
-PRODUCT = (*PINS.rooms(), "overlay", "post_training", "rehearsal", "scripts")
+PRODUCT = (*PINS.patch_packages(), "overlay", "post_training", "rehearsal", "scripts")
 VERSION = re.compile(r"(?P<section>sections? (?:[\d., and]|with)*)?(?<![\w.-])v?(?P<version>\d+\.\d+\.\d+)(?![\d.])")
 """Other releases ("since megatron-core 0.10") are named by two numbers; sections of papers may have three."""
 
@@ -47,4 +47,4 @@ def test_a_version_that_is_not_pinned_is_noticed():
 
 
 def test_no_feature_has_a_version_in_its_name():
-    assert [feature.name for feature in load_features(PINS.rooms()) if re.search(r"\d", feature.name)] == []
+    assert [feature.name for feature in load_features(PINS.patch_packages()) if re.search(r"\d", feature.name)] == []

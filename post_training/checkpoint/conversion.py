@@ -73,7 +73,7 @@ def run(conversion: Conversion, workers: int, say: Callable[[str], None]) -> Sum
         for name in damaged:
             say(f"{conversion.output / name}: damaged since it was written; it is written again")
         missing = [file for file in conversion.files if file.path not in kept]
-        _check_room(conversion, missing, workers, say)
+        _check_space(conversion, missing, workers, say)
         if not missing and manifest.complete and _marked(conversion):
             return _summary({}, kept, damaged)
         (conversion.output / conversion.marker.path).unlink(missing_ok=True)
@@ -201,7 +201,7 @@ def _verified(conversion: Conversion, manifest: Manifest, workers: int) -> tuple
     return kept, tuple(sorted(found.keys() - kept.keys()))
 
 
-def _check_room(conversion: Conversion, missing: list[OutputFile], workers: int, say: Callable[[str], None]) -> None:
+def _check_space(conversion: Conversion, missing: list[OutputFile], workers: int, say: Callable[[str], None]) -> None:
     """Raise CheckpointError if disk or memory cannot hold what is to be written."""
     needed = sum(file.space for file in missing) + conversion.marker.space
     disk = os.statvfs(conversion.output)

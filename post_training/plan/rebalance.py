@@ -41,12 +41,12 @@ def least_slot_steps(running: Iterable[int], ranks: int, sizes: Sequence[int] = 
     return sum(ranks * (bucket(most, sizes) if sizes else most) for most in fullest)
 
 
-def rebalance(counts: Sequence[int], sizes: Sequence[int], room: Sequence[int] | None = None) -> list[Move]:
+def rebalance(counts: Sequence[int], sizes: Sequence[int], headroom: Sequence[int] | None = None) -> list[Move]:
     """The fewest moves of sequences after which all ranks run the smallest graph that they can; none if that is the
     present one. Pure, so that every rank finds the same from the same counts.
 
-    counts: unfinished sequences by rank. sizes: of the graphs. room: sequences that a rank's KV cache can still take,
-    by rank; without it any number.
+    counts: unfinished sequences by rank. sizes: of the graphs. headroom: sequences that the KV cache can still
+    take, by rank; without it any number.
 
     With counts 5, 1, 0 and graphs of 1, 2 and 8, two sequences per rank are enough: rank 0 gives two to rank 2, and one
     to rank 1.
@@ -57,8 +57,8 @@ def rebalance(counts: Sequence[int], sizes: Sequence[int], room: Sequence[int] |
             break
         surplus = {rank: count - size for rank, count in enumerate(counts) if count > size}
         free = {rank: size - count for rank, count in enumerate(counts) if count < size}
-        if room is not None:
-            free = {rank: min(places, room[rank]) for rank, places in free.items()}
+        if headroom is not None:
+            free = {rank: min(places, headroom[rank]) for rank, places in free.items()}
         if sum(surplus.values()) <= sum(free.values()):
             return _paired(surplus, free)
     return []

@@ -73,8 +73,8 @@ def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Fin
 def tree_hash(root: Path) -> str:
     """A hash over every Python and YAML file of the overlay."""
     total = hashlib.sha256()
-    for room in ("overlay", *sorted(Pins.read().rooms())):
-        for path in sorted((root / room).rglob("*")):
+    for package in ("overlay", *sorted(Pins.read().patch_packages())):
+        for path in sorted((root / package).rglob("*")):
             if path.suffix in (".py", ".yaml", ".patch", ".toml"):
                 total.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return total.hexdigest()[:16]

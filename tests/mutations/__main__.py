@@ -136,15 +136,15 @@ def try_all(console: Console, faults: Sequence[Fault], limit_s: float) -> dict[F
 
 
 def print_shares(console: Console, verdicts: dict[Fault, Verdict]) -> float:
-    """Print the share of noticed faults by room; returns the share of all."""
-    by_room: dict[str, list[bool]] = defaultdict(list)
+    """Print the share of noticed faults by area; returns the share of all."""
+    by_area: dict[str, list[bool]] = defaultdict(list)
     for fault, verdict in verdicts.items():
-        by_room[fault.room].append(verdict.outcome.counts_as_noticed)
-    table = Table("room", "noticed", "planted", "share")
-    rows = sorted(by_room.items())
-    everything = [noticed for room in by_room.values() for noticed in room]
-    for room, noticed in (*rows, ("all", everything)):
-        table.add_row(room, str(sum(noticed)), str(len(noticed)), f"{sum(noticed) / len(noticed):.0%}")
+        by_area[fault.area].append(verdict.outcome.counts_as_noticed)
+    table = Table("area", "noticed", "planted", "share")
+    rows = sorted(by_area.items())
+    everything = [noticed for area in by_area.values() for noticed in area]
+    for area, noticed in (*rows, ("all", everything)):
+        table.add_row(area, str(sum(noticed)), str(len(noticed)), f"{sum(noticed) / len(noticed):.0%}")
     console.print(table)
     return sum(everything) / len(everything)
 

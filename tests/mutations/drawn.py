@@ -15,7 +15,7 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 
 from tests.mutations.fault import ROOT, Fault, FaultError
-from tests.mutations.selection import ROOMS, tiers
+from tests.mutations.selection import AREAS, tiers
 
 # Operators that need arguments of their own, and those that hardly ever change what a program does: small integers,
 # strings and None are one object each, so that `==` and `is` agree on them.
@@ -51,7 +51,7 @@ def draw(count: int, seed: int, root: Path = ROOT) -> list[Fault]:
 
 def _files(root: Path) -> list[str]:
     listed = subprocess.run(
-        ["git", "ls-files", *ROOMS], cwd=root, check=True, capture_output=True, text=True
+        ["git", "ls-files", *AREAS], cwd=root, check=True, capture_output=True, text=True
     ).stdout.splitlines()
     return sorted(file for file in listed if file.endswith(".py") and (root / file).is_file())
 

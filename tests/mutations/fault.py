@@ -29,7 +29,7 @@ class Fault:
     tiers: tuple[tuple[str, ...], ...]
 
     @property
-    def room(self) -> str:
+    def area(self) -> str:
         """The top folder that the changed file belongs to."""
         return self.file.partition("/")[0]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tests.fast_tier import MOST_SECONDS_OF_A_FILE, measured
 
-# What is asked where the tests beside a file notice nothing, by the room that the file belongs to.
+# What is asked where the tests beside a file notice nothing, by the area that the file belongs to.
 _SWITCHES = "tests/overlay/test_real_switches.py"
-ROOMS: dict[str, tuple[str, ...]] = {
+AREAS: dict[str, tuple[str, ...]] = {
     "overlay": ("tests/overlay",),
     "megatron_patches": ("tests/megatron_patches", _SWITCHES, "tests/worker_processes"),
     "mindspeed_patches": ("tests/mindspeed_patches", _SWITCHES),
@@ -47,9 +47,9 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
 
     First the test of the same name, the tests that name the module, the demonstrations of the patches and the
     document of the keys in it, what looks at every program where it is one, and what looks at every file; then the
-    folder that mirrors the file's, then what the whole room is tested by. A tier that holds nothing new is left out.
+    folder that mirrors the file's, then what the whole area is tested by. A tier that holds nothing new is left out.
     Where no test names a module, the nearest are that folder and those that hold the names that the module defines,
-    beside demonstrations and document. Where that is nothing at all, they are those of the room that cost little.
+    beside demonstrations and document. Where that is nothing at all, they are those of the area that cost little.
     """
     path = Path(file)
     source = (root / path).read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     named, mirrored = {str(test) for test in _same_name(path, root)} | set(_naming(path, root)), _mirrored(path, root)
     near |= named or {*mirrored, *_using(path, root, mirrored)}
     near = near or set(_cheap(root / "tests" / path.parts[0], root))
-    candidates = ((*sorted(near), *_EVERY_FILE), mirrored, ROOMS[path.parts[0]])
+    candidates = ((*sorted(near), *_EVERY_FILE), mirrored, AREAS[path.parts[0]])
     found: list[tuple[str, ...]] = []
     for tier in candidates:
         tier = tuple(selector for selector in tier if (root / selector).exists())
@@ -76,7 +76,7 @@ def _folder(path: Path) -> Path:
 
 
 def _same_name(path: Path, root: Path) -> list[Path]:
-    """The test of the same name: in the folder that mirrors the file's, and in those above it up to the room's. In the
+    """The test of the same name: in the folder that mirrors the file's, and in those above it up to the area's. In the
     first one its name may go on."""
     folder = _folder(path)
     found = sorted(each.relative_to(root) for each in (root / folder).glob(f"test_{path.stem}_*.py"))
@@ -88,7 +88,7 @@ def _same_name(path: Path, root: Path) -> list[Path]:
 
 
 def _mirrored(path: Path, root: Path) -> tuple[str, ...]:
-    """The nearest folder of tests above a file's mirror that holds a test; nothing where that is the whole room."""
+    """The nearest folder of tests above a file's mirror that holds a test; nothing where that is the whole area."""
     folder = _folder(path)
     while len(folder.parts) > 2:
         if (root / folder).is_dir() and any((root / folder).rglob("test_*.py")):

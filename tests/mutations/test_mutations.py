@@ -204,7 +204,7 @@ def test_a_module_that_no_test_names_is_near_to_those_that_hold_its_names():
     assert "tests/npu_emulator/test_profiler.py" in nearest
 
 
-def test_a_module_whose_names_no_test_holds_is_near_to_what_costs_little_in_its_room(tmp_path):
+def test_untested_module_is_near_the_cheap_tests_of_its_folder(tmp_path):
     for name in ("test_cheap.py", "test_dear.py"):
         (tmp_path / "tests" / "overlay").mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / "overlay" / name).touch()

@@ -103,6 +103,6 @@ def make_room(state: dict) -> list[bool]:
     return [*fits, bool(weight.min() == 1)]
 
 
-def test_what_sleeps_leaves_its_room_to_others():
+def test_sleeping_pool_leaves_its_memory_to_others():
     with DeviceProcess(NPU_EMULATOR_NODE=f"test-{uuid.uuid4().hex}", NPU_EMULATOR_CAPACITY_MB="64") as process:
         assert process(make_room) == [False, True, True]

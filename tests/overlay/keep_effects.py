@@ -11,6 +11,6 @@ from tests.demonstrations import EFFECTS, all_switched_on, demonstrations
 from verl_patches.features import settings
 
 settings._current = all_switched_on()
-patches = load(Pins.read().rooms())
+patches = load(Pins.read().patch_packages())
 found = {patch.label: repr(demonstrations()[patch.label](patch.body)) for patch in patches}
 EFFECTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -34,7 +34,7 @@ NEEDS_PATCHES = "cannot be imported without the patches"
 REJECTED = (TOO_LATE, NEEDS_PATCHES)
 RANDOM_ORDERS = 200
 PINS = Pins.read()
-PATCHES = load(PINS.rooms())
+PATCHES = load(PINS.patch_packages())
 PATCHED = PINS.patched_packages()
 # An upstream without a release in a package index, such as MindSpeed, is not installed here.
 MODULES = sorted(

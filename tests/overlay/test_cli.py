@@ -14,7 +14,7 @@ from overlay.pins import Pins, Upstream
 PINS = """
 [acme]
 packages = ["acme"]
-room = "acme_patches"
+patch_package = "acme_patches"
 release = { distribution = "acme", version = "1.0" }
 cluster = { repository = "https://host/acme", commit = "1234567890abcdef", reference = "v1" }
 [other]
@@ -22,7 +22,7 @@ packages = ["other"]
 cluster = { repository = "https://host/other", commit = "abcdef1234567890" }
 [absent]
 packages = ["absent"]
-room = "absent_patches"
+patch_package = "absent_patches"
 cluster = { version = "3" }
 """
 FEATURE = """
@@ -66,7 +66,7 @@ def project(bench, monkeypatch, capsys):
             "acme/user.py": "from acme.core import f\n",
             "acme_patches/features/doubling.py": FEATURE,
             "acme_patches/core.py": PATCHES,
-            "acme_patches/plain.py": "raise RuntimeError('a room may hold what nobody imports from here')\n",
+            "acme_patches/plain.py": "raise RuntimeError('a patch package may hold what nobody imports from here')\n",
         }
     )
     (bench.folder / "pins.toml").write_text(PINS)
@@ -328,11 +328,11 @@ STACKS = """
 default_stack = "old"
 [stack.old.acme]
 packages = ["acme"]
-room = "acme_patches"
+patch_package = "acme_patches"
 release = { distribution = "acme", version = "1.0" }
 [stack.new.acme]
 packages = ["acme"]
-room = "acme_plugin"
+patch_package = "acme_plugin"
 release = { distribution = "acme", version = "2.0" }
 """
 PLUGIN = """

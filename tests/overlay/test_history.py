@@ -193,9 +193,9 @@ def test_progress_said_while_a_step_takes_long(monkeypatch, capsys):
 @pytest.fixture
 def command(repository, monkeypatch, capsys):
     """`python -m overlay` on the throw-away upstream: its exit code, output and error output."""
-    bare = tuple(replace(upstream, room="") for upstream in PINNED.upstreams)
+    bare = tuple(replace(upstream, patch_package="") for upstream in PINNED.upstreams)
     monkeypatch.setattr(cli.Pins, "read", lambda *_: replace(PINNED, upstreams=bare))
-    monkeypatch.setattr(cli, "load", lambda rooms: repository.patches[:3])
+    monkeypatch.setattr(cli, "load", lambda packages: repository.patches[:3])
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = cli.main(["bisect", "--upstream", f"acme={repository.folder}", *arguments])

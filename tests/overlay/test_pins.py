@@ -12,7 +12,7 @@ default_stack = "old"
 accept_drift = ["acme.core:f"]
 [stack.old.acme]
 packages = ["acme"]
-room = "acme_patches"
+patch_package = "acme_patches"
 release = { distribution = "acme", version = "1.0" }
 [stack.old.maths]
 packages = ["maths"]
@@ -20,11 +20,11 @@ cluster = { version = "3.0.post1" }
 release = { distribution = "maths", version = "3.0" }
 [stack.new.acme]
 packages = ["acme"]
-room = "acme_plugin"
+patch_package = "acme_plugin"
 release = { distribution = "acme", version = "2.0" }
 [stack.new.other]
 packages = ["other"]
-room = "acme_plugin"
+patch_package = "acme_plugin"
 [stack.new.maths]
 packages = ["maths"]
 release = { distribution = "maths", version = "3.0" }
@@ -44,7 +44,7 @@ def test_every_key_of_a_pins_file_has_its_place(tmp_path):
     acme = Upstream(
         name="acme",
         packages=("acme", "acme_extra"),
-        room="acme_patches",
+        patch_package="acme_patches",
         repository="https://host/acme",
         commit="1234567890abcdef",
         reference="v1",
@@ -56,7 +56,11 @@ def test_every_key_of_a_pins_file_has_its_place(tmp_path):
     pins = Pins.read(file)
     generated = (Generator("acme_tools.table", "../table.md"), Generator("acme_tools.own"))
     assert pins == Pins((acme, other), ("acme.core:f",), generated, ("acme_loop:STEPS",))
-    assert pins.rooms() == ["acme_patches"] and pins.patched_packages() == ("acme", "acme_extra", "acme_patches")
+    assert pins.patch_packages() == ["acme_patches"] and pins.patched_packages() == (
+        "acme",
+        "acme_extra",
+        "acme_patches",
+    )
     assert pins.of_module("acme_extra.x") == acme and pins.of_module("other.deep") == other
     assert pins.of_module("other") is None and pins.of_module("acmes") is None
 
@@ -81,6 +85,13 @@ def test_what_is_installed_is_named_by_its_distribution():
 
     assert installed("pytest") == f"pytest {pytest.__version__}" and installed("") == "version unknown"
     assert installed("no-such-thing").startswith("no-such-thing without version")
+
+
+def test_old_key_of_the_patch_package_is_accepted(tmp_path):
+    file = tmp_path / "pins.toml"
+    file.write_text('[acme]\npackages = ["acme"]\nroom = "acme_patches"\n')
+    with pytest.warns(FutureWarning, match="the key room of acme in the pins is now patch_package; rename it"):
+        assert Pins.read(file).patch_packages() == ["acme_patches"]
 
 
 def test_an_unknown_key_a_missing_package_list_or_no_file_is_an_error(tmp_path):
@@ -118,7 +129,7 @@ def test_a_stack_is_read_by_name_and_else_the_default(stacks):
     assert old == stacks("old") and (old.stack, new.stack) == ("old", "new")
     assert (old.accept_drift, new.accept_drift) == (("acme.core:f",), ())
     assert old.of_module("acme.x").release == "1.0" and new.of_module("acme.x").release == "2.0"
-    assert (old.rooms(), new.rooms()) == (["acme_patches"], ["acme_plugin"])
+    assert (old.patch_packages(), new.patch_packages()) == (["acme_patches"], ["acme_plugin"])
     assert new.patched_packages() == ("acme", "acme_plugin", "other")
     assert (old.lock_name, new.lock_name) == ("fingerprints.lock.json", "fingerprints.new.lock.json")
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from overlay.discovery import load, patch_files, room_folders
+from overlay.discovery import load, package_folders, patch_files
 from tests.overlay.conftest import REPOSITORY
 
 PATCH = """
@@ -47,7 +47,7 @@ def test_only_files_that_declare_are_loaded_and_in_the_order_of_paths(acme):
     acme.write({"acme_patches/a/deep.py": "import overlay\n@overlay.wrap('acme.core:f', **{})\ndef f(): ..."})
     (acme.folder / "acme_patches/linked").symlink_to(acme.folder / "acme_patches/a")
     assert [name for name, _ in patch_files(["acme_patches"])] == ["acme_patches.a.deep", "acme_patches.core"]
-    assert room_folders("absent_patches") == [] and list(patch_files(["absent_patches"])) == []
+    assert package_folders("absent_patches") == [] and list(patch_files(["absent_patches"])) == []
 
 
 def test_the_order_of_patches_does_not_depend_on_what_was_imported_first(acme):

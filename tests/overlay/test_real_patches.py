@@ -13,7 +13,7 @@ import pytest
 from overlay import check as checking
 from overlay.declaration import MODULE_KINDS
 from overlay.definitions import find_definition
-from overlay.discovery import load, patch_files, room_folders
+from overlay.discovery import load, package_folders, patch_files
 from overlay.documentation import DOCUMENT, DRAFTS, document
 from overlay.drift import depends_on
 from overlay.lock import Lock
@@ -24,10 +24,10 @@ from tests.overlay import mutations, restating, standing
 from tests.overlay.conftest import REPOSITORY
 
 PINS = Pins.read()
-PATCHES = make_plan(load(PINS.rooms())).patches
+PATCHES = make_plan(load(PINS.patch_packages())).patches
 # The stack 2026, whose upstreams are not installed beside those: what can be said without them.
 LATER_PINS = Pins.read(stack="2026")
-LATER_PATCHES = make_plan(load(LATER_PINS.rooms())).patches
+LATER_PATCHES = make_plan(load(LATER_PINS.patch_packages())).patches
 NAMED = [pytest.param(patch, id=patch.label) for patch in PATCHES]
 LATER = [pytest.param(patch, id=patch.label) for patch in LATER_PATCHES]
 CHANGED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.target in depends_on(patch)]
@@ -50,12 +50,15 @@ def source_of(module):
 def test_a_patch_lies_where_its_target_does(patch):
     if patch.kind in MODULE_KINDS:
         pytest.skip("it belongs to a module and not to a place in it")
-    room, _, place = patch.declared_in.partition(".")
+    package, _, place = patch.declared_in.partition(".")
     mirrored = [
-        f"{package}.{place}" for upstream in PINS.upstreams if upstream.room == room for package in upstream.packages
+        f"{each}.{place}"
+        for upstream in PINS.upstreams
+        if upstream.patch_package == package
+        for each in upstream.packages
     ]
-    if not PINS.of_module(patch.module).room:
-        assert mirrored, "what belongs to an upstream without a room lies where the need for it is"
+    if not PINS.of_module(patch.module).patch_package:
+        assert mirrored, "what belongs to an unpatched upstream lies where the need for it is"
     else:
         assert any(within(place, patch.module) for place in mirrored), f"it should be at one of {mirrored}"
 
@@ -110,7 +113,9 @@ def test_locks_have_every_release_of_later_patches():
 
 
 def test_the_lock_is_current_for_what_is_installed():
-    releases = [(each, each.release, sources_of(each.name)) for each in PINS.upstreams if each.room and each.release]
+    releases = [
+        (each, each.release, sources_of(each.name)) for each in PINS.upstreams if each.patch_package and each.release
+    ]
     if any(sources is None or f" {upstream.release} " not in sources.origin for upstream, _, sources in releases):
         pytest.skip("not all pinned releases are installed here")
     old = Lock.read()
@@ -119,7 +124,9 @@ def test_the_lock_is_current_for_what_is_installed():
 
 
 def test_the_check_of_what_is_installed_is_clean():
-    if any(sources_of(upstream.name) is None for upstream in PINS.upstreams if upstream.room and upstream.release):
+    if any(
+        sources_of(upstream.name) is None for upstream in PINS.upstreams if upstream.patch_package and upstream.release
+    ):
         pytest.skip("not all upstreams are installed here")
     command = [sys.executable, "-m", "overlay", "check", "--json"]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
@@ -172,8 +179,8 @@ def test_no_patch_restates_its_target(patch):
 
 def test_no_patch_file_restates_the_module_it_mirrors():
     compared = 0
-    for upstream in (each for each in PINS.upstreams if each.room and sources_of(each.name)):
-        for folder in room_folders(upstream.room):
+    for upstream in (each for each in PINS.upstreams if each.patch_package and sources_of(each.name)):
+        for folder in package_folders(upstream.patch_package):
             for file in folder.rglob("*.py"):
                 place = ".".join(file.relative_to(folder).with_suffix("").parts)
                 for module in (f"{package}.{place}" for package in upstream.packages):
@@ -205,7 +212,7 @@ def missing_types(source: str) -> list[str]:
     missing = []
     for node in (node for branch in branches for node in branch.body if isinstance(node, ast.ImportFrom)):
         upstream = PINS.of_module(node.module)
-        if upstream and upstream.room and (sources := sources_of(upstream.name)):
+        if upstream and upstream.patch_package and (sources := sources_of(upstream.name)):
             tree = ast.parse(sources.text(node.module) or b"")
             names = [alias.name for alias in node.names if find_definition(tree, alias.name) is None]
             missing += [f"{node.module}.{name}" for name in names]
@@ -213,7 +220,7 @@ def missing_types(source: str) -> list[str]:
 
 
 def test_upstream_has_the_types_of_the_patches():
-    files = {file: file.read_text() for _, file in patch_files(PINS.rooms())}
+    files = {file: file.read_text() for _, file in patch_files(PINS.patch_packages())}
     assert sum("if TYPE_CHECKING:" in source for source in files.values()) > 20
     assert {str(file): missing for file, source in files.items() if (missing := missing_types(source))} == {}
 

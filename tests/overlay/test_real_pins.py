@@ -15,7 +15,7 @@ def test_the_real_pins_name_every_upstream_once():
     pins = Pins.read()
     names = {upstream.name for upstream in pins.upstreams}
     assert {"verl", "vllm", "vllm-ascend", "megatron-lm", "mindspeed", "mindspeed-llm", "torch"} <= names
-    assert pins.rooms() == [
+    assert pins.patch_packages() == [
         "verl_patches",
         "vllm_patches",
         "vllm_ascend_patches",
@@ -41,7 +41,7 @@ def test_the_stacks_pin_no_release_in_common():
     assert not {(each.distribution, each.release) for each in old.upstreams if each.release} & {
         (each.distribution, each.release) for each in new.upstreams if each.release
     }
-    assert not {*old.rooms()} & {*new.rooms()}
+    assert not {*old.patch_packages()} & {*new.patch_packages()}
 
 
 @pytest.mark.parametrize("stack", ["2025", "2026"])

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_packages(wheel):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    rooms = {"overlay", "post_training", "rehearsal", *(path.name for path in ROOT.glob("*_patches"))}
-    wanted = {name for name in listed if name.partition("/")[0] in rooms and name != "verl_patches/scripts"}
+    packages = {"overlay", "post_training", "rehearsal", *(path.name for path in ROOT.glob("*_patches"))}
+    wanted = {name for name in listed if name.partition("/")[0] in packages and name != "verl_patches/scripts"}
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert wanted and held == wanted

@@ -24,7 +24,7 @@ def small_disk():
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_disk_with_room_is_not_full(small_disk, tmp_path):
+def test_disk_with_space_is_not_full(small_disk, tmp_path):
     assert describe_full_disk([small_disk / "not" / "made", tmp_path]) is None
 
 

@@ -28,7 +28,7 @@ def rehearsed(tmp_path_factory) -> tuple[Path, list[dict[str, float]]]:
 def test_the_reward_rises_with_the_patches_that_say_that_a_rehearsal_executes_them(rehearsed):
     output, steps = rehearsed
     assert rise(steps) > NOISE
-    declared = {patch.label for patch in load(Pins.read().rooms()) if patch.evidence == "executed"}
+    declared = {patch.label for patch in load(Pins.read().patch_packages()) if patch.evidence == "executed"}
     assert set(read_executed(output)) == declared
 
 

@@ -28,12 +28,12 @@ SERIES_PATCH = """--- a/vllm_ascend/core.py
 PINS = """
 [verl]
 packages = ["verl"]
-room = "verl_patches"
+patch_package = "verl_patches"
 cluster = {{ repository = "{folder}/verl", commit = "{commit}" }}
 
 [vllm-ascend]
 packages = ["vllm_ascend"]
-room = "vllm_ascend_patches"
+patch_package = "vllm_ascend_patches"
 cluster = {{ repository = "{folder}/vllm-ascend", reference = "v1" }}
 """
 

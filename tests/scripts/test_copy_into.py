@@ -87,7 +87,7 @@ def fork(tmp_path_factory) -> Path:
 
 def clean(folder: Path) -> bool:
     """Whether git finds nothing changed, and no folder of ours is left either."""
-    ours = [folder / each for each in ("overlay", "post_training", ".overlay_copy", *Pins.read().rooms())]
+    ours = [folder / each for each in ("overlay", "post_training", ".overlay_copy", *Pins.read().patch_packages())]
     return git(folder, "status", "--porcelain", "--ignored") == "" and not any(each.exists() for each in ours)
 
 
@@ -106,7 +106,7 @@ def test_a_fork_gets_everything_twice_the_same_and_is_as_it_was_after_an_undo(fo
     assert "ascend = vllm_ascend:register" in (metadata / "entry_points.txt").read_text()
     # What the guide names, beside the fork's own scripts.
     named = set(re.findall(r"`(\w+)/`", SECTION))
-    assert named >= {"overlay", "scripts", *(room for room in Pins.read().rooms() if (ROOT / room).is_dir())}
+    assert named >= {"overlay", "scripts", *(each for each in Pins.read().patch_packages() if (ROOT / each).is_dir())}
     assert all((fork / name).is_dir() for name in named) and (fork / "scripts/theirs.sh").is_file()
     assert (fork / "verl_patches/scripts/plan.py").is_file(), "the recipe's folder of scripts is a link"
     used = run_in(fork, f"{PRELUDE}; import overlay; print(overlay.__file__)")
@@ -148,22 +148,22 @@ def test_a_checkout_that_does_not_fit_or_has_something_in_the_way_stays_as_it_is
 
 
 @pytest.mark.parametrize(
-    ("packages", "only", "lines", "room"),
+    ("packages", "only", "lines", "patches"),
     [
         (["megatron"], "megatron", "import megatron.core.packed_seq_params", "megatron_patches"),
         pytest.param(["vllm"], "vllm", "import vllm.utils", "vllm_patches", marks=pytest.mark.exhaustive),
     ],
 )
-def test_one_patch_package_can_be_activated_alone(tmp_path, packages, only, lines, room):
+def test_one_patch_package_can_be_activated_alone(tmp_path, packages, only, lines, patches):
     folder = checkout(tmp_path, *packages)
     copy_into(folder, "--only", only)
-    rooms = [each for each in Pins.read().rooms() if (folder / each).exists()]
-    assert sorted(rooms) == sorted(["verl_patches", room]), "features lie with verl's"
+    found = [each for each in Pins.read().patch_packages() if (folder / each).exists()]
+    assert sorted(found) == sorted(["verl_patches", patches]), "features lie with verl's"
     assert [path.name for path in (folder / "verl_patches").iterdir()] == ["features"]
     assert list((folder / "scripts").iterdir()) == [folder / "scripts/theirs.sh"]
     file, applied, *pending = run_in(folder, ACTIVATE.format(lines=lines)).splitlines()[-1].split()
     assert file == str(folder / "overlay/__init__.py") and int(applied) >= 1
-    assert set(pending) <= {*packages, "torch", "apex"}, "no other room's patches"
+    assert set(pending) <= {*packages, "torch", "apex"}, "no other package's patches"
     copy_into(folder, "--undo")
     assert clean(folder)
 

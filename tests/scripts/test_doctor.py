@@ -280,11 +280,11 @@ def test_the_hash_of_the_overlay_follows_its_files(tmp_path):
     before = tree_hash(tmp_path)
     (tmp_path / "overlay" / "a.py").write_text("1")
     assert tree_hash(tmp_path) != before == tree_hash(Path("/no/such"))
-    for room in ROOT.glob("*_patches"):
-        (tmp_path / room.name).mkdir()
+    for package in ROOT.glob("*_patches"):
+        (tmp_path / package.name).mkdir()
         before = tree_hash(tmp_path)
-        (tmp_path / room.name / "a.py").touch()
-        assert tree_hash(tmp_path) != before, room
+        (tmp_path / package.name / "a.py").touch()
+        assert tree_hash(tmp_path) != before, package
 
 
 def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):

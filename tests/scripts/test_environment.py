@@ -97,14 +97,14 @@ class Machine:
         self.stub("python3.11", PYTHON_STUB)
         self.stub("called", CALLED_STUB)
         self.stub("c++", "#!/bin/bash\nexit 0\n")
-        self.leave_room(10**6)
+        self.leave_space(10**6)
 
     def stub(self, name: str, text: str) -> None:
         path = self.tools / name
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IEXEC)
 
-    def leave_room(self, megabytes: int) -> None:
+    def leave_space(self, megabytes: int) -> None:
         """Lets the disk have so much left, whatever there really is."""
         self.stub("df", f"#!/bin/bash\nprintf '%s\\n' Avail {megabytes}\n")
 
@@ -176,18 +176,18 @@ def test_set_up_says_what_it_takes_before_it_starts(machine, stack):
 
 
 @pytest.mark.parametrize("stack", ["2025", "2026"])
-def test_disk_without_room_stops_before_anything_is_made(machine, stack):
-    machine.leave_room(1234)
+def test_full_disk_stops_before_anything_is_made(machine, stack):
+    machine.leave_space(1234)
     folder = machine.root / (".venv" if stack == "2025" else ".venv-2026")
     done = machine.run(stack=stack)
     assert rejected(done, f"{folder} takes 9.", " GB, and its disk has 1.2 GB left: make room there")
     assert not folder.exists() and machine.take_calls() == []
 
 
-def test_room_of_packages_that_are_replaced_counts(machine):
+def test_space_of_replaced_packages_counts(machine):
     assert machine.run().returncode == 0
     (machine.root / "requirements" / "runtime.lock").write_text("other\n")
-    machine.leave_room(1234)
+    machine.leave_space(1234)
     (machine.tools / "du").unlink()
     machine.stub("du", "#!/bin/bash\nprintf '9000\\t.venv\\n'\n")
     assert machine.run().returncode == 0

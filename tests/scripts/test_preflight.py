@@ -92,7 +92,7 @@ def test_data_without_a_column_for_the_reward_is_found(tmp_path, inputs, job):
     assert code == 1 and "reward_model" in stages["checks"][1]
 
 
-def test_a_disk_without_room_for_checkpoints_is_found(tmp_path, job, monkeypatch):
+def test_disk_too_small_for_checkpoints_is_found(tmp_path, job, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
     code, stages = look(tmp_path, job)

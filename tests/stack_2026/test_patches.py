@@ -19,7 +19,7 @@ from tests.overlay import mutations, restating
 from tests.overlay.conftest import REPOSITORY
 
 PINS = Pins.read(stack="2026")
-PATCHES = make_plan(load(PINS.rooms())).patches
+PATCHES = make_plan(load(PINS.patch_packages())).patches
 LOCK = PINS_FILE.with_name(PINS.lock_name)
 NAMED = pytest.mark.parametrize("patch", [pytest.param(patch, id=patch.label) for patch in PATCHES])
 

@@ -4,5 +4,5 @@ from overlay import Feature
 from overlay.discovery import load_features
 from overlay.pins import Pins
 
-FEATURES: tuple[Feature, ...] = tuple(load_features(Pins.read().rooms()))
+FEATURES: tuple[Feature, ...] = tuple(load_features(Pins.read().patch_packages()))
 """In the order of their files."""

@@ -43,7 +43,7 @@ def named_architectures(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "room",
+    "area",
     [
         "megatron_patches",
         "mindspeed_patches",
@@ -54,8 +54,8 @@ def named_architectures(folder: Path) -> list[str]:
         "vllm_patches",
     ],
 )
-def test_no_patch_tool_or_check_names_an_architecture(room):
-    assert named_architectures(ROOT / room) == []
+def test_no_patch_tool_or_check_names_an_architecture(area):
+    assert named_architectures(ROOT / area) == []
 
 
 def test_only_the_folder_of_the_families_names_them():

@@ -176,7 +176,7 @@ def test_a_critic_has_weights_and_moments_of_its_own(capsys, tmp_path, size):
     assert found["phases"]["update_critic"] > found["weights"] + found["optimizer"] + critic + 4 * parameters
 
 
-def test_a_critic_that_is_moved_to_the_host_leaves_room(capsys, tmp_path):
+def test_critic_on_the_host_frees_device_memory(capsys, tmp_path):
     away = [f"critic.model.fsdp_config.{name}_offload=true" for name in ("param", "optimizer")]
     _, resident = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", *GAE)
     _, moved = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", *GAE, *away)

@@ -24,15 +24,15 @@ def after(counts: list[int], moves: list[Move]) -> list[int]:
 
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=9), SIZES, st.data())
 def test_the_smallest_reachable_graph_by_the_fewest_moves(counts, sizes, data):
-    room = data.draw(st.none() | st.lists(st.integers(0, 64), min_size=len(counts), max_size=len(counts)))
-    moves = rebalance(counts, sizes, room)
+    headroom = data.draw(st.none() | st.lists(st.integers(0, 64), min_size=len(counts), max_size=len(counts)))
+    moves = rebalance(counts, sizes, headroom)
     left = after(counts, moves)
     assert sum(left) == sum(counts) and min(left) >= 0
     reached, present = bucket(max(left), sizes), bucket(max(counts), sizes)
-    places = [min(max(0, reached - c), 64 if room is None else room[rank]) for rank, c in enumerate(counts)]
+    places = [min(max(0, reached - c), 64 if headroom is None else headroom[rank]) for rank, c in enumerate(counts)]
     assert all(new <= old + place for old, new, place in zip(counts, left, places, strict=True))
     for size in (size for size in sizes if size < reached):
-        free = [min(max(0, size - c), 64 if room is None else room[rank]) for rank, c in enumerate(counts)]
+        free = [min(max(0, size - c), 64 if headroom is None else headroom[rank]) for rank, c in enumerate(counts)]
         assert sum(max(0, c - size) for c in counts) > sum(free)
     needed = sum(max(0, c - reached) for c in counts) if reached < present else 0
     assert sum(move.sequences for move in moves) == needed
@@ -49,7 +49,7 @@ def test_three_ranks_by_brute_force():
 
 def test_the_worked_example():
     assert rebalance([5, 1, 0], [1, 2, 8]) == [Move(0, 2, 2), Move(0, 1, 1)]
-    assert rebalance([5, 1, 0], [1, 2, 8], room=[0, 0, 2]) == []
+    assert rebalance([5, 1, 0], [1, 2, 8], headroom=[0, 0, 2]) == []
     assert rebalance([], [1]) == []
     # Among equals the lower rank is first, on both sides.
     assert rebalance([4, 4, 0, 0], [2, 8]) == [Move(0, 2, 2), Move(1, 3, 2)]

@@ -17,7 +17,7 @@ from verl_patches.features.settings import NODE, OverlaySettings
 from verl_patches.trainer.main_ppo import REPOSITORY, compose
 from verl_patches.trainer.ppo.middleware import MIDDLEWARE
 
-ROOMS = Pins.read().rooms()
+PATCH_PACKAGES = Pins.read().patch_packages()
 WITH_SECTION = [pytest.param(feature, id=feature.name) for feature in FEATURES if feature.settings]
 SWITCHED = [pytest.param(feature, id=feature.name) for feature in FEATURES if feature.switch]
 # What a switch is set to where it is no boolean: off, on.
@@ -33,7 +33,7 @@ VALUES = {
 
 
 def test_every_feature_that_a_patch_refers_to_is_found():
-    assert {patch.feature for patch in load(ROOMS)} <= set(FEATURES)
+    assert {patch.feature for patch in load(PATCH_PACKAGES)} <= set(FEATURES)
     assert len({feature.name for feature in FEATURES}) == len(FEATURES)
 
 

@@ -153,7 +153,7 @@ class DecodeLoop:
         if self.migration is None or scheduler is None:
             return offer
         running, waiting = len(scheduler.running), bool(scheduler.waiting)
-        return replace(offer, running=running, room=max(0, _most_requests(scheduler) - running), waiting=waiting)
+        return replace(offer, running=running, headroom=max(0, _most_requests(scheduler) - running), waiting=waiting)
 
     def _count_bound(self) -> None:
         """After a rollout, in one exchange: what its decode steps would have needed with their sequences spread evenly.

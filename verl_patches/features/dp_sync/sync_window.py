@@ -25,7 +25,7 @@ class LocalState:
     padded_tokens, tokens: token count with and without padding; with_prefill: a prompt is among them; two_batches: the
     rank could split its batch into two that overlap; steps: forwards, this one included, that it can make without a
     prompt and without taking blocks away from a request; work: forwards, this one included, that its requests may still
-    need, 0 if it has none unfinished; running: requests that run; room: how many more could; waiting: others wait;
+    need, 0 if it has none unfinished; running: requests that run; headroom: how many more could; waiting: others wait;
     finished: groups of answers that are finished, where a rollout may end early; held: one is not that must be.
     """
 
@@ -36,7 +36,7 @@ class LocalState:
     steps: int = 1
     work: int = 1
     running: int = 0
-    room: int = 0
+    headroom: int = 0
     waiting: bool = False
     finished: int = 0
     held: bool = False
@@ -46,8 +46,8 @@ class LocalState:
 class ReducedState:
     """State that all ranks share after the reduction.
 
-    padded_tokens, tokens: by rank, at the beginning of the window; running, room, finished: by rank, see LocalState;
-    with_prefill, waiting, held: on any rank; two_batches: on all ranks;
+    padded_tokens, tokens: by rank, at the beginning of the window; running, headroom, finished: by rank, as in
+    LocalState; with_prefill, waiting, held: on any rank; two_batches: on all ranks;
     steps: forwards in which it holds, 0 where nobody has unfinished requests; wasted: forwards that all ranks have just
     made without a request.
     """
@@ -59,7 +59,7 @@ class ReducedState:
     steps: int
     wasted: int
     running: tuple[int, ...] = ()
-    room: tuple[int, ...] = ()
+    headroom: tuple[int, ...] = ()
     waiting: bool = False
     finished: tuple[int, ...] = ()
     held: bool = False
@@ -87,7 +87,7 @@ def encode(offer: LocalState, progress: Progress, rank: int, ranks: int) -> list
     0, 3, 0, 5, 0, 6, prefill, not two_batches, waiting, held, -steps, work, culprit, forwards, -forwards, -idle]`.
     """
     vector = [0] * (5 * ranks)
-    vector[rank::ranks] = offer.padded_tokens, offer.tokens, offer.running, offer.room, offer.finished
+    vector[rank::ranks] = offer.padded_tokens, offer.tokens, offer.running, offer.headroom, offer.finished
     culprit = rank + 1 if progress.broken else 0
     flags = [int(offer.with_prefill), int(not offer.two_batches), int(offer.waiting), int(offer.held)]
     return [*vector, *flags, -offer.steps, offer.work, culprit, progress.forwards, -progress.forwards, -progress.idle]
@@ -108,7 +108,7 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> ReducedState:
     if most != -least:
         raise SyncWindowError(f"rollout ranks have made different numbers of forwards, from {-least} to {most}")
     length = 1 if prefill else max(1, min(limit, -steps, work))
-    padded_tokens, tokens, running, room, finished = (
+    padded_tokens, tokens, running, headroom, finished = (
         tuple(reduced[part * ranks : (part + 1) * ranks]) for part in range(5)
     )
     return ReducedState(
@@ -119,7 +119,7 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> ReducedState:
         steps=length if work else 0,
         wasted=-idle,
         running=running,
-        room=room,
+        headroom=headroom,
         waiting=bool(waiting),
         finished=finished,
         held=bool(held),

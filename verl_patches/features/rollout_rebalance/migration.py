@@ -63,7 +63,7 @@ class RequestMigration:
         """Whether requests move after the forward that has just been agreed on; the same on all ranks."""
         if agreed.with_prefill or agreed.waiting or not graph_sizes:
             return False
-        self._due = rebalance(agreed.running, graph_sizes, agreed.room)
+        self._due = rebalance(agreed.running, graph_sizes, agreed.headroom)
         return bool(self._due)
 
     def ended(self) -> None:

@@ -87,9 +87,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def software() -> dict[str, str]:
     """What computes: the installed upstreams by name, and digests of the overlay's code and of its fingerprints."""
     pins = Pins.read()
-    rooms = [_PYTHON_ROOT / name for name in ("overlay", "post_training", *pins.rooms())]
+    folders = [_PYTHON_ROOT / name for name in ("overlay", "post_training", *pins.patch_packages())]
     code = hashlib.sha256()
-    for file in sorted(file for room in rooms for file in room.rglob("*.py")):
+    for file in sorted(file for folder in folders for file in folder.rglob("*.py")):
         code.update(f"{file.relative_to(_PYTHON_ROOT)}\0".encode() + file.read_bytes())
     lock = (_PYTHON_ROOT / "overlay" / "fingerprints.lock.json").read_bytes()
     upstreams = {upstream.name: upstream.installed() for upstream in pins.upstreams}

@@ -66,7 +66,7 @@ def read_nonce(path: str) -> str:
             time.sleep(_POLL_S)
 
 
-def check_room(root: Path, model: Mapping[str, Any], keep: CheckpointSettings, models: int = 1) -> None:
+def check_space(root: Path, model: Mapping[str, Any], keep: CheckpointSettings, models: int = 1) -> None:
     """The disk has room for the checkpoints that lie there at one time: those that are kept, and the one being written.
 
     model: the values of config.json; a model without layout is left out. Where all are kept there is room for one.

@@ -19,7 +19,7 @@ from verl_patches.trainer.configuration_checks.chip import check_chip
 from verl_patches.trainer.configuration_checks.critic import check_critic
 from verl_patches.trainer.configuration_checks.failures import describe_failure
 from verl_patches.trainer.configuration_checks.files import (
-    check_checkpoint_room,
+    check_checkpoint_space,
     check_interpreter,
     check_model_folder,
     check_reward,
@@ -138,4 +138,4 @@ def check_machine(config: Mapping[str, Any], model_is_there: bool = True) -> Non
     check_shared_copy(values)
     if model_is_there:
         check_model_folder(values)
-        check_checkpoint_room(values, OverlaySettings.from_config(values["actor_rollout_ref"]))
+        check_checkpoint_space(values, OverlaySettings.from_config(values["actor_rollout_ref"]))

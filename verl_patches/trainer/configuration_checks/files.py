@@ -16,7 +16,7 @@ from overlay import ConfigurationError
 from post_training.end_tokens import EndTokensError, end_tokens
 from post_training.rewards import RULES
 from post_training.rewards.verifier import Limits
-from verl_patches.features.training_checkpoint.storage import check_room
+from verl_patches.features.training_checkpoint.storage import check_space
 from verl_patches.trainer.configuration_checks.model import described
 from verl_patches.trainer.isolated_ray import is_found_by_raylets
 
@@ -88,7 +88,7 @@ def _check_chat_template(folder: Path) -> None:
         )
 
 
-def check_checkpoint_room(config: Mapping[str, Any], settings: Any) -> None:
+def check_checkpoint_space(config: Mapping[str, Any], settings: Any) -> None:
     """The disk has room for the checkpoints of a run that saves."""
     options = config["trainer"]
     model = described(config["actor_rollout_ref"]["model"]["path"])
@@ -96,7 +96,7 @@ def check_checkpoint_room(config: Mapping[str, Any], settings: Any) -> None:
         keep = settings.checkpoint
         keep = keep if keep.keep_last else replace(keep, keep_last=options["max_actor_ckpt_to_keep"] or 0)
         models = 2 if config["algorithm"]["adv_estimator"] == "gae" else 1
-        check_room(Path(options["default_local_dir"]).expanduser().absolute(), model, keep, models)
+        check_space(Path(options["default_local_dir"]).expanduser().absolute(), model, keep, models)
 
 
 def check_reward(config: Mapping[str, Any]) -> None:

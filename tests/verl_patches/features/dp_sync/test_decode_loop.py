@@ -71,7 +71,7 @@ def test_a_promise_is_no_longer_than_a_window():
     assert (found.steps, found.work) == (3, 3)
 
 
-def test_as_many_requests_run_as_have_room_were_they_of_the_greatest_length():
+def test_requests_run_that_fit_at_the_greatest_length():
     """9 blocks of 4 tokens hold two sequences of 16."""
     engine = scheduler([])
     assert _most_requests(engine) == 2

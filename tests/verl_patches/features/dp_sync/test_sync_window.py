@@ -156,7 +156,7 @@ def test_a_rank_that_does_not_say_that_it_is_unfinished_is_left_behind(monkeypat
 
 def test_the_worked_example_of_a_vector():
     offer = LocalState(
-        4, 3, with_prefill=True, two_batches=False, steps=7, work=5, running=3, room=5, waiting=True, finished=6
+        4, 3, with_prefill=True, two_batches=False, steps=7, work=5, running=3, headroom=5, waiting=True, finished=6
     )
     counts = [0, 4, 0, 3, 0, 3, 0, 5, 0, 6]
     assert encode(offer, Progress(forwards=9, idle=2), 1, 2) == [*counts, 1, 1, 1, 0, -7, 5, 0, 9, -9, -2]
@@ -182,15 +182,18 @@ def test_the_window_is_the_smallest_promise(steps, work, prefill, limit, window)
     offers = [LocalState(2, 2, prefill and not rank, True, steps[rank], work[rank]) for rank in range(2)]
     agreed = decide(reduced(*offers), 2, limit)
     assert agreed == ReducedState(
-        (2, 2), (2, 2), prefill, True, window, 0, running=(0, 0), room=(0, 0), finished=(0, 0)
+        (2, 2), (2, 2), prefill, True, window, 0, running=(0, 0), headroom=(0, 0), finished=(0, 0)
     )
     assert agreed.unfinished == bool(window)
 
 
 def test_counts_of_requests_are_known_by_rank_and_whether_any_waits():
-    offers = [LocalState(4, 3, False, True, running=3, room=1), LocalState(1, 1, False, True, room=4, waiting=True)]
+    offers = [
+        LocalState(4, 3, False, True, running=3, headroom=1),
+        LocalState(1, 1, False, True, headroom=4, waiting=True),
+    ]
     agreed = decide(reduced(*offers), 2, 16)
-    assert (agreed.running, agreed.room, agreed.waiting) == ((3, 0), (1, 4), True)
+    assert (agreed.running, agreed.headroom, agreed.waiting) == ((3, 0), (1, 4), True)
 
 
 def test_finished_groups_are_known_by_rank_and_whether_any_rank_holds_the_others():

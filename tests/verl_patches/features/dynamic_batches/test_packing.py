@@ -61,7 +61,7 @@ def gsm8k_lengths(seed, count):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_little_room_is_left_over(seed):
+def test_little_space_is_left_over(seed):
     """Ranks run in step and memory is for the largest micro batch: what counts is their number times the largest.
 
     Dynamic micro batches get the memory that micro batches of four sequences need.

@@ -23,7 +23,7 @@ from verl_patches.features.rollout_rebalance.migration import MigratedRequest, R
 from verl_patches.features.rollout_rebalance.requests import FinishedRequest, MovingRequest, Sampled, joined
 
 NOTHING = Sampled([], [], [], [])
-DECODING = ReducedState((4, 4), (4, 1), False, False, 1, 0, running=(5, 1), room=(9, 9))
+DECODING = ReducedState((4, 4), (4, 1), False, False, 1, 0, running=(5, 1), headroom=(9, 9))
 
 
 def output(request_id, *tokens, reason=None):
@@ -89,7 +89,7 @@ def arriving(generator=None):
         ({"waiting": True}, (2, 4, 8), False),
         ({}, (), False),
         ({"running": (3, 3)}, (2, 4, 8), False),
-        ({"room": (0, 0)}, (2, 4, 8), False),
+        ({"headroom": (0, 0)}, (2, 4, 8), False),
     ],
 )
 def test_what_is_planned_follows_from_the_agreement(migration, changes, sizes, moves):

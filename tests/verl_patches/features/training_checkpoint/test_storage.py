@@ -12,7 +12,7 @@ from post_training.models.families import table_for
 from rehearsal.plan import ROOT
 from verl_patches.features.training_checkpoint import storage
 from verl_patches.features.training_checkpoint.feature import CheckpointSettings
-from verl_patches.features.training_checkpoint.storage import check_room, check_shared, read_nonce, uses_checkpoints
+from verl_patches.features.training_checkpoint.storage import check_shared, check_space, read_nonce, uses_checkpoints
 
 
 def test_a_folder_that_all_nodes_see_passes_and_keeps_nothing(tmp_path):
@@ -67,13 +67,13 @@ def model():
 
 
 @pytest.mark.parametrize(("kept", "there", "fit"), [(0, 0, 1), (2, 0, 3), (2, 2, 1), (2, 5, 1)])
-def test_room_is_what_is_kept_and_the_one_being_written(tmp_path, monkeypatch, model, kept, there, fit):
+def test_space_is_what_is_kept_and_the_one_being_written(tmp_path, monkeypatch, model, kept, there, fit):
     values, size = model
     for step in range(there):
         (tmp_path / f"global_step_{step}").mkdir()
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: Usage(fit * size))
-    check_room(tmp_path / "not" / "yet" if not there else tmp_path, values, CheckpointSettings(keep_last=kept))
+    check_space(tmp_path / "not" / "yet" if not there else tmp_path, values, CheckpointSettings(keep_last=kept))
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: Usage(fit * size - 1))
     many = "s" if fit > 1 else ""
     with pytest.raises(ConfigurationError, match=rf"GB free, and {fit} checkpoint{many} of .* GB will be written"):
-        check_room(tmp_path, values, CheckpointSettings(keep_last=kept))
+        check_space(tmp_path, values, CheckpointSettings(keep_last=kept))

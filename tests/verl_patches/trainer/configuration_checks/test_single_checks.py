@@ -244,9 +244,9 @@ def test_failure_is_its_last_line_unless_it_is_known(text, sentence, cause):
 
 @pytest.mark.parametrize("estimator, models", [("grpo", 1), ("gae", 2)])
 @pytest.mark.parametrize("last, most, kept", [(0, None, 0), (0, 3, 3), (2, 3, 2)])
-def test_room_is_asked_for_all_checkpoints_that_are_kept(monkeypatch, estimator, models, last, most, kept):
+def test_space_is_asked_for_all_checkpoints_that_are_kept(monkeypatch, estimator, models, last, most, kept):
     asked = []
-    monkeypatch.setattr(files, "check_room", lambda root, model, keep, models: asked.append((keep.keep_last, models)))
+    monkeypatch.setattr(files, "check_space", lambda root, model, keep, models: asked.append((keep.keep_last, models)))
     monkeypatch.setattr(files, "described", {"/model": {}}.get)
     config = {
         "trainer": {"save_freq": 1, "max_actor_ckpt_to_keep": most, "default_local_dir": "/checkpoints"},
@@ -254,7 +254,7 @@ def test_room_is_asked_for_all_checkpoints_that_are_kept(monkeypatch, estimator,
         "algorithm": {"adv_estimator": estimator},
     }
     settings = SimpleNamespace(checkpoint=CheckpointSettings(keep_last=last))
-    files.check_checkpoint_room(config, settings)
+    files.check_checkpoint_space(config, settings)
     assert asked == [(kept, models)]
-    files.check_checkpoint_room(config | {"trainer": config["trainer"] | {"save_freq": -1}}, settings)
+    files.check_checkpoint_space(config | {"trainer": config["trainer"] | {"save_freq": -1}}, settings)
     assert len(asked) == 1
