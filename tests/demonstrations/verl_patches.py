@@ -63,7 +63,7 @@ from verl_patches.features.temperature.feature import TEMPERATURE
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import PHASE_OF_CRITICS_METHOD, PHASE_OF_METHOD, Signs, process_signs
+from verl_patches.features.watch.signs import Signs, process_signs
 
 WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
@@ -713,10 +713,18 @@ def phase_seen_within(*arguments):
     return demonstration
 
 
-for method in PHASE_OF_METHOD:
+for method in (
+    "init_model",
+    "generate_sequences",
+    "compute_log_prob",
+    "compute_ref_log_prob",
+    "update_actor",
+    "save_checkpoint",
+    "load_checkpoint",
+):
     demonstrates(f"{WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
     demonstrates(f"{FSDP_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
-for method in PHASE_OF_CRITICS_METHOD:
+for method in ("init_model", "compute_values", "update_critic", "save_checkpoint", "load_checkpoint"):
     demonstrates(f"{FSDP_CRITIC_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
     demonstrates(f"{CRITIC_WORKER}.{method}", WATCH)(phase_seen_within(SimpleNamespace()))
 demonstrates(f"{FSDP_MANAGER}.__enter__", WATCH)(phase_seen_within(SimpleNamespace()))

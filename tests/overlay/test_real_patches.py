@@ -219,6 +219,13 @@ def missing_types(source: str) -> list[str]:
     return missing
 
 
+def test_no_patch_is_declared_in_a_loop():
+    files = [file for _, file in [*patch_files(PINS.patch_packages()), *patch_files(LATER_PINS.patch_packages())]]
+    bodies = {str(file): ast.parse(file.read_text()).body for file in files}
+    assert len(bodies) > 50
+    assert [file for file, body in bodies.items() if any(isinstance(each, ast.For | ast.While) for each in body)] == []
+
+
 def test_upstream_has_the_types_of_the_patches():
     files = {file: file.read_text() for _, file in patch_files(PINS.patch_packages())}
     assert sum("if TYPE_CHECKING:" in source for source in files.values()) > 20

@@ -15,7 +15,6 @@ from verl_patches.features.profile.feature import PROFILE
 from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import PHASE_OF_CRITICS_METHOD, PHASE_OF_METHOD
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
 _WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
 _CRITIC = "verl.workers.fsdp_workers:CriticWorker"
 _OURS = "not forwarded: part of this project's features"
-# The features whose patches of a method are called inside the watch's.
-_INSIDE = {
-    "init_model": ["measure", "training_checkpoint"],
-    "update_actor": ["phases", "measure"],
-    "compute_log_prob": ["phases"],
-    "compute_ref_log_prob": ["phases"],
-}
-_INSIDE_CRITICS = {"compute_values": ["phases"], "update_critic": ["phases", "measure"]}
 
 
 @wrap(
@@ -211,9 +202,18 @@ def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorke
     return output
 
 
-def _in_phase(phase: str) -> Callable[..., Any]:
-    """The body of a patch of a worker's method that is this phase."""
+def _watch(target: str, phase: str, *, inside: Sequence[str] = ()) -> None:
+    """Declare the patch that makes a worker's method this phase.
 
+    inside: features whose patches of the method are called within the phase.
+    """
+
+    @wrap(
+        target,
+        feature=WATCH,
+        why="what a worker does when it stops answering, and how long it may take",
+        outside=inside,
+    )
     def method(
         upstream: Callable[..., Any], self: ActorRolloutRefWorker | CriticWorker, *args: Any, **kwargs: Any
     ) -> Any:
@@ -222,23 +222,19 @@ def _in_phase(phase: str) -> Callable[..., Any]:
         with process_signs().phase(phase):
             return upstream(self, *args, **kwargs)
 
-    return method
 
-
-def _watch(target: str, phase: str, inside: Sequence[str]) -> None:
-    wrap(
-        target,
-        feature=WATCH,
-        why="what a worker does when it stops answering, and how long it may take",
-        outside=inside,
-    )(_in_phase(phase))
-
-
-# Where one method has a patch of ours already, the phase is around that too.
-for _method, _phase in PHASE_OF_METHOD.items():
-    _watch(f"{_WORKER}.{_method}", _phase, _INSIDE.get(_method, ()))
-for _method, _phase in PHASE_OF_CRITICS_METHOD.items():
-    _watch(f"{_CRITIC}.{_method}", _phase, _INSIDE_CRITICS.get(_method, ()))
+_watch(f"{_WORKER}.init_model", "init", inside=["measure", "training_checkpoint"])
+_watch(f"{_WORKER}.generate_sequences", "rollout")
+_watch(f"{_WORKER}.compute_log_prob", "old_log_prob", inside=["phases"])
+_watch(f"{_WORKER}.compute_ref_log_prob", "ref", inside=["phases"])
+_watch(f"{_WORKER}.update_actor", "update", inside=["phases", "measure"])
+_watch(f"{_WORKER}.save_checkpoint", "checkpoint")
+_watch(f"{_WORKER}.load_checkpoint", "checkpoint")
+_watch(f"{_CRITIC}.init_model", "init")
+_watch(f"{_CRITIC}.compute_values", "values", inside=["phases"])
+_watch(f"{_CRITIC}.update_critic", "update_critic", inside=["phases", "measure"])
+_watch(f"{_CRITIC}.save_checkpoint", "checkpoint")
+_watch(f"{_CRITIC}.load_checkpoint", "checkpoint")
 
 
 def _enter(phase: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from overlay import add, wrap
+from overlay.declaration import Evidence
 from verl_patches.features import settings
 from verl_patches.features.compatibility.feature import SETTINGS
 from verl_patches.features.expert_sets.feature import EXPERT_SETS
@@ -22,7 +23,6 @@ from verl_patches.features.residency.feature import PHASES
 from verl_patches.features.sample_handles.feature import SAMPLE_HANDLES
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import PHASE_OF_CRITICS_METHOD, PHASE_OF_METHOD
 
 if TYPE_CHECKING:
     import torch
@@ -37,16 +37,8 @@ if TYPE_CHECKING:
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _CRITIC = "verl.workers.megatron_workers:CriticWorker"
 _OURS = "not forwarded: part of this project's features"
-# The features whose patches of a method are called inside the watch's.
-_INSIDE = {
-    "init_model": ["phases", "measure"],
-    "generate_sequences": ["sample_handles"],
-    "update_actor": ["phases", "measure", "learning_rate", "sample_handles"],
-    "compute_log_prob": ["phases", "sample_handles"],
-    "compute_ref_log_prob": ["phases", "sample_handles"],
-    "save_checkpoint": ["phases"],
-    "load_checkpoint": ["phases"],
-}
+_CRITIC_ON_THE_DEVICE = "what the critic needs must be on the device, and nothing else need be"
+_ON_TOKENS = "the driver sends handles, and upstream's method computes on tokens"
 
 
 @wrap(
@@ -242,32 +234,53 @@ def generate_and_keep(upstream: Callable[..., DataProto], self: ActorRolloutRefW
         return process_store().keep(answers, asked, torch.device("cuda", torch.cuda.current_device()))
 
 
-def _on_handles(call: str) -> Callable[..., Any]:
-    """The body of a patch of a worker's method: this call of the store of samples, with upstream's method."""
+@wrap(
+    f"{_WORKER}.compute_log_prob",
+    feature=SAMPLE_HANDLES,
+    why=_ON_TOKENS,
+    upstream=_OURS,
+    remove_when="see RayPPOTrainer.init_workers",
+)
+def log_probs_of_handles(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
+    from verl_patches.features.sample_handles.store import process_store
 
-    def method(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
-        from megatron.core import parallel_state
-
-        from verl_patches.features.sample_handles.store import process_store
-
-        return getattr(process_store(), call)(partial(upstream, self), data, parallel_state.get_data_parallel_rank())
-
-    return method
+    return process_store().log_probs(partial(upstream, self), data, _data_parallel_rank())
 
 
-for _method, _call in (
-    ("compute_log_prob", "log_probs"),
-    ("compute_ref_log_prob", "log_probs"),
-    ("update_actor", "update"),
-):
-    wrap(
-        f"{_WORKER}.{_method}",
-        feature=SAMPLE_HANDLES,
-        evidence="checked" if _method == "compute_log_prob" else "executed",
-        why="the driver sends handles, and upstream's method computes on tokens",
-        upstream=_OURS,
-        remove_when="see RayPPOTrainer.init_workers",
-    )(_on_handles(_call))
+@wrap(
+    f"{_WORKER}.compute_ref_log_prob",
+    feature=SAMPLE_HANDLES,
+    evidence="executed",
+    why=_ON_TOKENS,
+    upstream=_OURS,
+    remove_when="see RayPPOTrainer.init_workers",
+)
+def ref_log_probs_of_handles(
+    upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto
+) -> DataProto:
+    from verl_patches.features.sample_handles.store import process_store
+
+    return process_store().log_probs(partial(upstream, self), data, _data_parallel_rank())
+
+
+@wrap(
+    f"{_WORKER}.update_actor",
+    feature=SAMPLE_HANDLES,
+    evidence="executed",
+    why=_ON_TOKENS,
+    upstream=_OURS,
+    remove_when="see RayPPOTrainer.init_workers",
+)
+def update_on_handles(upstream: Callable[..., DataProto], self: ActorRolloutRefWorker, data: DataProto) -> DataProto:
+    from verl_patches.features.sample_handles.store import process_store
+
+    return process_store().update(partial(upstream, self), data, _data_parallel_rank())
+
+
+def _data_parallel_rank() -> int:
+    from megatron.core import parallel_state
+
+    return int(parallel_state.get_data_parallel_rank())
 
 
 @wrap(
@@ -497,34 +510,67 @@ def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorke
     return output
 
 
-def _in_critics_phase(phase: str) -> Callable[..., Any]:
-    """The body of a patch of a critic's method that is this phase of residency."""
-
-    def method(upstream: Callable[..., Any], self: CriticWorker, *args: Any, **kwargs: Any) -> Any:
-        _enter(phase)
-        return upstream(self, *args, **kwargs)
-
-    return method
-
-
-for _method, _phase in {
-    "compute_values": "values",
-    "update_critic": "update_critic",
-    "save_checkpoint": "critic_checkpoint",
-    "load_checkpoint": "critic_checkpoint",
-}.items():
-    wrap(
-        f"{_CRITIC}.{_method}",
-        feature=PHASES,
-        why="what the critic needs must be on the device, and nothing else need be",
-        upstream=_OURS,
-        remove_when="see _build_rollout",
-    )(_in_critics_phase(_phase))
+@wrap(
+    f"{_CRITIC}.compute_values",
+    feature=PHASES,
+    why=_CRITIC_ON_THE_DEVICE,
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+)
+def compute_values(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
+    _enter("values")
+    return upstream(self, data)
 
 
-def _in_phase(phase: str) -> Callable[..., Any]:
-    """The body of a patch of a worker's method that is this phase."""
+@wrap(
+    f"{_CRITIC}.update_critic",
+    feature=PHASES,
+    why=_CRITIC_ON_THE_DEVICE,
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+)
+def update_critic_in_its_phase(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
+    _enter("update_critic")
+    return upstream(self, data)
 
+
+@wrap(
+    f"{_CRITIC}.save_checkpoint",
+    feature=PHASES,
+    why=_CRITIC_ON_THE_DEVICE,
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+)
+def save_critic_in_its_phase(upstream: Callable[..., Any], self: CriticWorker, *args: Any, **kwargs: Any) -> Any:
+    _enter("critic_checkpoint")
+    return upstream(self, *args, **kwargs)
+
+
+@wrap(
+    f"{_CRITIC}.load_checkpoint",
+    feature=PHASES,
+    why=_CRITIC_ON_THE_DEVICE,
+    upstream=_OURS,
+    remove_when="see _build_rollout",
+)
+def load_critic_in_its_phase(upstream: Callable[..., Any], self: CriticWorker, *args: Any, **kwargs: Any) -> Any:
+    _enter("critic_checkpoint")
+    return upstream(self, *args, **kwargs)
+
+
+def _watch(target: str, phase: str, *, inside: Sequence[str] = (), evidence: Evidence = "checked") -> None:
+    """Declare the patch that makes a worker's method this phase.
+
+    inside: features whose patches of the method are called within the phase.
+    """
+
+    @wrap(
+        target,
+        feature=WATCH,
+        evidence=evidence,
+        why="what a worker does when it stops answering, and how long it may take",
+        outside=inside,
+    )
     def method(
         upstream: Callable[..., Any], self: ActorRolloutRefWorker | CriticWorker, *args: Any, **kwargs: Any
     ) -> Any:
@@ -533,25 +579,24 @@ def _in_phase(phase: str) -> Callable[..., Any]:
         with process_signs().phase(phase):
             return upstream(self, *args, **kwargs)
 
-    return method
 
-
-# Where one method has a patch of ours already, the phase is around that too.
-for _method, _phase in PHASE_OF_METHOD.items():
-    wrap(
-        f"{_WORKER}.{_method}",
-        feature=WATCH,
-        evidence="executed" if _phase in ("init", "rollout", "ref", "update") else "checked",
-        why="what a worker does when it stops answering, and how long it may take",
-        outside=_INSIDE.get(_method, ()),
-    )(_in_phase(_phase))
-for _method, _phase in PHASE_OF_CRITICS_METHOD.items():
-    wrap(
-        f"{_CRITIC}.{_method}",
-        feature=WATCH,
-        why="what a worker does when it stops answering, and how long it may take",
-        outside=["phases", "measure", "learning_rate"] if _method == "update_critic" else ["phases"],
-    )(_in_phase(_phase))
+_watch(f"{_WORKER}.init_model", "init", inside=["phases", "measure"], evidence="executed")
+_watch(f"{_WORKER}.generate_sequences", "rollout", inside=["sample_handles"], evidence="executed")
+_watch(f"{_WORKER}.compute_log_prob", "old_log_prob", inside=["phases", "sample_handles"])
+_watch(f"{_WORKER}.compute_ref_log_prob", "ref", inside=["phases", "sample_handles"], evidence="executed")
+_watch(
+    f"{_WORKER}.update_actor",
+    "update",
+    inside=["phases", "measure", "learning_rate", "sample_handles"],
+    evidence="executed",
+)
+_watch(f"{_WORKER}.save_checkpoint", "checkpoint", inside=["phases"])
+_watch(f"{_WORKER}.load_checkpoint", "checkpoint", inside=["phases"])
+_watch(f"{_CRITIC}.init_model", "init", inside=["phases"])
+_watch(f"{_CRITIC}.compute_values", "values", inside=["phases"])
+_watch(f"{_CRITIC}.update_critic", "update_critic", inside=["phases", "measure", "learning_rate"])
+_watch(f"{_CRITIC}.save_checkpoint", "checkpoint", inside=["phases"])
+_watch(f"{_CRITIC}.load_checkpoint", "checkpoint", inside=["phases"])
 
 
 def _enter(phase: str) -> None:

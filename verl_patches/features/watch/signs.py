@@ -20,23 +20,6 @@ from types import FrameType
 
 Send = Callable[[str, bytes], None]
 
-# verl's worker methods, by the phase of which they are the whole or the beginning.
-PHASE_OF_METHOD = {
-    "init_model": "init",
-    "generate_sequences": "rollout",
-    "compute_log_prob": "old_log_prob",
-    "compute_ref_log_prob": "ref",
-    "update_actor": "update",
-    "save_checkpoint": "checkpoint",
-    "load_checkpoint": "checkpoint",
-}
-PHASE_OF_CRITICS_METHOD = {
-    "init_model": "init",
-    "compute_values": "values",
-    "update_critic": "update_critic",
-    "save_checkpoint": "checkpoint",
-    "load_checkpoint": "checkpoint",
-}
 TRAINER = "trainer"
 WAITS = "waits in "
 _WAITING_CALLS = ("wait(", "synchronize(", "ray.get(")
