@@ -9,28 +9,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from verl_patches.trainer.configuration_checks.schema import (
+from verl_patches.trainer.configuration_checks.schema.data import Data
+from verl_patches.trainer.configuration_checks.schema.job import Algorithm, Monitoring, RayInit, Trainer
+from verl_patches.trainer.configuration_checks.schema.rewards import CustomReward, RewardNetwork, Rewards
+from verl_patches.trainer.configuration_checks.schema.rollout import Generation
+from verl_patches.trainer.configuration_checks.schema.training import LogProbs, PolicyUpdate, ValueUpdate
+from verl_patches.trainer.configuration_checks.schema.values import (
     SEE,
     SHARED,
-    Algorithm,
     Count,
     CountOrNone,
-    CustomReward,
-    Data,
     Fraction,
-    Generation,
     Group,
-    LogProbs,
-    Monitoring,
     Name,
     NotNegative,
-    PolicyUpdate,
     PositiveFraction,
-    RayInit,
-    RewardNetwork,
-    Rewards,
-    Trainer,
-    ValueUpdate,
 )
 
 _FSDP = "this configuration trains with FSDP; for Megatron choose one that has actor_rollout_ref.actor.megatron"

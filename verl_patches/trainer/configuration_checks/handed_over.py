@@ -16,7 +16,7 @@ from typing import Any
 from overlay import ConfigurationError
 from post_training.plan.model_findings import OWN_TRANSFORMER_OPTIONS
 from verl_patches.trainer.configuration_checks.names import nearest
-from verl_patches.trainer.configuration_checks.schema import SEE
+from verl_patches.trainer.configuration_checks.schema.values import SEE
 from verl_patches.trainer.configuration_checks.values import shown
 
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"

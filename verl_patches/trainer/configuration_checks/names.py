@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from verl_patches.features.settings import NODE, SET_ELSEWHERE, OverlaySettings
 from verl_patches.trainer.configuration_checks.backends import NAMES, SCHEMAS
-from verl_patches.trainer.configuration_checks.schema import PAGE, SEE, Configuration, group_of
+from verl_patches.trainer.configuration_checks.schema import Configuration, group_of
+from verl_patches.trainer.configuration_checks.schema.values import PAGE, SEE
 
 _MODE = "actor_rollout_ref.actor.loss_agg_mode"
 _MEGATRON = "actor_rollout_ref.actor.megatron"

@@ -11,7 +11,7 @@ from tests.post_training.plan.test_fsdp import NAMED, NAMES, QWEN
 from tests.scripts.cluster_files import ROOT
 from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration
 from verl_patches.trainer.configuration_checks.handed_over import ENGINE, NOT_SUPPORTED
-from verl_patches.trainer.configuration_checks.schema import PAGE
+from verl_patches.trainer.configuration_checks.schema.values import PAGE
 from verl_patches.trainer.main_ppo import compose
 
 MODEL = NAMED | dict(zip(NAMES, QWEN["1.5B"][0], strict=True))
