@@ -4,7 +4,7 @@ import ctypes
 import os
 import re
 
-from npu_emulator import engine
+from npu_emulator.cann import library
 
 
 def get_device_count() -> tuple[int, int]:
@@ -25,8 +25,7 @@ def get_device_count() -> tuple[int, int]:
 
 def memcpy(to: int, room: int, source: int, count: int, kind: int) -> int:
     """Copy `count` bytes between addresses of the host or a device; more than `room` are refused."""
-    library = engine.library()
-    return library.aclrtMemcpy(
+    return library().aclrtMemcpy(
         ctypes.c_void_p(to), ctypes.c_size_t(room), ctypes.c_void_p(source), ctypes.c_size_t(count), kind
     )
 
@@ -34,5 +33,5 @@ def memcpy(to: int, room: int, source: int, count: int, kind: int) -> int:
 def get_mem_info(attribute: int) -> tuple[int, int, int]:
     """Free and total bytes of the calling thread's device, and CANN's code; `attribute` names the kind of memory."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    code = engine.library().aclrtGetMemInfo(attribute, ctypes.byref(free), ctypes.byref(total))
+    code = library().aclrtGetMemInfo(attribute, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value, code

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 
-from . import engine
+from .cann import library
 
 _COPY_KINDS, _GRAPH_NUMBERS = 4, 3
 _MEMORY = (
@@ -12,14 +12,14 @@ _MEMORY = (
 
 
 def _lines(function: str) -> Iterator[str]:
-    read = getattr(engine.library(), function)
+    read = getattr(library(), function)
     read.restype = ctypes.c_char_p
     return iter(read().decode().splitlines())
 
 
 def _numbers(function: str, count: int, *arguments: int) -> list[int]:
     numbers = (ctypes.c_int64 * count)()
-    getattr(engine.library(), function)(*arguments, numbers)
+    getattr(library(), function)(*arguments, numbers)
     return list(numbers)
 
 
@@ -49,7 +49,7 @@ def graphs() -> list[int]:
 def device_count() -> int:
     """How many devices this process sees."""
     count = ctypes.c_uint32()
-    engine.library().aclrtGetDeviceCount(ctypes.byref(count))
+    library().aclrtGetDeviceCount(ctypes.byref(count))
     return count.value
 
 
@@ -63,11 +63,11 @@ def memory_statistics(device: int) -> dict[str, int]:
 
 def exchange_watermark(device: int, lowest: int) -> int:
     """The most bytes held of a device since the last call; from now on counted from ``lowest``, or what is held."""
-    exchange = engine.library().npu_emulator_cann_exchange_watermark
+    exchange = library().npu_emulator_cann_exchange_watermark
     exchange.argtypes, exchange.restype = (ctypes.c_int, ctypes.c_int64), ctypes.c_int64
     return exchange(device, lowest)
 
 
 def is_initialized() -> bool:
     """Whether this process has chosen a device."""
-    return bool(engine.library().npu_emulator_cann_is_used())
+    return bool(library().npu_emulator_cann_is_used())

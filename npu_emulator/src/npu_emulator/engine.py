@@ -11,19 +11,13 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from pathlib import Path
 from types import ModuleType
 
-FOLDER = Path(__file__).parent
-_CORE = "libnpu_emulator_cann.so"
+from .cann import FOLDER, library
+
 # What set_env.sh of CANN and of its transformer library set. torch_npu asks for these folders when it is imported.
 _TOOLKIT = FOLDER / "toolkit"
 _VARIABLES = {"ASCEND_HOME_PATH": _TOOLKIT, "ASCEND_OPP_PATH": _TOOLKIT / "opp", "ATB_HOME_PATH": _TOOLKIT / "atb"}
-
-
-def library() -> ctypes.CDLL:
-    """The emulated CANN of this process."""
-    return ctypes.CDLL(str(FOLDER / "lib" / _CORE))
 
 
 def _leave() -> None:
