@@ -42,9 +42,14 @@ Tensor from_blocks(const Tensor& cache, const Tensor& blocks, int64_t heads, int
   else paged = cache.unflatten(-1, {heads, -1});
   TORCH_CHECK(paged.size(1) == block_size, "block_size is ", block_size, ", and blocks of the cache hold ",
               paged.size(1), " tokens");
-  const auto used = blocks_for(length, block_size);
-  const auto tokens = paged.index_select(0, blocks.flatten().narrow(0, 0, used).to(at::kLong)).flatten(0, 1);
-  return tokens.narrow(0, 0, length).transpose(0, 1);
+  // Only the tokens of the sequence are read: blocks of a cache are much longer than a tiny model's answers.
+  const auto numbers = blocks.flatten().to(at::kLong);
+  Tensors parts;
+  for (int64_t start = 0; start < length; start += block_size) {
+    const auto block = paged.select(0, numbers[start / block_size].item<int64_t>());
+    parts.push_back(block.narrow(0, 0, std::min(block_size, length - start)));
+  }
+  return (parts.size() == 1 ? parts[0] : at::cat(parts)).transpose(0, 1);
 }
 
 // True where a key is hidden from a query of sequence `number`: undefined, or [queries, keys].

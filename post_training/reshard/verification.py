@@ -4,6 +4,7 @@ Every training shard is broadcast by its first holder and compared wherever its 
 only the layout tables with the exchange, so a fault in planning, cutting, packing or scattering cannot hide itself.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -99,12 +100,34 @@ class Targets:
 
     def differing(self, batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]) -> set[str]:
         """The hf_name names of those weights that differ from a batch where both hold them."""
+        # A batch of one shard may be as large as the largest weight: there is no second copy of it.
+        if len(batch.shards) > 1 and self._leave_unchanged(batch, buffer, wire_types):
+            return set()
         return {
             shard.hf_name
             for shard, region in _regions(batch, buffer, wire_types)
             for target in self._shards.get(shard.hf_name, [])
             if not _equal_where_both(shard.bounds, region, target.bounds, target.locate(self._tensors))
         }
+
+    def _leave_unchanged(self, batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]) -> bool:
+        """Whether a batch is the same after these weights were written over it: a comparison for hundreds of them.
+
+        False does not say that they differ. Weights of another type, or held twice, cannot be written into a batch.
+        """
+        written = buffer.clone()
+        for shard, region in _regions(batch, written, wire_types):
+            boxes: list[Slice] = []
+            for target in self._shards.get(shard.hf_name, []):
+                box = _common(shard.bounds, target.bounds)
+                if box is None:
+                    continue
+                held = target.locate(self._tensors)
+                if held.dtype != region.dtype or any(_common(box, other) for other in boxes):
+                    return False
+                boxes.append(box)
+                _cut(region, shard.bounds, box).copy_(_cut(held, target.bounds, box))
+        return all(map(_same, _by_type(batch, written, wire_types), _by_type(batch, buffer, wire_types)))
 
 
 def first_copies(layouts: Layouts) -> Iterator[list[Shard]]:
@@ -130,22 +153,40 @@ def _regions(
         offset += size
 
 
+def _by_type(batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]) -> Iterator[torch.Tensor]:
+    """The whole buffer of a batch, in parts whose shards have one type."""
+    offset = 0
+    for wire_type, shards in itertools.groupby(batch.shards, lambda entry: wire_types[entry[0].hf_name]):
+        size = sum(size for _, size in shards)
+        yield buffer[offset : offset + size].view(wire_type)
+        offset += size
+
+
+def _common(bounds: Slice, others: Slice) -> Slice | None:
+    """What two slices of a tensor have in common; None if nothing."""
+    both = tuple((max(one[0], two[0]), min(one[1], two[1])) for one, two in zip(bounds, others, strict=True))
+    return both if all(start < stop for start, stop in both) else None
+
+
+def _cut(tensor: torch.Tensor, bounds: Slice, box: Slice) -> torch.Tensor:
+    """The part in `box` of a tensor that holds `bounds`."""
+    return tensor[tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(box, bounds, strict=True))]
+
+
 def _equal_where_both(bounds: Slice, values: torch.Tensor, target_bounds: Slice, target: torch.Tensor) -> bool:
-    starts = [max(left[0], right[0]) for left, right in zip(bounds, target_bounds, strict=True)]
-    stops = [min(left[1], right[1]) for left, right in zip(bounds, target_bounds, strict=True)]
-    if any(start >= stop for start, stop in zip(starts, stops, strict=True)):
+    box = _common(bounds, target_bounds)
+    if box is None:
         return True
-
-    def cut(tensor: torch.Tensor, origin: Slice) -> torch.Tensor:
-        edges = zip(starts, stops, origin, strict=True)
-        inner = tensor[tuple(slice(start - low, stop - low) for start, stop, (low, _) in edges)]
-        return inner.contiguous().flatten()
-
-    mine, theirs = cut(values, bounds), cut(target, target_bounds)
+    mine = _cut(values, bounds, box).contiguous().flatten()
+    theirs = _cut(target, target_bounds, box).contiguous().flatten()
     if mine.dtype != theirs.dtype:
         wider = torch.promote_types(mine.dtype, theirs.dtype)
         mine, theirs = mine.to(wider), theirs.to(wider)
-    # As bytes, where 0 and -0 differ, and as values, where NaN differs from itself.
+    return _same(mine, theirs)
+
+
+def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two flat tensors of one type are equal as bytes, where 0 and -0 differ, and as values, where NaN does."""
     return all(
         torch.equal(part.view(torch.uint8), other.view(torch.uint8)) and torch.equal(part, other)
         for part, other in zip(parts_of(mine, _COMPARED_ELEMENTS), parts_of(theirs, _COMPARED_ELEMENTS), strict=True)

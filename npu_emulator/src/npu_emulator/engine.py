@@ -71,6 +71,7 @@ _CHANGES = {
     "torchair.npu_fx_compiler": ("graph_bridge", "install"),
     "vllm.triton_utils": ("triton_bridge", "install"),
     "triton.backends.nvidia.driver": ("triton_bridge", "hide_cuda"),
+    "vllm.v1.worker.block_table": ("slot_mapping", "replace"),
     "vllm_ascend.ops": ("fused_kernels", "register_qkv_rmsnorm_rope"),
     "vllm_ascend.ops.triton.muls_add": ("fused_kernels", "replace_muls_add"),
 }

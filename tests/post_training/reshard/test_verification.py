@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
+from npu_emulator.counters import operator_calls
 from post_training.checkpoint.megatron_form import local_shapes
 from post_training.layouts.grouped_query import GroupedQueryShape, hf_shapes, table
 from post_training.layouts.layout import PADDING, LocalView, RolloutPlacement, Shard, TrainPlacement, as_matrix
@@ -120,3 +121,61 @@ def local_tensors(shards: list[Shard], full: dict[str, torch.Tensor]) -> dict[st
         if shard.hf_name != PADDING:
             shard.locate(tensors).copy_(full[shard.hf_name][tuple(slice(*interval) for interval in shard.bounds)])
     return tensors
+
+
+MANY = [Shard(f"{NAME}.{number}", ((0, 4), (0, 6)), f"weight{number}") for number in range(12)]
+
+
+def of_many(rollout: dict[str, torch.Tensor], shards: list[Shard], group, train: dict[str, torch.Tensor]) -> list[str]:
+    """Weights that lie in one batch."""
+    types = {shard.hf_name: train[shard.local].dtype for shard in MANY}
+    sides = Side(train, MANY, types), Side(rollout, shards, types)
+    return differing_tensors(*sides, [MANY], group, 1 << 20, torch.device("npu"))
+
+
+def many_weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {shard.local: torch.randn(4, 6, generator=torch.Generator().manual_seed(number)).to(dtype).npu()
+            for number, shard in enumerate(MANY)}  # fmt: skip
+
+
+def test_weights_of_a_batch_are_compared_at_once(lone_rank):
+    train, rollout = many_weights(), many_weights()
+    before = operator_calls().get("aclnnEqual", 0)
+    assert of_many(rollout, MANY, lone_rank, train) == []
+    assert operator_calls()["aclnnEqual"] - before == 2  # as bytes and as values
+
+
+@pytest.mark.parametrize("value", [float("nan"), -0.0, 1e-30], ids=["nan", "minus zero", "small"])
+@pytest.mark.parametrize("rounded", [False, True], ids=["types agree", "one is rounded"])
+def test_weight_that_differs_in_a_batch_is_named(lone_rank, value, rounded):
+    train, rollout = many_weights(torch.bfloat16), many_weights(torch.bfloat16)
+    if rounded:
+        rollout["weight0"] = rollout["weight0"].float()
+    train["weight7"][3, 5] = rollout["weight7"][3, 5] = 0
+    assert of_many(rollout, MANY, lone_rank, train) == []
+    rollout["weight7"][3, 5] = value
+    if value != value:
+        train["weight7"][3, 5] = value
+    assert of_many(rollout, MANY, lone_rank, train) == [MANY[7].hf_name]
+
+
+@pytest.mark.parametrize("damaged", ["weight3", "again"])
+def test_both_copies_of_a_weight_are_compared(lone_rank, damaged):
+    train, rollout = many_weights(), many_weights()
+    rollout["again"] = rollout["weight3"].clone()
+    shards = [*MANY, Shard(MANY[3].hf_name, MANY[3].bounds, "again")]
+    assert of_many(rollout, shards, lone_rank, train) == []
+    rollout[damaged][0, 0] += 1
+    assert of_many(rollout, shards, lone_rank, train) == [MANY[3].hf_name]
+
+
+def test_halves_of_a_weight_are_each_compared(lone_rank):
+    """And what the rollout does not hold is equal to nothing and to everything: NaN there is training's own affair."""
+    train, rollout = many_weights(), many_weights()
+    halves = [Shard(MANY[3].hf_name, (rows, (0, 4)), name) for name, rows in (("top", (0, 2)), ("low", (2, 4)))]
+    shards = [shard for shard in MANY if shard.local != "weight3"] + halves
+    rollout |= {"top": train["weight3"][:2, :4].clone(), "low": train["weight3"][2:, :4].clone()}
+    train["weight3"][1, 5] = float("nan")
+    assert of_many(rollout, shards, lone_rank, train) == []
+    rollout["low"][1, 3] += 1
+    assert of_many(rollout, shards, lone_rank, train) == [MANY[3].hf_name]

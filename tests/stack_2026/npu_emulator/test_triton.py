@@ -7,14 +7,19 @@ import torch_npu  # noqa: F401
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.worker import block_table
 
+from npu_emulator import triton_bridge
+
 BLOCK, LONGEST, PAD = 16, 24, -1
+REPLACED = block_table._compute_slot_mapping_kernel
+INTERPRETED = triton_bridge.jit(REPLACED.__wrapped__)
 
 
 def test_vllm_finds_no_device_for_triton():
     assert not HAS_TRITON
 
 
-def test_tokens_are_mapped_to_slots_as_counted_by_hand():
+@pytest.mark.parametrize("kernel", [INTERPRETED, REPLACED], ids=["interpreted", "replaced"])
+def test_tokens_are_mapped_to_slots_as_counted_by_hand(kernel):
     starts, counts = [0, 5, 6], [5, 1, 9]
     blocks = np.arange(3 * 4).reshape(3, 4)[:, ::-1].copy() * 7
     positions = np.concatenate([first + np.arange(count) for first, count in zip((0, 30, 10), counts, strict=True)])
@@ -23,7 +28,7 @@ def test_tokens_are_mapped_to_slots_as_counted_by_hand():
         for token in range(start, start + count):
             expected[token] = blocks[row, positions[token] // BLOCK] * BLOCK + positions[token] % BLOCK
     slots = torch.zeros(LONGEST, dtype=torch.int64, device="npu")
-    block_table._compute_slot_mapping_kernel[(4,)](
+    kernel[(4,)](
         len(positions), LONGEST, torch.tensor([0, 5, 6, 15], dtype=torch.int32).npu(), torch.tensor(positions).npu(),
         torch.tensor(blocks, dtype=torch.int32).npu(), 4, BLOCK, slots, TOTAL_CP_WORLD_SIZE=1, TOTAL_CP_RANK=0,
         CP_KV_CACHE_INTERLEAVE_SIZE=1, PAD_ID=PAD, BLOCK_SIZE=1024,
@@ -33,4 +38,4 @@ def test_tokens_are_mapped_to_slots_as_counted_by_hand():
 
 def test_kernel_is_launched_over_a_grid_only():
     with pytest.raises(RuntimeError, match=r"_compute_slot_mapping_kernel\[grid\]"):
-        block_table._compute_slot_mapping_kernel()
+        REPLACED()
