@@ -64,6 +64,11 @@ def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
         if values[name] != parser.get_default(name):
             parser.error(f"--{name}={values[name]} is invalid: --job has its own. Take one of the two away")
     values |= {"model": job.model, "backend": job.backend, "precision": "bfloat16"}
+    for override in values["overrides"]:
+        key, _, number = override.partition("=")
+        # The launcher's user says it as on NPUs; the layout follows the dies.
+        if key == "trainer.n_gpus_per_node" and number.isdecimal():
+            values["dies"] = int(number)
     for name in ("dies", "steps"):
         if values[name] == parser.get_default(name):
             values[name] = getattr(job, name)

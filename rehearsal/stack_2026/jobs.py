@@ -1,4 +1,4 @@
-"""The jobs of `verl_plugin/config` scaled down to emulated dies, and the keys that this takes. The others are the job's."""
+"""The jobs of `verl_plugin/config` scaled down to emulated dies, and the keys that this takes; others are the job's."""
 
 from __future__ import annotations
 
@@ -66,4 +66,5 @@ def _megatron(dies: int) -> Iterator[str]:
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
     yield f"{_ACTOR}.megatron.override_transformer_config.moe_permute_fusion=false"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies}"
-    yield f"{_ACTOR}.megatron.tensor_model_parallel_size={2 if dies % 2 == 0 else 1}"
+    # Experts beside tensor parallelism need sequence parallelism, which these layers' norms do not have.
+    yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"

@@ -218,9 +218,7 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
         if heads % _at(config, key):
             yield _invalid(key, _at(config, key), f"the model has {heads} attention heads", f"a divisor of {heads}")
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
-    if longest > values["max_position_embeddings"]:
-        yield _invalid(
-            "data.max_response_length", config["data"]["max_response_length"],
-            f"with the prompt a sequence has {longest} tokens, and the model {values['max_position_embeddings']} positions",
-            "a smaller number",
-        )  # fmt: skip
+    positions, answer = values["max_position_embeddings"], config["data"]["max_response_length"]
+    if longest > positions:
+        reason = f"with the prompt a sequence has {longest} tokens, and the model {positions} positions"
+        yield _invalid("data.max_response_length", answer, reason, f"{positions - longest + answer} or less")
