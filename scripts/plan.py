@@ -53,6 +53,7 @@ from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E
 
 CANN_MEMORY, DIE_MEMORY = "117MiB", "61GiB"
 _P2P = "P2P_HCCL_BUFFSIZE"
+_CLUSTERS = {"2025": "a3_256_dies.env", "2026": "one_node_2026.env"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config-name", required=True, metavar="NAME", help=names)
     parser.add_argument(
         "--stack",
-        choices=("2025", "2026"),
+        choices=_CLUSTERS,
         default="2025",
         help="versions of upstream (docs/stacks.md): 2026 plans the jobs of verl_plugin/config, with the Python of "
         ".venv-2026/, without --time and --fewer-nodes (default: %(default)s)",
@@ -74,6 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     _add_options_of_fewer_nodes(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
+    options.cluster = options.cluster or ROOT / "scripts" / "env" / _CLUSTERS[options.stack]
     try:
         if options.picture and not options.time:
             raise ValueError("--picture draws the time of a step; give --time too")
@@ -125,10 +127,9 @@ def _add_options_of_the_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         type=Path,
-        default=ROOT / "scripts" / "env" / "a3_256_dies.env",
         metavar="FILE",
         help="the cluster's file, for CHIP, DIE_MEMORY, HCCL_BUFFSIZE and P2P_HCCL_BUFFSIZE (default: "
-        "scripts/env/a3_256_dies.env)",
+        "scripts/env/a3_256_dies.env, or with --stack 2026 one_node_2026.env there)",
     )
     parser.add_argument(
         "--cann-memory",

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.scripts.test_documents import commands
 from tests.scripts.test_one_node import ONE_CARD, PROBLEMS, ROOT, machine, words
 
 __all__ = ["machine"]  # a fixture of the other file
@@ -81,3 +82,42 @@ def test_run_continues_from_a_step_of_verl(machine, tmp_path):
     ended, (*_, train) = machine(SMALL, "--resume", step)
     assert ended.returncode == 0, ended.stderr
     assert f"trainer.resume_from_path='{step}'" in words(train) and "trainer.resume_mode=resume_path" in words(train)
+
+
+GUIDES = [ROOT / "docs" / f"first-hour-2026{language}.md" for language in ("", ".zh")]
+KINDS = {
+    "emulated": r"bash scripts/train_qwen3_\w+\.sh --emulate .*",  # tests/stack_2026/verl/test_launchers.py
+    "on NPUs": r"bash scripts/train_qwen3_\w+\.sh --model .*",
+    "checked": r"bash scripts/train_qwen3_\w+\.sh --check .*",  # the same file as emulated
+    "planned": r"\.venv-2026/bin/python scripts/plan\.py .*",  # tests/stack_2026/verl/test_job_plans.py
+    "verl's own": r"export PYTHONPATH=\$PWD|python3 -m verl\.trainer\.main_ppo .*",
+    "looked at": r"python3 -m webbrowser \S+|bash scripts/watch\.sh \S+",
+    "downloaded": r"(modelscope|hf) download .*|python3 -m pip install --no-deps verl==0\.9\.1",
+    "in the image": r"docker exec .*|bash scripts/run_container\.sh .*",
+    "printed": r"error: .*",  # tests/stack_2026/verl/test_jobs.py
+}
+
+
+def of_kind(guide, kind):
+    return [line.strip() for line in commands(guide.read_text()) if re.fullmatch(KINDS[kind], line.strip())]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_every_line_of_the_guide_has_a_kind(guide):
+    found = [kind for kind in KINDS for _ in of_kind(guide, kind)]
+    assert len(found) == len(commands(guide.read_text())) and set(found) == set(KINDS)
+
+
+@pytest.mark.parametrize("command", of_kind(GUIDES[0], "on NPUs"))
+def test_command_of_the_guide_trains(machine, tmp_path, command):
+    """Model and data that the reader has to have are stand-ins."""
+    arguments = words(command)
+    launcher = ROOT / arguments[1]
+    for option, stand_in in (("--model", tmp_path / "a model"), ("--data", PROBLEMS), ("--test-data", PROBLEMS)):
+        if option in arguments:
+            arguments[arguments.index(option) + 1] = str(stand_in)
+    if "--check" in arguments:
+        return  # by real verl: tests/stack_2026/verl/test_launchers.py
+    ended, calls = machine(launcher, *arguments[2:], given=False, NPUS="16")
+    assert ended.returncode == 0, ended.stderr
+    assert "--dry-run" in arguments or "verl.trainer.main_ppo" in calls[-1]

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from post_training.plan.verl_0_9_jobs import REMEDIES
+from rehearsal.plan import ROOT
 from scripts import plan
 from tests.stack_2026.verl.test_jobs import MODELS, ONE_CARD, ONE_NODE, keys, model_folder
 from verl_plugin.jobs import compose_job
@@ -71,7 +72,7 @@ def test_remedies_name_keys_of_verl():
         (["--time"], "--time is invalid with --stack 2026"),
         (["--fewer-nodes"], "--fewer-nodes is invalid with --stack 2026"),
         (["actor_rollout_ref.actor.megatron.param_offload=false"], "param_offload=false is invalid for a plan"),
-        (["algorithm.adv_estimator=gae"], "algorithm.adv_estimator=gae is invalid for a plan"),
+        (["algorithm.adv_estimator=gae", "critic.enable=false"], "algorithm.adv_estimator=gae is invalid for a plan"),
         (["trainer.n_gpus_per_node=12"], "is invalid"),
     ],
 )
@@ -80,3 +81,18 @@ def test_what_is_not_planned_is_one_sentence(capsys, tmp_path, more, says):
     assert plan.main(["--stack", "2026", "--config-name", ONE_NODE, "--model", str(file), *more]) == 2
     said = capsys.readouterr().err
     assert says in said and len(said.splitlines()) == 1, said
+
+
+@pytest.mark.parametrize("page", ["first-hour-2026.md", "first-hour-2026.zh.md"])
+def test_figures_of_the_page_are_those_of_the_plan(capsys, tmp_path, page):
+    cells = [line.split("|")[2:4] for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| ")]
+    shown = [[re.findall(r"\d+\.\d", cell) for cell in row] for row in cells]
+    for column, job in enumerate((ONE_CARD, ONE_NODE)):
+        _, found = figures(capsys, tmp_path, job)
+        phases = found["phases"]
+        names = ("weights", "engine_weights") if job == ONE_CARD else ("weights_training", "weights_rollout")
+        weights = [found[name] for name in names]
+        state = [found["gradients"], found["optimizer"]]
+        rows = [weights, state, [found["kv_cache"]], *([phases[name]] for name in ("reshard", "rollout", "update"))]
+        expected = [[f"{size / 1e9:.1f}" for size in row] for row in rows]
+        assert all(row in [each[column] for each in shown] for row in expected), expected
