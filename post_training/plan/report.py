@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 
 from post_training.plan.device import DeviceMemory, device_memory
@@ -59,7 +59,7 @@ class JobPlan:
     host: HostMemory
     weights_on_disk: int
     checkpoint: int
-    remedies: Mapping[str, str]
+    remedies: Mapping[str, str] = field(default_factory=lambda: REMEDIES)
 
     @property
     def checkpoints(self) -> int:
