@@ -23,6 +23,7 @@ from rehearsal.tiny_model.tokenizer import PUBLISHED_ENDS
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
 _STEPS_PER_LINE = 50
+_SWITCH = {"true": True, "false": False}
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
@@ -57,8 +58,10 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
 
 def _change(text: str) -> tuple[str, int]:
     key, _, value = text.partition("=")
+    if key and value in _SWITCH:
+        return key, _SWITCH[value]
     if not key or not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no KEY=N with a whole number N")
+        raise argparse.ArgumentTypeError(f"{text!r} is no KEY=N with a whole number N, true or false")
     return key, int(value)
 
 

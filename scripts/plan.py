@@ -11,6 +11,10 @@ Example: the job with true weights on dies of 64 GB; the seconds of its steps; a
     python scripts/plan.py --config-name deepseek_v3_256die_true_weight \
         --model deepseek-v3/config.json --fewer-nodes
 
+The same for the stack 2026:
+    .venv-2026/bin/python scripts/plan.py --stack 2026 \
+        --config-name qwen3_0_6b_gsm8k_one_card --model qwen3-0.6b/config.json
+
 Exit codes: 0 everything fits; 1 something does not; 2 the configuration is rejected.
 """
 
@@ -41,20 +45,29 @@ from post_training.plan.placement_text import parse_bytes  # noqa: E402
 from post_training.plan.report import JobPlan, Machine, describe, make_job_plan  # noqa: E402
 from post_training.plan.step_time.configured import read_cluster, step_job  # noqa: E402
 from post_training.plan.step_time.job import SPREAD, Cluster, StepJob  # noqa: E402
-from post_training.plan.step_time.picture import draw_time  # noqa: E402
 from post_training.plan.step_time.text import describe_time, time_estimates  # noqa: E402
+from post_training.plan.verl_0_9_jobs import make_verl_0_9_plan  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import FileError, read_object  # noqa: E402
 from verl_patches.trainer.configuration_checks.values import resolved  # noqa: E402
 
 CANN_MEMORY, DIE_MEMORY = "117MiB", "61GiB"
 _P2P = "P2P_HCCL_BUFFSIZE"
+_CLUSTERS = {"2025": "a3_256_dies.env", "2026": "one_node_2026.env"}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Plans; returns the exit code."""
     parser = CommandParser(description=__doc__)
-    parser.add_argument("--config-name", required=True, metavar="NAME", help="a file of verl_patches/trainer/config")
+    names = "a file of verl_patches/trainer/config, or of verl_plugin/config"
+    parser.add_argument("--config-name", required=True, metavar="NAME", help=names)
+    parser.add_argument(
+        "--stack",
+        choices=_CLUSTERS,
+        default="2025",
+        help="versions of upstream (docs/stacks.md): 2026 plans the jobs of verl_plugin/config, with the Python of "
+        ".venv-2026/, without --time and --fewer-nodes (default: %(default)s)",
+    )
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="the model's config.json")
     _add_options_of_the_machine(parser)
     parser.add_argument("--json", action="store_true", help="print bytes per die, or with --time seconds, as JSON")
@@ -62,18 +75,22 @@ def main(arguments: list[str] | None = None) -> int:
     _add_options_of_fewer_nodes(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
+    options.cluster = options.cluster or ROOT / "scripts" / "env" / _CLUSTERS[options.stack]
     try:
         if options.picture and not options.time:
             raise ValueError("--picture draws the time of a step; give --time too")
         if options.time and options.fewer_nodes:
             raise ValueError("--time and --fewer-nodes are two plans; take one of them away")
+        if options.stack == "2026" and (options.time or options.fewer_nodes):
+            asked = "--time" if options.time else "--fewer-nodes"
+            raise ValueError(f"{asked} is invalid with --stack 2026: only memory is planned there. Take it away")
         if options.time:
             print(_time(options))
             return 0
         machine = _machine(options)
         if options.fewer_nodes:
             return _show_fewer_nodes(options, machine)
-        plan = make_plan(*_configuration(options), machine)
+        plan = _plan(options, machine)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -110,10 +127,9 @@ def _add_options_of_the_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         type=Path,
-        default=ROOT / "scripts" / "env" / "a3_256_dies.env",
         metavar="FILE",
         help="the cluster's file, for CHIP, DIE_MEMORY, HCCL_BUFFSIZE and P2P_HCCL_BUFFSIZE (default: "
-        "scripts/env/a3_256_dies.env)",
+        "scripts/env/a3_256_dies.env, or with --stack 2026 one_node_2026.env there)",
     )
     parser.add_argument(
         "--cann-memory",
@@ -142,7 +158,7 @@ def _fitting(options: argparse.Namespace, plan: FsdpPlan) -> list[str]:
     found: list[tuple[int, float, str]] = []
     for more in suggestions(plan.job):
         try:
-            other = make_plan(*_configuration(options, more), plan.machine)
+            other = _plan(options, plan.machine, more)
         except ValueError:
             continue
         if not isinstance(other, FsdpPlan) or other.problems():
@@ -205,6 +221,18 @@ def _show_fewer_nodes(options: argparse.Namespace, machine: Machine) -> int:
     layouts = find_layouts(config, model["num_hidden_layers"], options.min_nodes, plan_of)
     print(json.dumps(asdict(layouts), indent=1) if options.json else describe_layouts(layouts))
     return 0 if layouts.fitting else 1
+
+
+def _plan(options: argparse.Namespace, machine: Machine, more: Sequence[str] = ()) -> JobPlan | FsdpPlan:
+    """The plan that the options ask for, with further overrides."""
+    if options.stack == "2025":
+        return make_plan(*_configuration(options, more), machine)
+    from verl_plugin.jobs import check_job, compose_job
+
+    model = read_model(options.model)
+    path = setting("actor_rollout_ref.model.path", options.model.parent)
+    config = check_job(compose_job(options.config_name, [path, *options.overrides, *more]), model)
+    return make_verl_0_9_plan(config, model, machine)
 
 
 def make_plan(config: dict[str, Any], model: Mapping[str, Any], swaps: bool, machine: Machine) -> JobPlan | FsdpPlan:
@@ -274,6 +302,8 @@ def _time(options: argparse.Namespace) -> str:
 
     step = job_on(cluster)
     if options.picture:
+        from post_training.plan.step_time.picture import draw_time  # matplotlib, which a plan does without
+
         draw_time(job_on, cluster, options.picture)
     return json.dumps(time_estimates(step, cluster), indent=1) if options.json else describe_time(step, cluster)
 

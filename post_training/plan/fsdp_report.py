@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 from post_training.plan.fsdp import OPTIMIZER_OFFLOAD, REMEDIES, FsdpJob, FsdpMemory, fsdp_memory
 from post_training.plan.report import Machine, beyond_the_die
@@ -13,11 +14,12 @@ SPARE = 0.2
 
 @dataclass(frozen=True)
 class FsdpPlan:
-    """A job and what it needs of a die. outside: what HCCL and CANN hold beside tensors."""
+    """A job and what it needs of a die. outside: what HCCL and CANN hold beside tensors. remedies: by phase."""
 
     job: FsdpJob
     machine: Machine
     device: FsdpMemory
+    remedies: Mapping[str, str] = field(default_factory=lambda: REMEDIES)
 
     @property
     def outside(self) -> int:
@@ -42,7 +44,7 @@ class FsdpPlan:
 
     def problems(self) -> list[str]:
         """What does not fit, one sentence each; empty if everything does."""
-        found = beyond_the_die(self.peaks(), self.machine.die, REMEDIES)
+        found = beyond_the_die(self.peaks(), self.machine.die, self.remedies)
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
                 f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "
@@ -55,15 +57,15 @@ class FsdpPlan:
         if self.problems() or self.left >= SPARE:
             return []
         phase = max(self.peaks(), key=lambda name: self.peaks()[name])
-        advice = REMEDIES[phase]
+        advice = self.remedies[phase]
         if phase in ("init", "reshard", "rollout") and not self.job.away_optimizer:
             advice = f"set {OPTIMIZER_OFFLOAD}, or {advice}"
         return [f"{self.left:.0%} of a die are left in {phase}, and {SPARE:.0%} are wise; {advice}"]
 
 
-def make_fsdp_plan(job: FsdpJob, machine: Machine) -> FsdpPlan:
+def make_fsdp_plan(job: FsdpJob, machine: Machine, remedies: Mapping[str, str] = REMEDIES) -> FsdpPlan:
     """Work out a job on FSDP."""
-    return FsdpPlan(job, machine, fsdp_memory(job, machine.die))
+    return FsdpPlan(job, machine, fsdp_memory(job, machine.die), remedies)
 
 
 def describe_fsdp(plan: FsdpPlan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 
 from post_training.plan.device import DeviceMemory, device_memory
@@ -50,7 +50,7 @@ class HostMemory:
 @dataclass(frozen=True)
 class JobPlan:
     """Everything that a job needs. `checkpoint` and `weights_on_disk` are bytes of the whole job; 0 where none is
-    written."""
+    written. remedies: by phase, and of the disk."""
 
     job: Job
     machine: Machine
@@ -59,6 +59,7 @@ class JobPlan:
     host: HostMemory
     weights_on_disk: int
     checkpoint: int
+    remedies: Mapping[str, str] = field(default_factory=lambda: REMEDIES)
 
     @property
     def checkpoints(self) -> int:
@@ -86,7 +87,7 @@ class JobPlan:
 
     def problems(self) -> list[str]:
         """What does not fit, one sentence each; empty if everything does."""
-        found = beyond_the_die(self.peaks(), self.machine.die, REMEDIES)
+        found = beyond_the_die(self.peaks(), self.machine.die, self.remedies)
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
                 f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "
@@ -97,7 +98,7 @@ class JobPlan:
         if self.machine.disk and self.checkpoints > self.machine.disk:
             found.append(
                 f"disk: {self.checkpoints / 1e9:.0f} GB of checkpoints, and {self.machine.disk / 1e9:.0f} are free; "
-                "lower actor_rollout_ref.overlay.checkpoint.keep_last, or set trainer.save_freq=-1"
+                f"{self.remedies['disk']}"
             )
         return found
 
@@ -119,6 +120,7 @@ REMEDIES = {
     "ref": "lower actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu, or use more pipeline stages",
     "values": "lower critic.ppo_micro_batch_size_per_gpu, or use more pipeline stages",
     "update_critic": "lower critic.ppo_micro_batch_size_per_gpu, or use more pipeline stages or dies",
+    "disk": "lower actor_rollout_ref.overlay.checkpoint.keep_last, or set trainer.save_freq=-1",
     "update": "let the optimizer's state stay on the host (--swap-optimizer), or use more pipeline stages or dies",
 }
 
@@ -132,7 +134,7 @@ def beyond_the_die(peaks: Mapping[str, int], die: int, remedies: Mapping[str, st
     ]
 
 
-def make_job_plan(job: Job, machine: Machine) -> JobPlan:
+def make_job_plan(job: Job, machine: Machine, remedies: Mapping[str, str] = REMEDIES) -> JobPlan:
     """Work out a job. Raises ValueError when the placements do not fit each other."""
     reshard, _ = plan_statistics(
         job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, relay=False
@@ -149,6 +151,7 @@ def make_job_plan(job: Job, machine: Machine) -> JobPlan:
         weights_on_disk=elements * job.itemsize,
         # Weights, and in float32 the main parameters and both moments.
         checkpoint=(elements + critics) * 12 if job.saves_every else 0,
+        remedies=remedies,
     )
 
 

@@ -7,11 +7,13 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from post_training.command_parser import CommandParser
 from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
 from post_training.masking import masked_output
 from post_training.terminal import escape_output
+from rehearsal.stack_2026.jobs import JOBS
 from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, WEIGHTS, Options, Plan, make_plan
 
 DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
@@ -27,6 +29,9 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = CommandParser(prog="rehearse.sh --stack 2026", description=_DESCRIPTION)
     default = "(default: %(default)s)"
+    job = "a job of verl_plugin/config to scale down; model, backend and weights are its own"
+    parser.add_argument("--job", choices=JOBS, metavar="NAME", help=job)
+    parser.add_argument("--data", type=Path, metavar="FILE", help="problems to train on (default: arithmetic)")
     model = f"family of the tiny model: {', '.join(MODELS)} {default}"
     parser.add_argument("--model", choices=MODELS, default=Options.model, metavar="NAME", help=model)
     backend = f"training engine: {', '.join(BACKENDS)} {default}"
@@ -47,7 +52,26 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides for the training")
     values = vars(parser.parse_args(arguments))
     dry_run = values.pop("dry_run")
+    if values["job"] is not None:
+        _take_job(parser, values)
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
+
+
+def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
+    """Put what a job decides into the values of the options; what the user gave otherwise stays."""
+    job = JOBS[values["job"]]
+    for name in ("model", "backend", "weights"):
+        if values[name] != parser.get_default(name):
+            parser.error(f"--{name}={values[name]} is invalid: --job has its own. Take one of the two away")
+    values |= {"model": job.model, "backend": job.backend, "precision": "bfloat16"}
+    for override in values["overrides"]:
+        key, _, number = override.partition("=")
+        # The launcher's user says it as on NPUs; the layout follows the dies.
+        if key == "trainer.n_gpus_per_node" and number.isdecimal():
+            values["dies"] = int(number)
+    for name in ("dies", "steps"):
+        if values[name] == parser.get_default(name):
+            values[name] = getattr(job, name)
 
 
 def print_plan(plan: Plan) -> None:

@@ -6,7 +6,7 @@ Needs nothing but the standard library. Keys are verl's own; what is not named h
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,11 @@ from rehearsal.plan import (
     RUNS,
     checkpoint_folder,
 )
+from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
+JOB_FOLDER = ROOT / "verl_plugin" / "config"
 MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
 BACKENDS = ("megatron", "fsdp2")
 PRECISIONS = ("float32", "bfloat16")
@@ -54,7 +56,8 @@ class Options:
     """The user's choices. ``model`` is one of `MODELS`, ``backend`` one of `BACKENDS`; ``dies`` are emulated.
 
     ``weights`` is how they reach the rollout, one of `WEIGHTS`: by this project's plugin or by verl's own way.
-    ``precision`` is the type in which training and rollout compute, one of `PRECISIONS`.
+    ``precision`` is the type in which training and rollout compute, one of `PRECISIONS`. ``job`` is a configuration of
+    `verl_plugin/config` to scale down, which decides how weights move; None for the rehearsal's own job.
     """
 
     model: str = "deepseek_v3"
@@ -67,6 +70,8 @@ class Options:
     weights: str = "alltoallv"
     output: Path | None = None
     overrides: tuple[str, ...] = ()
+    data: Path | None = None
+    job: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,14 +112,17 @@ class Plan:
         """Makes the tiny checkpoint with its tokenizer."""
         command = [sys.executable, str(CHECKPOINT_SCRIPT), "--output", str(self.checkpoint)]
         command.append("--published-end")
-        for key, value in CHANGES.get(self.options.model, {}).items():
+        for key, value in changes_of(self.options).items():
             command += ["--set", f"{key}={value}"]
         return [*command, "--model-type", self.options.model, "--seed", str(CHECKPOINT_SEED)]
 
     def data_command(self) -> list[str]:
         """Makes the two parquet files."""
         command = [sys.executable, str(ROOT / "scripts" / "json_to_parquet.py"), "--data_source", DATASET]
-        command += ["--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
+        if self.options.data is None:
+            command += ["--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
+        else:
+            command += ["--json_path", str(self.options.data), "--seed", str(self.options.seed)]
         return [*command, "--output_dir", str(self.output / "data")]
 
     def run_command(self) -> list[str]:
@@ -124,13 +132,20 @@ class Plan:
 
     def overrides(self) -> Iterator[str]:
         """Hydra overrides of verl's own configuration; those of the user come after them and win."""
-        if self.options.backend == "megatron":
+        options = self.options
+        if options.job is not None:
+            yield from (f"--config-path={JOB_FOLDER}", f"--config-name={options.job}")
+        elif options.backend == "megatron":
             yield from ("--config-path=config", "--config-name=ppo_megatron_trainer.yaml")
         yield from _paths(self)
-        yield from _task(self.options)
-        yield from _rollout(self.options)
-        yield from _megatron(self.options) if self.options.backend == "megatron" else _fsdp(self.options)
-        yield from _plugins(self.options)
+        if options.job is None:
+            yield from _task(options)
+            yield from _rollout(options)
+            yield from _megatron(options) if options.backend == "megatron" else _fsdp(options)
+            yield from _plugins(options)
+        else:
+            yield "reward.custom_reward_function.name=compute_score"
+            yield from scaled_down(JOBS[options.job], options.steps, options.seed, options.dies)
         yield from _processes(self)
 
     def environment(self) -> dict[str, str]:
@@ -160,14 +175,19 @@ class Plan:
 
 def make_plan(options: Options, time_name: str) -> Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
-    return Plan(options, absolute(options.output or RUNS / time_name), checkpoint_folder(checkpoint_key(options.model)))
+    return Plan(options, absolute(options.output or RUNS / time_name), checkpoint_folder(checkpoint_key(options)))
 
 
-def checkpoint_key(model: str) -> str:
-    """A hash of everything that the tiny checkpoint of a family is made from, with the libraries of this stack."""
+def changes_of(options: Options) -> Mapping[str, int | str]:
+    """Other values of the tiny model's config.json."""
+    return CHANGES.get(options.model, {}) if options.job is None else JOBS[options.job].changes
+
+
+def checkpoint_key(options: Options) -> str:
+    """A hash of everything that the tiny checkpoint is made from, with the libraries of this stack."""
     sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py")), DEFAULT_TRAIN_DATA]
     sources += [ROOT / "requirements" / "2026" / "runtime.lock"]
-    digest = hashlib.sha256(f"2026 {model} {CHANGES.get(model)} {CHECKPOINT_SEED}".encode())
+    digest = hashlib.sha256(f"2026 {options.model} {changes_of(options) or None} {CHECKPOINT_SEED}".encode())
     for path in sources:
         digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
     return digest.hexdigest()[:16]

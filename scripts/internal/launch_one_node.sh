@@ -15,13 +15,16 @@ Usage: bash scripts/train_qwen2_5_{0_5b_gsm8k,1_5b_math_one_card}.sh
            [OPTIONS] [-- KEY=VALUE...]
        bash scripts/train_qwen2_5_vl_{3b_geo3k_one_card,7b_geo3k}.sh
            [OPTIONS] [-- KEY=VALUE...]
+       bash scripts/train_qwen3_{0_6b_gsm8k_one_card,30b_a3b_gsm8k_one_node}.sh
+           [OPTIONS] [-- KEY=VALUE...]   stack 2026: docs/first-hour-2026.md
 
 Trains on the NPUs of this machine; with --emulate on emulated ones, with a
 tiny model of the same family. Stops everything that it starts.
 
-  --emulate         no NPU, no download: set up .venv/, make model and data,
-                    train, and write a report
-  --chip NAME       with --emulate: the chip to emulate, a2 or a3 (default: a3)
+  --emulate         no NPU, no download: set up the environment, make model and
+                    data, train, and write a report
+  --chip NAME       with --emulate: the chip to emulate, a2 or a3 (default: a3;
+                    not for Qwen3, which takes a2)
   --model DIR       folder of the published model (not with --emulate)
   --data FILE       problems with answers: GSM8K's .jsonl, MATH's or
                     DeepScaleR's .json, or .parquet; for Qwen2.5-VL,
@@ -35,7 +38,9 @@ tiny model of the same family. Stops everything that it starts.
                     --output, step 1 if there is none; or never; with --emulate,
                     the run's own options apply
   --settings FILE   the vendor's scripts and variables of this machine (not
-                    with --emulate; default: scripts/env/one_node.env)
+                    with --emulate; default: scripts/env/one_node.env, and for
+                    Qwen3 one_node_2026.env)
+  --check           check data, configuration and memory of a die, without NPUs
   --dry-run         print the commands, and start nothing
   --help            print this
   -- KEY=VALUE...   Hydra overrides for the training
@@ -55,13 +60,14 @@ main() {
     [[ ${1:-} != --help ]] || { usage; return; }
     local configuration=$1 dies=$2 name
     shift 2
-    declare -g emulate=false dry_run=false model='' data='' test_data='' chip='' steps='' output='' settings='' going_on=''
+    declare -g emulate=false dry_run=false check=false model='' data='' test_data='' chip='' steps='' output='' settings='' going_on=''
     declare -ga overrides=() resume=()
     while (($#)); do
         case $1 in
             --help) usage; return ;;
             --emulate) emulate=true; shift ;;
             --dry-run) dry_run=true; shift ;;
+            --check) check=true; shift ;;
             --model | --data | --test-data | --chip | --steps | --output | --settings)
                 argument_require_value "$1" $#
                 case $1 in
@@ -77,7 +83,7 @@ main() {
             --resume)
                 argument_require_value "$1" $#
                 going_on=$2
-                settings_resume "$2"
+                settings_resume "$2" "$(one_node_step_file "$project_root" "$configuration")"
                 shift 2
                 ;;
             --)
@@ -91,9 +97,10 @@ main() {
     inherited_drop "$project_root"
     one_node_resume
     if $emulate; then
+        ! $check || fail "--check is invalid with --emulate: a rehearsal checks the job itself. Take one of the two away."
         one_node_emulate "$project_root" "$configuration"
     else
-        one_node_train "$project_root" "$configuration" "$dies"
+        one_node_train "$project_root" "$configuration" "$dies" "$(one_node_stack "$project_root" "$configuration")"
     fi
 }
 

@@ -10,11 +10,37 @@ one_node_resume() {
     output=$(realpath -m -- "$going_on/../..")
 }
 
+# Prints the stack of a configuration: that in whose folder it lies.
+one_node_stack() {
+    local root=$1 configuration=$2
+    if [[ -f $root/verl_plugin/config/$configuration.yaml ]]; then
+        printf '2026\n'
+    else
+        printf '%s\n' "$ENVIRONMENT_DEFAULT_STACK"
+    fi
+}
+
+# Prints the file of a step's folder that is written last: verl 0.9 has the state of its data loader there.
+one_node_step_file() {
+    if [[ $(one_node_stack "$@") == 2026 ]]; then
+        printf 'data.pt\n'
+    else
+        printf 'trainer.json\n'
+    fi
+}
+
 # Becomes a rehearsal of the job on emulated dies.
 one_node_emulate() {
-    local root=$1 configuration=$2 python
+    local root=$1 configuration=$2 python stack module=rehearsal
+    stack=$(one_node_stack "$root" "$configuration")
     [[ -z $model ]] || fail "--model $model: --emulate makes a tiny model of its own; take one of the two options away."
     [[ -z $test_data ]] || fail "--test-data $test_data: --emulate holds a part of --data out; take the option away."
+    if [[ $stack == 2026 ]]; then
+        module=rehearsal.stack_2026
+        [[ -z $chip || $chip == a2 ]] || fail "--chip=$chip is invalid: this job is rehearsed on an Atlas A2, for which its vllm-ascend is built. Take the option away."
+        chip=''
+        [[ -z $going_on ]] || fail "--resume=$going_on is invalid with --emulate: a rehearsal of this job saves nothing. Take the option away."
+    fi
     local options=(--job "$configuration")
     output=${output:-$(one_node_folder "$root" "$configuration")}
     if [[ $going_on != never && ${#resume[@]} -gt 0 ]] && [[ $going_on != auto || -f $output/rehearsal.json ]]; then
@@ -29,15 +55,15 @@ one_node_emulate() {
         [[ -z $steps ]] || options+=(--steps "$steps")
         options+=(--output "$output")
     fi
-    python=$root/.venv/bin/python
+    python=$(environment_folder "$root" "$stack")/bin/python
     if $dry_run; then
         options+=(--dry-run)
         [[ -x $python ]] || python=$(environment_find_python)
     else
-        environment_ensure "$root"
+        environment_ensure "$root" "$stack"
     fi
     export PYTHONPATH=$root TOKENIZERS_PARALLELISM=false
-    exec "$python" -m rehearsal "${options[@]}" -- "${overrides[@]}"
+    exec "$python" -m "$module" "${options[@]}" -- "${overrides[@]}"
 }
 
 # Prints a folder for the files of a run that starts now.
@@ -48,40 +74,70 @@ one_node_folder() {
 
 # Checks the machine, makes the parquet files, checks the configuration, and becomes the training.
 one_node_train() {
-    local root=$1 configuration=$2 dies=$3 name entry scripts=()
+    local root=$1 configuration=$2 dies=$3 stack=$4 name entry scripts=() python=python3
     local -A given=()
-    local names=() environment=() convert train die_memory
+    local names=() environment=() convert train reject die_memory=''
     one_node_require_input
-    settings=${settings:-$root/scripts/env/one_node.env}
+    settings=${settings:-$root/scripts/env/one_node$(one_node_suffix "$stack").env}
     settings_read "$settings" given names
     [[ -n ${given[CANN_ENV]:-} ]] || fail "$settings does not set CANN_ENV; scripts/env/one_node.env says what it is."
     for name in "${names[@]}"; do
         [[ $name == CANN_ENV ]] || environment+=("$name=${given[$name]}")
     done
+    ! $check || one_node_check_folder
     output=$(realpath -m -- "${output:-$(one_node_folder "$root" "$configuration")}")
+    [[ $stack != 2026 ]] || environment+=("VERL_FILE_LOGGER_PATH=$output/verl_metrics.jsonl" "TENSORBOARD_DIR=$output/tensorboard")
     dies=$(one_node_dies "$dies")
     [[ ! $dies =~ ^[1-9][0-9]{0,3}$ ]] || inherited_check_visible "$dies" "${environment[@]}"
-    convert=(python3 scripts/json_to_parquet.py --output_dir "$output/data" --json_path "$(realpath -- "$data")")
+    ! $check || python=$(one_node_python "$root" "$stack")
+    convert=("$python" scripts/json_to_parquet.py --output_dir "$output/data" --json_path "$(realpath -- "$data")")
     [[ -z $test_data ]] || convert+=(--test_json_path "$(realpath -- "$test_data")")
-    one_node_command "$configuration" "$output" "$(realpath -- "$model")"
+    one_node_command "$root" "$configuration" "$output" "$(realpath -- "$model")"
     if $dry_run; then
         one_node_show "$root" "${given[CANN_ENV]}" | masking_show "$root"
         return
     fi
-    entry=$(settings_cann_scripts "${given[CANN_ENV]}")
-    [[ -z $entry ]] || mapfile -t scripts <<<"$entry"
-    settings_source "${scripts[@]}"
+    if ! $check; then
+        entry=$(settings_cann_scripts "${given[CANN_ENV]}")
+        [[ -z $entry ]] || mapfile -t scripts <<<"$entry"
+        settings_source "${scripts[@]}"
+    fi
     for entry in "${environment[@]}"; do
         export "${entry?}"
     done
     export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
     cd "$root" || fail "$root cannot be entered."
-    one_node_require_dies "$dies"
+    $check || one_node_require_dies "$dies"
     "${convert[@]}" || exit $?
-    "${train[@]}" --check >/dev/null || exit $?
+    "${reject[@]}" >/dev/null || exit $?
     one_node_plan "$configuration"
+    if $check; then
+        say "$configuration passes every check; nothing was started"
+        return
+    fi
     say "training; results are in $output"
     exec "${train[@]}"
+}
+
+# Prints what the names of a stack's settings end with.
+one_node_suffix() {
+    [[ $1 == "$ENVIRONMENT_DEFAULT_STACK" ]] || printf '_%s' "$1"
+}
+
+# Gives a check a folder for its parquet files that is gone afterwards.
+one_node_check_folder() {
+    [[ -z $output ]] || fail "--output=$output is invalid with --check: nothing is kept. Take one of the two away."
+    output=$(mktemp -d)
+    # shellcheck disable=SC2064 # this folder, whatever the variable is at the end
+    trap "rm -rf $(printf '%q' "$output")" EXIT
+}
+
+# Prints the Python that a check without NPUs runs with: the environment's, or in an image the image's own.
+one_node_python() {
+    local python
+    python=$(environment_folder "$1" "$2")/bin/python
+    [[ -x $python ]] || python=python3
+    printf '%s\n' "$python"
 }
 
 # Fails unless model and data are given.
@@ -93,11 +149,13 @@ one_node_require_input() {
     [[ -n $data ]] || fail "--data is missing: give a file of problems with answers; --emulate has arithmetic of its own."
 }
 
-# Prints the memory that the job needs of a die, by phase, and fails where it has less. Needs die_memory.
+# Prints the memory that the job needs of a die, by phase, and fails where it has less.
 one_node_plan() {
     local configuration=$1 status=0
-    python3 scripts/plan.py --config-name "$configuration" --model "$(realpath -- "$model")/config.json" \
-        --die-memory "$die_memory" --cluster "$settings" "${overrides[@]}" || status=$?
+    local options=(--config-name "$configuration" --model "$(realpath -- "$model")/config.json")
+    [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]] || options+=(--stack "$stack")
+    [[ -z $die_memory ]] || options+=(--die-memory "$die_memory")
+    "$python" scripts/plan.py "${options[@]}" --cluster "$settings" "${overrides[@]}" || status=$?
     ((status != 1)) || fail "the job does not fit a die of this machine, as DOES NOT FIT says above; change what it names after --."
     ((status == 0)) || exit "$status"
 }
@@ -126,19 +184,32 @@ print(n.device_count(), n.get_device_properties(0).total_memory if n.device_coun
     fi
 }
 
-# Works out the training's command as the caller's array train.
+# Works out the training's command and that of its check, as the caller's arrays train and reject.
 one_node_command() {
-    local configuration=$1 folder=$2 weights=$3
-    train=(
-        python3 -m verl_patches.trainer.main_ppo --config-name "$configuration"
+    local root=$1 configuration=$2 folder=$3 weights=$4
+    local own=(
         "actor_rollout_ref.model.path=$(settings_quoted "$weights")"
         "data.train_files=[$(settings_quoted "$folder/data/train.parquet")]"
         "data.val_files=[$(settings_quoted "$folder/data/test.parquet")]"
-        "actor_rollout_ref.overlay.measure.output_dir=$(settings_quoted "$folder")"
-        "trainer.default_local_dir=$(settings_quoted "$folder/checkpoints")"
     )
-    [[ -z $steps ]] || train+=("trainer.total_training_steps=$steps")
-    train+=("${resume[@]}" "${overrides[@]}")
+    if [[ $stack == 2026 ]]; then
+        own+=("reward.custom_reward_function.path=$(settings_quoted "$root/verl_patches/utils/reward/rule_reward.py")")
+        own+=(reward.custom_reward_function.name=compute_score)
+    else
+        own+=("actor_rollout_ref.overlay.measure.output_dir=$(settings_quoted "$folder")")
+    fi
+    own+=("trainer.default_local_dir=$(settings_quoted "$folder/checkpoints")")
+    [[ -z $steps ]] || own+=("trainer.total_training_steps=$steps")
+    own+=("${resume[@]}" "${overrides[@]}")
+    if [[ $stack == 2026 ]]; then
+        # verl's own entry point, which finds the job by Hydra's options.
+        train=("$python" -m verl.trainer.main_ppo "--config-path=$root/verl_plugin/config" "--config-name=$configuration")
+        train+=("hydra.run.dir=$(settings_quoted "$folder/hydra")" "${own[@]}")
+        reject=("$python" -m verl_plugin.jobs --config-name "$configuration" "${own[@]}")
+    else
+        train=("$python" -m verl_patches.trainer.main_ppo --config-name "$configuration" "${own[@]}")
+        reject=("${train[@]}" --check)
+    fi
 }
 
 # Prints what a run would do: lines that begin with source, export, cd and run are what it runs, in this order.

@@ -49,15 +49,16 @@ settings_quoted() {
     printf "'%s'" "$(printf '%s' "$1" | sed -E "s/(\\\\*)'/\\1\\1\\\\'/g; s/(\\\\+)\$/\\1\\1/")"
 }
 
-# Turns the value of --resume into settings of the training, the caller's array resume.
+# Turns the value of --resume into settings of the training, the caller's array resume. A complete step has FILE.
 # shellcheck disable=SC2034 # the caller's array
 settings_resume() {
+    local file=${2:-trainer.json}
     case $1 in
         auto) resume=(trainer.resume_mode=auto) ;;
         never) resume=(trainer.resume_mode=disable) ;;
         *)
-            [[ -f $1/trainer.json ]] ||
-                fail "--resume is \"$1\", which is no folder of a complete step (global_step_N with trainer.json): give such a folder, auto or never."
+            [[ -f $1/$file ]] ||
+                fail "--resume is \"$1\", which is no folder of a complete step (global_step_N with $file): give such a folder, auto or never."
             resume=(trainer.resume_mode=resume_path "trainer.resume_from_path=$(settings_quoted "$(realpath "$1")")")
             ;;
     esac

@@ -21,6 +21,7 @@ FOR_USERS = [
     "evaluation",
     "failure-signs",
     "first-hour",
+    "first-hour-2026",
     "glossary",
     "not-supported",
     "operations",

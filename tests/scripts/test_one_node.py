@@ -181,14 +181,29 @@ def test_a_configuration_that_rejected_is_not_trained(machine):
     assert ended.returncode == 2 and len(calls) == 2 and "--check" in calls[-1]
 
 
-def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
-    """By the entry point itself, on a folder that describes a model."""
-    described = tmp_path / "described"
+def described_model(folder: Path, tokenizer: Path) -> Path:
+    """A folder with all files of a model but its weights."""
+    described = folder / "described"
     described.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(inputs[0] / name, described)
+        shutil.copy(tokenizer / name, described)
     qwen = NAMED | dict(zip(NAMES, QWEN["0.5B"][0], strict=True))
     (described / "config.json").write_text(json.dumps(qwen | {"vocab_size": 512}))
+    return described
+
+
+def test_check_plans_the_job_and_starts_nothing(tmp_path, inputs):
+    given = ("--check", "--model", described_model(tmp_path, inputs[0]), "--data", PROBLEMS)
+    small = ("data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=64")
+    for more, code, says in (((), 0, "nothing was started"), (("trainer.savefreq=1",), 2, "trainer.save_freq")):
+        ended = subprocess.run(["bash", ONE_CARD, *given, "--", *small, *more], capture_output=True, text=True)
+        assert ended.returncode == code and says in ended.stdout + ended.stderr, ended.stdout + ended.stderr
+        assert ("everything fits" in ended.stdout) == (code == 0)
+
+
+def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
+    """By the entry point itself, on a folder that describes a model."""
+    described = described_model(tmp_path, inputs[0])
     for launcher in (ONE_CARD, EIGHT_DIES):
         shown, _ = machine(launcher, "--dry-run", "--model", described)
         *_, convert, train = (words(line)[2:] for line in shown.stdout.splitlines() if line.startswith("run "))

@@ -32,8 +32,9 @@ def test_installed_packages_are_taken_for_this_stack():
     PINS.require_environment()
 
 
-def test_every_variable_has_the_reader_that_is_named():
-    found = variables(ENVIRONMENT_FILES["2026"])
+@pytest.mark.parametrize("name", ["rehearsal_2026.env", "one_node_2026.env"])
+def test_every_variable_has_the_reader_that_is_named(name):
+    found = variables(ENVIRONMENT_FILES["2026"].with_name(name))
     assert len(found) > 5 and [name for name, reader in found if not has_reader(name, reader)] == []
 
 

@@ -1,0 +1,191 @@
+"""Jobs of verl 0.9's own keys, the stack 2026, in the plan's terms; training sleeps on the host while vLLM is awake.
+
+Activations follow the formulas of the stack 2025, whose constants were measured there: an estimate for this verl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from post_training.layouts.layout import RolloutPlacement, TrainPlacement
+from post_training.models.families import sizes_of, table_for
+from post_training.plan.device import Rank
+from post_training.plan.fsdp import FsdpJob
+from post_training.plan.fsdp_report import FsdpPlan, make_fsdp_plan
+from post_training.plan.job import Job, Recomputation, sequences_of
+from post_training.plan.report import JobPlan, Machine, make_job_plan
+
+_LAYER, _OUTPUT_LAYER, _ACTOR = "model.layers.0.", "lm_head.weight", "actor_rollout_ref.actor"
+_ENGINE = "lower actor_rollout_ref.rollout.gpu_memory_utilization"
+_BUCKETS = (
+    "lower additional_config.alltoallv.bucket_megabytes and "
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+)
+_FORWARD = "lower {}.log_prob_max_token_len_per_gpu"
+REMEDIES = {
+    "init": _ENGINE,
+    "idle": "raise actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "reshard": _BUCKETS,
+    "rollout": _ENGINE,
+    "old_log_prob": _FORWARD.format("actor_rollout_ref.rollout"),
+    "ref": _FORWARD.format("actor_rollout_ref.ref"),
+    "update": f"lower {_ACTOR}.ppo_max_token_len_per_gpu, or use more dies",
+    "disk": "lower trainer.max_actor_ckpt_to_keep, or set trainer.save_freq=-1",
+}
+
+
+def make_verl_0_9_plan(config: Mapping[str, Any], model: Mapping[str, Any], machine: Machine) -> JobPlan | FsdpPlan:
+    """The plan of a resolved configuration that `check_job` of `verl_plugin.jobs` has passed.
+
+    Raises:
+        ValueError: a critic is trained, or Megatron's weights or optimizer stay on the die, which is not planned.
+    """
+    if config["algorithm"]["adv_estimator"] == "gae":
+        raise ValueError(
+            "algorithm.adv_estimator=gae is invalid for a plan of the stack 2026: it has no critic. Set it to grpo."
+        )
+    staged, handed = _buckets(config)
+    if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
+        plan = make_fsdp_plan(read_verl_0_9_fsdp_job(config, model), machine, remedies=REMEDIES)
+        return replace(plan, device=replace(plan.device, phases=_with(plan.device.phases, 2 * staged + handed)))
+    job_plan = make_job_plan(read_verl_0_9_job(config, model), machine, remedies=REMEDIES)
+    device = replace(job_plan.device, phases=_with(job_plan.device.phases, handed))
+    # vLLM-Ascend sleeps at level 1: what it serves is copied to the host.
+    away = job_plan.host.away + device.weights_rollout * job_plan.job.dies_per_node
+    return replace(job_plan, device=device, host=replace(job_plan.host, away=away))
+
+
+def _with(phases: Mapping[str, int], hand_over: int) -> dict[str, int]:
+    """The phases, with the memory through which weights move beside both copies of them."""
+    return {**phases, "reshard": phases["reshard"] + hand_over}
+
+
+def _buckets(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes that alltoallv stages in each direction, 0 without it, and that verl hands over within a die."""
+    rollout = config["actor_rollout_ref"]["rollout"]
+    own = (rollout["engine_kwargs"]["vllm"].get("additional_config") or {}).get("alltoallv") or {}
+    return own.get("bucket_megabytes", 0) << 20, rollout["checkpoint_engine"]["update_weights_bucket_megabytes"] << 20
+
+
+def read_verl_0_9_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJob:
+    """A job on FSDP2. Raises ValueError for a model without layouts, or a rollout that does not fit it."""
+    node, data = config["actor_rollout_ref"], config["data"]
+    actor, rollout = node["actor"], node["rollout"]
+    dies, tp = _dies(config), rollout["tensor_model_parallel_size"]
+    longest, table = data["max_prompt_length"] + data["max_response_length"], table_for(model)
+    placement = RolloutPlacement(tp=tp, dp=1, ep=1, instances=dies // tp, shared_expert_replicated=False)
+    elements = {name: prod(shape) for name, shape in table.shapes.items()}
+    micro = sequences_of(actor, "", "ppo_", longest)
+    replicas = dies // actor["ulysses_sequence_parallel_size"]
+    return FsdpJob(
+        sizes=sizes_of(model),
+        elements=sum(elements.values()),
+        output_layer=elements.get(_OUTPUT_LAYER, 0),
+        layer=sum(size for name, size in elements.items() if name.startswith(_LAYER)),
+        engine=Rank.of(table.vllm_ascend(placement, 0)).elements,
+        dies=dies,
+        rollout_tp=tp,
+        itemsize=_itemsize(rollout),
+        prompts=data["train_batch_size"],
+        responses=rollout["n"],
+        sequence_tokens=longest,
+        response_tokens=data["max_response_length"],
+        micro_update=micro,
+        micro_old=sequences_of(rollout, "log_prob_", "log_prob_", longest),
+        micro_reference=sequences_of(node["ref"], "log_prob_", "log_prob_", longest),
+        entropy=actor["entropy_coeff"] != 0,
+        accumulates=actor["ppo_mini_batch_size"] * rollout["n"] // replicas > micro,
+        recomputes=node["model"]["enable_gradient_checkpointing"],
+        away_parameters=actor["fsdp_config"]["param_offload"],
+        away_optimizer=actor["fsdp_config"]["optimizer_offload"],
+        forward_tokens=rollout["max_num_batched_tokens"],
+        engine_sequences=rollout["max_num_seqs"],
+        utilization=rollout["gpu_memory_utilization"],
+        blocks=rollout["engine_kwargs"]["vllm"].get("num_gpu_blocks_override"),
+        by_rows=True,
+    )
+
+
+def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Job:
+    """A job on Megatron-core. Raises ValueError for a placement without layouts, or training that stays on the die."""
+    node, data = config["actor_rollout_ref"], config["data"]
+    actor, rollout = node["actor"], node["rollout"]
+    for key in ("param_offload", "optimizer_offload"):
+        if not actor["megatron"][key]:
+            raise ValueError(
+                f"{_ACTOR}.megatron.{key}=false is invalid for a plan: it has training and rollout on the die in turn. "
+                "Set it to true."
+            )
+    longest, table = data["max_prompt_length"] + data["max_response_length"], table_for(model)
+    dies, staged = _dies(config), _buckets(config)
+    return Job(
+        sizes=sizes_of(model),
+        table=table,
+        train=_train_placement(actor["megatron"], table.layers, dies),
+        rollout=_rollout_placement(rollout, dies),
+        itemsize=_itemsize(rollout),
+        prompts=data["train_batch_size"],
+        responses=rollout["n"],
+        sequence_tokens=longest,
+        update_tokens=actor["ppo_max_token_len_per_gpu"] if actor["use_dynamic_bsz"] else None,
+        micro_update=sequences_of(actor, "", "ppo_", longest),
+        micro_reference=sequences_of(node["ref"], "log_prob_", "log_prob_", longest),
+        engine_sequences=rollout["max_num_seqs"],
+        forward_tokens=rollout["max_num_batched_tokens"],
+        chunks_prompts=rollout["enable_chunked_prefill"],
+        utilization=rollout["gpu_memory_utilization"],
+        blocks=rollout["engine_kwargs"]["vllm"].get("num_gpu_blocks_override"),
+        bucket_bytes=staged[0] or staged[1],
+        dies_per_node=config["trainer"]["n_gpus_per_node"],
+        recomputation=_recomputation(actor["megatron"]["override_transformer_config"]),
+        saves_every=max(config["trainer"]["save_freq"], 0),
+        keeps=config["trainer"]["max_actor_ckpt_to_keep"] or 0,
+        swaps_optimizer=False,
+        weighs_in_float32=True,  # the larger of both: which one MindSpeed's layers do is their options' to say
+    )
+
+
+def _dies(config: Mapping[str, Any]) -> int:
+    return int(config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"])
+
+
+def _itemsize(rollout: Mapping[str, Any]) -> int:
+    return 4 if rollout["dtype"] == "float32" else 2
+
+
+def _train_placement(megatron: Mapping[str, Any], layers: int, dies: int) -> TrainPlacement:
+    """Experts that are whole lie on the tensor-parallel ranks too, as `moe_tp_extend_ep` of MindSpeed says it."""
+    tp, pp, ep = (megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "expert_model"))
+    whole = (megatron["expert_tensor_parallel_size"] or tp) == 1
+    return TrainPlacement(
+        tp=tp,
+        pp=pp,
+        ep=max(ep // tp, 1) if whole else ep,
+        dp=dies // (tp * pp),
+        num_layer_list=(layers // pp,) * pp,
+        moe_tp_extend_ep=whole,
+    )
+
+
+def _rollout_placement(rollout: Mapping[str, Any], dies: int) -> RolloutPlacement:
+    tp, dp = rollout["tensor_model_parallel_size"], rollout["data_parallel_size"]
+    size = tp * dp
+    return RolloutPlacement(
+        tp=tp,
+        dp=dp,
+        ep=size if rollout["expert_parallel_size"] > 1 else 1,
+        instances=dies // size,
+        shared_expert_replicated=False,
+    )
+
+
+def _recomputation(transformer: Mapping[str, Any]) -> Recomputation | None:
+    granularity = transformer.get("recompute_granularity")
+    if granularity is None:
+        return None
+    if granularity == "selective":
+        return Recomputation("selective")
+    return Recomputation("full", transformer["recompute_method"], transformer["recompute_num_layers"])

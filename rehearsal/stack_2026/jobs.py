@@ -1,0 +1,70 @@
+"""The jobs of `verl_plugin/config` scaled down to emulated dies, and the keys that this takes; others are the job's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+_ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+_VLLM = f"{_ROLLOUT}.engine_kwargs.vllm"
+_ENGINES = "verl_plugin.alltoallv.engines"
+
+
+@dataclass(frozen=True)
+class ScaledJob:
+    """How a job of one node becomes one of emulated dies.
+
+    Attributes:
+        model: the tiny model's family.
+        backend: the job's training engine.
+        dies: emulated dies, where the user asks for no other number.
+        steps: of training, where the user asks for no other number.
+        changes: other values of the tiny model's config.json, as published.
+    """
+
+    model: str
+    backend: str
+    dies: int
+    steps: int = 10
+    changes: Mapping[str, int | str] = field(default_factory=dict)
+
+
+JOBS = {
+    "qwen3_0_6b_gsm8k_one_card": ScaledJob("qwen3", "fsdp2", dies=1, changes={"tie_word_embeddings": "true"}),
+    "qwen3_30b_a3b_gsm8k_one_node": ScaledJob("qwen3_moe", "megatron", dies=4),
+}
+
+
+def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[str]:
+    """Hydra overrides that make the job one of a tiny model, short answers and few processes.
+
+    Algorithm, engines, offloading, micro batches by tokens, and how weights move stay the job's own.
+    """
+    yield from ("data.train_batch_size=16", f"{_ACTOR}.ppo_mini_batch_size=8")
+    yield from ("data.max_prompt_length=16", "data.max_response_length=10")
+    yield from ("data.dataloader_num_workers=0", f"data.seed={seed}", f"{_ACTOR}.data_loader_seed={seed}")
+    yield from (f"{_ACTOR}.ppo_max_token_len_per_gpu=1024", f"{_ACTOR}.optim.lr=1e-4")
+    yield from ("trainer.total_epochs=1000", f"trainer.total_training_steps={steps}", f"trainer.n_gpus_per_node={dies}")
+    yield from ("trainer.save_freq=-1", "trainer.test_freq=-1", "trainer.logger=[console,file]")
+    yield from (f"{_ROLLOUT}.seed={seed}", f"{_ROLLOUT}.max_model_len=32", f"{_ROLLOUT}.max_num_seqs=128")
+    yield from (f"{_ROLLOUT}.tensor_model_parallel_size={2 if dies % 2 == 0 else 1}", f"{_ROLLOUT}.enforce_eager=true")
+    yield from (f"{_ROLLOUT}.max_num_batched_tokens=2048", f"{_ROLLOUT}.gpu_memory_utilization=0.5")
+    # Enough for every sequence in flight: clearing the cache takes a host's time here.
+    yield f"+{_VLLM}.num_gpu_blocks_override=256"
+    # Every update is compared bit for bit, which a job of full size does not do.
+    yield from (f"{_VLLM}.additional_config.alltoallv.bucket_megabytes=16",)
+    yield f"+{_VLLM}.additional_config.alltoallv.verify=true"
+    yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=16"
+    if job.backend == "megatron":
+        yield from _megatron(dies)
+
+
+def _megatron(dies: int) -> Iterator[str]:
+    """Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
+    yield f"actor_rollout_ref.model.external_lib=[verl_plugin.megatron_core,{_ENGINES}]"
+    # They take padded batches, and have no fused permutation of tokens.
+    yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
+    yield f"{_ACTOR}.megatron.override_transformer_config.moe_permute_fusion=false"
+    yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies}"
+    # Experts beside tensor parallelism need sequence parallelism, which these layers' norms do not have.
+    yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"

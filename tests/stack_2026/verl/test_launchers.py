@@ -1,0 +1,53 @@
+"""The launchers of the stack 2026: they check a job without NPUs, and run it scaled down on emulated dies."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rehearsal.plan import DEFAULT_TRAIN_DATA, ROOT
+from tests.stack_2026.verl.test_jobs import MODELS, ONE_CARD, ONE_NODE, model_folder
+from tests.stack_2026.verl.test_rehearsal import STEPS, summary_of
+
+
+def launch(job: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE", "PYTHONPATH"):  # of the tests: a rehearsal has its own
+        environment.pop(name, None)
+    command = ["bash", ROOT / "scripts" / f"train_{job}.sh", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+
+
+@pytest.mark.parametrize("job", MODELS)
+def test_check_plans_and_starts_nothing(tmp_path, job):
+    folder, temporary = model_folder(tmp_path, job), tmp_path / "temporary"
+    temporary.mkdir()
+    given = ("--check", "--model", folder, "--data", DEFAULT_TRAIN_DATA)
+    ended = launch(job, *given, TMPDIR=str(temporary))
+    assert ended.returncode == 0, ended.stderr
+    assert "everything fits" in ended.stdout and "nothing was started" in ended.stdout
+    assert not list(temporary.glob("tmp.*"))  # by mktemp; torch has a folder there too
+
+
+def test_check_rejects_a_value_in_one_sentence(tmp_path):
+    given = ("--check", "--model", model_folder(tmp_path, ONE_CARD), "--data", DEFAULT_TRAIN_DATA)
+    ended = launch(ONE_CARD, *given, "--", "data.train_batch_size=0")
+    assert ended.returncode == 2 and "data.train_batch_size=0 is invalid" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "dies"), [(ONE_CARD, 1), (ONE_NODE, 2)])
+def test_job_runs_scaled_down_on_emulated_dies(tmp_path, job, dies):
+    output = tmp_path / "run"
+    own = [] if dies == 1 else ["--", f"trainer.n_gpus_per_node={dies}"]
+    ended = launch(job, "--emulate", "--steps", str(STEPS), "--output", output, *own)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    summary = summary_of(output)
+    # In bfloat16, as the job computes; every update was compared bit for bit (alltoallv's option verify).
+    assert summary["steps"] == STEPS and summary["dies"] == dies
+    assert 0 < summary["rollout_prob_diff_mean"] < 0.01
+    rows = [json.loads(line)["data"] for line in (output / "verl_metrics.jsonl").read_text().splitlines()]
+    assert all(row["actor/grad_norm"] > 0 for row in rows if "actor/grad_norm" in row)

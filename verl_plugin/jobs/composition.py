@@ -1,0 +1,76 @@
+"""Composes a job as `verl.trainer.main_ppo` does with the same --config-path and --config-name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
+# What the jobs of one node have in common is no job.
+_SHARED = ("one_node",)
+_UNKNOWN = re.compile(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)'")
+
+
+class JobError(ValueError):
+    """A job that cannot run; one sentence."""
+
+
+def job_names() -> list[str]:
+    """The jobs that have a file."""
+    return sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml") if path.stem not in _SHARED)
+
+
+def compose_job(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """The configuration of a job, with Hydra overrides.
+
+    Args:
+        name: of a file in `verl_plugin/config`.
+        overrides: Hydra's, as verl's command line takes them.
+
+    Raises:
+        JobError: there is no such job or key, or an override cannot be read.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException, OverrideParseException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if name not in job_names():
+        raise JobError(f"--config-name={name} is invalid: there is no such job. Set it to {' or '.join(job_names())}.")
+    with initialize_config_dir(config_dir=str(CONFIG_FOLDER), version_base=None):
+        try:
+            return compose(name, list(overrides))
+        except OverrideParseException as error:
+            raise JobError(
+                f"{error.override} is invalid: Hydra cannot read it. Set it as KEY=VALUE, with quotes around a value "
+                "that holds special characters."
+            ) from error
+        except (HydraException, OmegaConfBaseException) as error:
+            raise JobError(_sentence(str(error), compose(name))) from error
+
+
+def _sentence(said: str, config: DictConfig) -> str:
+    """Hydra's error in one sentence, with the nearest key where there is none of that name."""
+    found = _UNKNOWN.search(said)
+    if found is None:
+        return said.strip().splitlines()[0]
+    key = found[1] or found[2]
+    close = get_close_matches(key, list(_keys(config)), n=1, cutoff=0.75)
+    remedy = f"Set {close[0]} instead" if close else f"Set +{key}, if verl reads it"
+    return f"{key} is invalid: verl's configuration has no such key. {remedy}."
+
+
+def _keys(node: Any, prefix: str = "") -> Iterator[str]:
+    from omegaconf import DictConfig, OmegaConf
+
+    for name in node:
+        yield f"{prefix}{name}"
+        if not OmegaConf.is_missing(node, name) and not OmegaConf.is_interpolation(node, name):
+            child = node._get_node(name)
+            if isinstance(child, DictConfig) and not child._is_none():
+                yield from _keys(child, f"{prefix}{name}.")
