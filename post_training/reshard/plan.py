@@ -141,22 +141,23 @@ def make_rank_plan(train: Layouts, rollout: Layouts, itemsize: Callable[[str], i
     names, world_size = tuple(numbers), len(train)
     sizes = np.array([itemsize(name) for name in names], dtype=np.int64)
     _check_disjoint(owners, names)
-    overlaps = _overlaps(needs, owners)
-    _check_complete(needs, overlaps[0], overlaps[2], names)
-    alone = owners.count[overlaps[1]] == 1
-    lone, shared = (tuple(column[chosen] for column in overlaps) for chosen in (alone, ~alone))
+    need, owner, bounds = _overlaps(needs, owners)
+    _check_complete(needs, need, bounds, names)
+    alone = owners.count[owner] == 1
+    lone, many = np.flatnonzero(alone), np.flatnonzero(~alone)
     nodes = np.zeros(world_size, dtype=np.int64)
-    turns, _ = _route(needs, owners, *shared, sizes, nodes)
-    traffic = turns.between(world_size) + _lone_traffic(needs, owners, *lone, sizes, world_size)
+    turns, _ = _route(needs, owners, need[many], owner[many], bounds[many], sizes, nodes)
     own = turns.select(np.flatnonzero((turns.source == rank) | (turns.target == rank)))
-    own = _in_order(_joined(own, _lone_transfers(needs, owners, *lone, sizes, rank)), sizes)
-    _, owner, bounds = overlaps
+    single = _lone_transfers(needs, owners, need[lone], owner[lone], bounds[lone], sizes, rank)
+    own = _in_order(_joined(own, single), sizes)
+    traffic = turns.between(world_size)
+    traffic += _lone_traffic(needs, owners, need[lone], owner[lone], bounds[lone], sizes, world_size)
     widest = int((_widths(bounds) * sizes[owners.name[owner]]).max(initial=0))
     digest = hashlib.sha256("\n".join(names).encode())
     for side in (owners, needs):
         for field in fields(side):
-            digest.update(np.ascontiguousarray(getattr(side, field.name)))
-    digest.update(sizes)
+            digest.update(getattr(side, field.name).tobytes())
+    digest.update(sizes.tobytes())
     return RankPlan(
         remote=own.select(np.flatnonzero(own.source != own.target)),
         local=own.select(np.flatnonzero(own.source == own.target)),

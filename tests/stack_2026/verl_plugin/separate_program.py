@@ -68,6 +68,7 @@ RUNS = {
         ),
         Run(1, 2, (Case("qwen3moe", 1, 2, 2),)),
         Run(3, 1, (Case("qwen3", 1),)),
+        Run(2, 2, (Case("qwen3moe", 2, ep=2), Case("deepseek", 1)), megatron=True),
     )
 }
 
@@ -78,6 +79,16 @@ class Offering(AlltoallvFSDP2):
     def __init__(self, rank: Rank) -> None:
         self.module = rank.model
         self.model_config: Any = SimpleNamespace(hf_config=rank.config, lora_rank=0, lora={})
+
+
+def megatron_engine(rank: Any) -> Any:
+    """The same for Megatron-core, which only some runs import."""
+    from verl_plugin.alltoallv.megatron_engine import AlltoallvMegatron
+
+    engine = AlltoallvMegatron()
+    engine.module, engine.tf_config = rank.models, rank.transformer_config
+    engine.model_config = SimpleNamespace(hf_config=rank.config, lora_rank=0, lora={})
+    return engine
 
 
 class Served(Rank):
@@ -115,7 +126,7 @@ class Member:
         self.engine = type(self.engine)(BUCKET, self.rank == 0, TIMEOUT) if self.prepared else self.engine
         if self.trains:
             self.side = trainer_of(self.run)(folder, dataclasses.replace(case, tp=1, dp=1, ep=1))
-            self.offering = self.side.offering() if self.run.megatron else Offering(self.side)
+            self.offering = megatron_engine(self.side) if self.run.megatron else Offering(self.side)
             return
         self.side = Served(folder, case)
         weights = {name: (tuple(value.shape), value.dtype) for name, value in self.side.target.items()}
@@ -227,6 +238,11 @@ def start(run: Run) -> dist.Store:
         world_size=run.trainers if trains else run.workers,
         timeout=limit,
     )
+    if trains and run.megatron:
+        from megatron.core import parallel_state, tensor_parallel
+
+        parallel_state.initialize_model_parallel(expert_model_parallel_size=2, expert_tensor_parallel_size=1)
+        tensor_parallel.model_parallel_cuda_manual_seed(0)
     return store
 
 
@@ -238,12 +254,14 @@ def main(folder: Path) -> None:
         return
     os.environ["HCCL_EXEC_TIMEOUT"] = str(TIMEOUT // 2)
     handover.MEMBERSHIP_CHECK_S = 2.0
+    if run.megatron and rank < run.trainers:
+        trainer_of(run)  # which sets up Megatron when it is imported
     member = Member(run, start(run))
     found: dict[str, Any] = {}
     for case in run.cases[:1] if dies else run.cases:
         member.take(case, folder)
         found[case.name] = measured(member)
-    if run.trainers > CULPRIT:
+    if run.trainers > CULPRIT and not run.megatron:
         found["fails"] = dying(member) if dies else stale(member)
     (folder / f"{run.name}.{rank}.json").write_text(json.dumps(found))
     if dies and rank == 0:

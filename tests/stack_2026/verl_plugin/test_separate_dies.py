@@ -66,6 +66,14 @@ def test_sides_may_differ_in_size(checkpoints, name, trainers):
         check([rank[case] for rank in found], trainers)
 
 
+def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    found = ran(checkpoints, "megatron.2+2")
+    assert len(found[0]) == 2
+    for case in found[0]:
+        check([rank[case] for rank in found], trainers=2)
+
+
 def test_stale_step_named_everywhere_and_never_sampled(two_and_two):
     for rank, found in enumerate(told["fails"] for told in two_and_two):
         assert found["update"]["type"] == "ReshardError"
