@@ -225,10 +225,10 @@ def table_for(config: Any) -> Table:
     Raises ValueError for an architecture without a table, or for a variant that its table does not describe.
     """
     family = family_of(config)
-    return _described(family, family.table, config if isinstance(config, Mapping) else _published_values(config))
+    return _described(family, family.table, config if isinstance(config, Mapping) else config_values(config))
 
 
-def _published_values(config: Any) -> dict[str, Any]:
+def config_values(config: Any) -> dict[str, Any]:
     """A transformers config as its config.json was published: transformers 5 calls `num_experts` num_local_experts."""
     values = config.to_dict()
     aliases = getattr(config, "attribute_map", {})

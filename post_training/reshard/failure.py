@@ -43,17 +43,20 @@ class MembershipCheck:
     """Finds out who is missing after a collective has failed, by the process group's store and without collectives.
 
     name: the same on all ranks and used for one run only. seconds: how long the others are waited for, all together.
+    store: of a group with processes of several worlds, which its own rank 0 keeps; None for the store of this world.
     """
 
     group: dist.ProcessGroup
     name: str
     seconds: float
+    store: dist.Store | None = None
 
     def missing(self) -> list[int]:
-        """The ranks of the group that do not answer. Rank 0 of the world keeps the store: without it, it is named."""
+        """The ranks of the group that do not answer. Without its store, the rank that keeps the store is named."""
         ranks = range(dist.get_world_size(self.group))
         try:
-            store = dist.PrefixStore(self.name, dist.distributed_c10d._get_default_store())
+            kept = dist.distributed_c10d._get_default_store() if self.store is None else self.store
+            store = dist.PrefixStore(self.name, kept)
             store.set(str(dist.get_rank(self.group)), "here")
             try:
                 # One wait for all of them: a node that is gone takes many ranks with it.
@@ -62,18 +65,28 @@ class MembershipCheck:
                 return [rank for rank in ranks if not store.check([str(rank)])]
             return []
         except RuntimeError:  # the store's connection is lost
-            return [rank for rank in ranks if dist.get_global_rank(self.group, rank) == 0]
+            return [rank for rank in ranks if self._keeps_store(rank)]
+
+    def _keeps_store(self, rank: int) -> bool:
+        return rank == 0 if self.store is not None else dist.get_global_rank(self.group, rank) == 0
 
 
-def agree_on_success(attempt: Attempt, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raise ReshardError on every rank when the attempt of some rank failed.
+def agree_on_success(
+    attempt: Attempt, group: dist.ProcessGroup, device: torch.device, stamp: int | None = None
+) -> None:
+    """Raise ReshardError on every rank when the attempt of some rank failed, or had another stamp than the others'.
 
-    One all-reduce of one integer; only when a rank failed, also an object collective with what it has to say.
+    One all-reduce of one integer, or of three; only when a rank failed, also an object collective with what it has to
+    say. stamp: the step whose weights this rank means, where ranks could differ.
     """
-    failed = torch.tensor([bool(attempt.failure)], dtype=torch.int32, device=device)
-    dist.all_reduce(failed, dist.ReduceOp.MAX, group=group)
-    if not int(failed):
+    failure = [int(bool(attempt.failure))]
+    found = torch.tensor(failure if stamp is None else [*failure, stamp, -stamp], dtype=torch.int32, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    failed, *steps = found.tolist()
+    if not failed and (not steps or steps[0] == -steps[1]):
         return
+    if stamp is not None and stamp != steps[0] and not attempt.failure:
+        attempt.failure = f"with the weights of step {stamp}, where another rank is at step {steps[0]}"
     failures: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(failures, attempt.failure, group=group)
     texts = [f"rank {rank} failed {text}" for rank, text in enumerate(failures) if text]

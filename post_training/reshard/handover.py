@@ -5,6 +5,9 @@ communicator. So the training ranks exchange among themselves, and each hands th
 bucket by bucket, through whatever carries named tensors between the two. The rollout's process writes them into its
 live weights. Neither ever holds a gathered tensor.
 
+With training and rollout on separate dies, one group has ranks of both: those that train serve nothing, and those that
+serve hold nothing. Each of the latter hands over what it received.
+
     training rank               same die         rollout worker
     Exporter.prepare()   ---- Manifest once --->  Importer(manifest)
     Exporter.export()    ---- named buckets --->  Importer.take(), then finish()
@@ -14,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,9 +25,9 @@ from post_training.layouts.layout import PADDING, Shard
 from post_training.reshard.agreement import agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Staging, Tensors, pack, scatter
 from post_training.reshard.failure import Attempt, MembershipCheck, agree_on_success, naming_the_missing
-from post_training.reshard.plan import Layouts, Plan, make_plan
+from post_training.reshard.plan import Layouts, RankPlan, make_rank_plan
 from post_training.reshard.resharder import MEMBERSHIP_CHECK_S
-from post_training.reshard.schedule import ALIGNMENT, Bucket, Direction, bucket_count, schedule, shard_origins
+from post_training.reshard.schedule import ALIGNMENT, Bucket, Direction, buckets_of_traffic, schedule, shard_origins
 from post_training.reshard.verification import Batch, Targets, batches, broadcast
 from post_training.tensor_parts import PART_ELEMENTS, zero_in_parts
 
@@ -94,6 +98,7 @@ class Exporter:
         bucket_bytes: upper bound of staging memory in each direction.
         verify: let the worker compare every update with all training weights. That broadcasts the whole model.
         progress: called after every bucket.
+        store: of a group with processes of several worlds; see `MembershipCheck`.
     """
 
     def __init__(
@@ -107,7 +112,9 @@ class Exporter:
         bucket_bytes: int,
         verify: bool = False,
         progress: Callable[[], None] = lambda: None,
+        store: dist.Store | None = None,
     ) -> None:
+        self._store = store
         self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
         self._own_tensors, self._rollout_tensors = own_tensors, rollout_tensors
         self._group, self._device, self._progress, self._verify = group, device, progress, verify
@@ -127,8 +134,14 @@ class Exporter:
         _, wire_types = agree_on_types(
             [(self._train, self._train_layouts), (self._rollout_tensors, self._rollout_layouts)], self._group
         )
-        plan = make_plan(self._train_layouts, self._rollout_layouts, lambda name: _itemsize(wire_types, name))
-        counts = [bucket_count(leg, world_size, self._bucket_bytes) for leg in (plan.local, plan.remote)]
+        plan = make_rank_plan(
+            self._train_layouts, self._rollout_layouts, lambda name: _itemsize(wire_types, name), rank
+        )
+        local_traffic = np.diag(np.diag(plan.traffic))
+        counts = [
+            buckets_of_traffic(traffic, plan.widest_row, self._bucket_bytes)
+            for traffic in (local_traffic, plan.traffic - local_traffic)
+        ]
         agree_on_plan(f"{plan.digest} {counts}", self._group)
         origins = shard_origins(train), shard_origins(rollout)
         local = schedule(plan.local, world_size, rank, counts[0], origins)
@@ -147,49 +160,50 @@ class Exporter:
 
     def _prepare(
         self,
-        plan: Plan,
+        plan: RankPlan,
         manifest: Manifest,
         wire_types: Mapping[str, torch.dtype],
         local: Sequence[Bucket],
         remote: Sequence[Bucket],
     ) -> _Prepared:
-        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        rank = dist.get_rank(self._group)
         source = Side(self._train, self._train_layouts[rank], wire_types)
         target = Side({}, self._rollout_layouts[rank], wire_types)
-        traffic = plan.remote.between(world_size)
         exchange = Exchange(
             "leg from training weights", remote, source, target, self._group, 1, self._device, self._progress
         )
         received = max((step.receive.size for step in remote), default=0)
         report = HandoverReport(
-            bytes_sent=int(traffic[rank].sum()),
-            bytes_received=int(traffic[:, rank].sum()),
-            bytes_copied=int(plan.local.bytes[plan.local.target == rank].sum()),
+            bytes_sent=int(plan.remote.bytes[plan.remote.source == rank].sum()),
+            bytes_received=int(plan.remote.bytes[plan.remote.target == rank].sum()),
+            bytes_copied=int(plan.local.bytes.sum()),
             collectives=len(remote) + len(manifest.comparison) + 1,
             buckets=len(remote),
             staging_bytes=max(_largest(remote), _largest(local)) + received,
         )
         return _Prepared(manifest, local, exchange, report)
 
-    def export(self, version: int, problem: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    def export(self, version: int, problem: str = "", stamp: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the buckets of one update by name: bytes on the device, which the next one overwrites.
 
         Every rank of the group must exhaust it. `report` says afterwards what it moved. A rank that has a `problem`
-        takes part, so that all hear of it.
+        takes part, so that all hear of it. A `stamp` is the step whose weights are meant, where ranks could
+        differ.
 
         Raises:
-            ReshardError: on every rank, when one of them fails, dies or does not come.
+            ReshardError: on every rank, when one of them fails, dies, does not come or has another stamp.
         """
         assert self._prepared is not None, "prepare() comes first"
         prepared, attempt = self._prepared, Attempt()
         attempt.failure = problem
         attempt.step("before the first bucket, ", self._refresh)
-        membership = MembershipCheck(self._group, f"handover {prepared.manifest.digest} {version}", MEMBERSHIP_CHECK_S)
+        name = f"handover {prepared.manifest.digest} {version}"
+        membership = MembershipCheck(self._group, name, MEMBERSHIP_CHECK_S, self._store)
         with torch.no_grad():
             with naming_the_missing(attempt, membership):
                 yield from self._weights(prepared, attempt)
                 yield from self._comparison(prepared, attempt)
-                agree_on_success(attempt, self._group, self._device)
+                agree_on_success(attempt, self._group, self._device, stamp)
         self.report = prepared.report
         yield f"{WHOLE}/{version}", torch.zeros(ALIGNMENT, dtype=torch.uint8, device=self._device)
 

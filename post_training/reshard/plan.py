@@ -72,6 +72,22 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class RankPlan:
+    """What one rank sends, receives and copies, and how much travels between all.
+
+    remote, local: as of `Plan`, those from or to this rank. traffic: bytes by source and target of all ranks, with
+    what a rank copies on the diagonal. widest_row: bytes of the longest row of a region. digest: equal on two ranks if
+    and only if they planned from the same layouts.
+    """
+
+    remote: Transfers
+    local: Transfers
+    traffic: np.ndarray
+    widest_row: int
+    digest: str
+
+
+@dataclass(frozen=True)
 class _Holders:
     """The distinct regions of one side and who holds each: entries `first[i]:first[i+1]` of `rank` and `shard`."""
 
@@ -112,6 +128,110 @@ def make_plan(
     remote = direct.select(np.flatnonzero(direct.source != direct.target))
     local = direct.select(np.flatnonzero(direct.source == direct.target))
     return Plan(len(train), names, sizes, remote, relay, local, _digest(names, sizes, direct, relay))
+
+
+def make_rank_plan(train: Layouts, rollout: Layouts, itemsize: Callable[[str], int], rank: int) -> RankPlan:
+    """What `make_plan` gives one rank, in time and memory that do not grow with everybody's transfers.
+
+    Where FSDP2 shards over 256 ranks, a plan has tens of millions of transfers. Most are of regions that one rank alone
+    owns: who sends those is no question, and between whom how much travels follows from which ranks need a region.
+    """
+    numbers: dict[str, int] = {}
+    owners, needs = _holders(train, numbers), _holders(rollout, numbers)
+    names, world_size = tuple(numbers), len(train)
+    sizes = np.array([itemsize(name) for name in names], dtype=np.int64)
+    _check_disjoint(owners, names)
+    need, owner, bounds = _overlaps(needs, owners)
+    _check_complete(needs, need, bounds, names)
+    alone = owners.count[owner] == 1
+    lone, many = np.flatnonzero(alone), np.flatnonzero(~alone)
+    nodes = np.zeros(world_size, dtype=np.int64)
+    turns, _ = _route(needs, owners, need[many], owner[many], bounds[many], sizes, nodes)
+    own = turns.select(np.flatnonzero((turns.source == rank) | (turns.target == rank)))
+    single = _lone_transfers(needs, owners, need[lone], owner[lone], bounds[lone], sizes, rank)
+    own = _in_order(_joined(own, single), sizes)
+    traffic = turns.between(world_size)
+    traffic += _lone_traffic(needs, owners, need[lone], owner[lone], bounds[lone], sizes, world_size)
+    widest = int((_widths(bounds) * sizes[owners.name[owner]]).max(initial=0))
+    digest = hashlib.sha256("\n".join(names).encode())
+    for side in (owners, needs):
+        for field in fields(side):
+            digest.update(getattr(side, field.name).tobytes())
+    digest.update(sizes.tobytes())
+    return RankPlan(
+        remote=own.select(np.flatnonzero(own.source != own.target)),
+        local=own.select(np.flatnonzero(own.source == own.target)),
+        traffic=traffic,
+        widest_row=widest,
+        digest=digest.hexdigest(),
+    )
+
+
+def _lone_traffic(
+    needs: _Holders,
+    owners: _Holders,
+    need: np.ndarray,
+    owner: np.ndarray,
+    bounds: np.ndarray,
+    sizes: np.ndarray,
+    world_size: int,
+) -> np.ndarray:
+    """Bytes by source and target of regions with one owner. Ranks that need the same regions are counted as one."""
+    volume = _volume(bounds) * sizes[owners.name[owner]]
+    kinds = _owner_sets(needs)
+    count = int(kinds.max(initial=-1)) + 1
+    source = owners.rank[owners.first[owner]]
+    by_kind = np.bincount(source * count + kinds[need], volume, world_size * count).astype(np.int64)
+    by_kind = by_kind.reshape(world_size, count)
+    traffic = np.zeros((world_size, world_size), dtype=np.int64)
+    _, examples = np.unique(kinds, return_index=True)
+    for kind, region in enumerate(examples.tolist()):
+        for target in needs.rank[needs.first[region] : needs.first[region + 1]].tolist():
+            traffic[:, target] += by_kind[:, kind]
+    return traffic
+
+
+def _lone_transfers(
+    needs: _Holders,
+    owners: _Holders,
+    need: np.ndarray,
+    owner: np.ndarray,
+    bounds: np.ndarray,
+    sizes: np.ndarray,
+    rank: int,
+) -> Transfers:
+    """The transfers from and to one rank of regions with one owner."""
+    source = owners.rank[owners.first[owner]]
+    sent = np.flatnonzero(source == rank)
+    pair = np.repeat(sent, needs.count[need[sent]])
+    slot = np.repeat(needs.first[need[sent]], needs.count[need[sent]]) + _positions(needs.count[need[sent]])
+    slots = np.flatnonzero(needs.rank == rank)
+    into = np.searchsorted(needs.first, slots, "right") - 1
+    others = np.flatnonzero(source != rank)
+    received, entry = _pairs(need[others], into)
+    pair, slot = np.r_[pair, others[received]], np.r_[slot, slots[entry]]
+    entries = owners.first[owner[pair]]
+    name = owners.name[owner[pair]]
+    return Transfers(
+        source[pair],
+        needs.rank[slot],
+        owners.shard[entries],
+        needs.shard[slot],
+        name,
+        bounds[pair],
+        _volume(bounds[pair]) * sizes[name],
+    )
+
+
+def _joined(one: Transfers, other: Transfers) -> Transfers:
+    columns = ((getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
+    return Transfers(*(np.concatenate(pair) for pair in columns))
+
+
+def _in_order(transfers: Transfers, sizes: np.ndarray) -> Transfers:
+    """In the order in which pairs of ranks stream them, wide elements first: each is aligned to its own size."""
+    bounds, name = transfers.bounds, transfers.name
+    return transfers.select(np.lexsort((transfers.target_shard, bounds[:, 2], bounds[:, 0], name, -sizes[name])))
 
 
 def _holders(layouts: Layouts, numbers: dict[str, int]) -> _Holders:
@@ -167,11 +287,15 @@ def _region(shard: Shard, numbers: dict[str, int]) -> tuple[int, int, int, int, 
     return numbers.setdefault(shard.hf_name, len(numbers)), row_start, row_stop, start, stop
 
 
-def _pairs(left: _Holders, right: _Holders) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of regions that belong to the same HF tensor. Both sides are sorted by name."""
-    begin = np.searchsorted(right.name, left.name, "left")
-    count = np.searchsorted(right.name, left.name, "right") - begin
-    return np.repeat(np.arange(len(left.name)), count), np.repeat(begin, count) + _positions(count)
+def _pairs(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of positions with equal entries. `right` ascends.
+
+    >>> [side.tolist() for side in _pairs(np.array([3, 5, 7]), np.array([3, 5, 5]))]
+    [[0, 1, 1], [0, 1, 2]]
+    """
+    begin = np.searchsorted(right, left, "left")
+    count = np.searchsorted(right, left, "right") - begin
+    return np.repeat(np.arange(len(left)), count), np.repeat(begin, count) + _positions(count)
 
 
 def _intersection(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -183,20 +307,42 @@ def _volume(bounds: np.ndarray) -> np.ndarray:
     return np.maximum(bounds[:, 1] - bounds[:, 0], 0) * np.maximum(bounds[:, 3] - bounds[:, 2], 0)
 
 
+def _widths(bounds: np.ndarray) -> np.ndarray:
+    return bounds[:, 3] - bounds[:, 2]
+
+
 def _overlaps(needs: _Holders, owners: _Holders) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    need, owner = _pairs(needs, owners)
+    need, owner = _pairs(needs.name, owners.name)
     bounds = _intersection(needs.bounds[need], owners.bounds[owner])
     real = np.flatnonzero(_volume(bounds))
     return need[real], owner[real], bounds[real]
 
 
 def _check_disjoint(owners: _Holders, names: tuple[str, ...]) -> None:
-    left, right = _pairs(owners, owners)
-    volume = _volume(_intersection(owners.bounds[left], owners.bounds[right]))
-    wrong = np.flatnonzero((left < right) & (volume > 0))
+    neighbours = np.arange(1, len(owners.name))
+    neighbours = neighbours[owners.name[neighbours - 1] == owners.name[neighbours]]
+    grid = np.flatnonzero(_cut_in_both(owners))
+    left, right = _pairs(owners.name[grid], owners.name[grid])
+    ordered = left < right
+    left = np.r_[neighbours - 1, grid[left[ordered]]]
+    right = np.r_[neighbours, grid[right[ordered]]]
+    wrong = np.flatnonzero(_volume(_intersection(owners.bounds[left], owners.bounds[right])))
     if len(wrong):
         region = left[wrong[0]]
         raise LayoutError(f"{names[owners.name[region]]}: training ranks hold overlapping but different regions")
+
+
+def _cut_in_both(owners: _Holders) -> np.ndarray:
+    """For each region, whether those of its tensor differ in rows and in columns.
+
+    Where they differ in one of both, they are intervals in ascending order, of which neighbours overlap if any do.
+    """
+    if not len(owners.name):
+        return np.zeros(0, dtype=bool)
+    begins = np.flatnonzero(np.r_[True, owners.name[1:] != owners.name[:-1]])
+    varies = np.maximum.reduceat(owners.bounds, begins) != np.minimum.reduceat(owners.bounds, begins)
+    both = varies[:, :2].any(axis=1) & varies[:, 2:].any(axis=1)
+    return np.repeat(both, np.diff(np.r_[begins, len(owners.name)]))
 
 
 def _check_complete(needs: _Holders, need: np.ndarray, bounds: np.ndarray, names: tuple[str, ...]) -> None:
@@ -257,8 +403,7 @@ def _route(
         made = Transfers(
             ranks, target[rows], shards, needs.shard[slot[rows]], name, bounds[pair[rows]], volume[pair[rows]]
         )
-        # Wide elements first, so that every element in a stream is aligned to its own size.
-        return made.select(np.lexsort((made.target_shard, made.bounds[:, 2], made.bounds[:, 0], name, -sizes[name])))
+        return _in_order(made, sizes)
 
     direct = np.flatnonzero(chosen >= 0)
     return (

@@ -66,7 +66,11 @@ def bucket_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> in
 
     Raises ValueError when the bucket cannot hold one row for every peer.
     """
-    traffic = transfers.between(world_size)
+    return buckets_of_traffic(transfers.between(world_size), int(_row_bytes(transfers).max(initial=0)), bucket_bytes)
+
+
+def buckets_of_traffic(traffic: np.ndarray, widest_row: int, bucket_bytes: int) -> int:
+    """The same, from the bytes by source and target and those of the longest row."""
     busiest = int(max(traffic.sum(0).max(), traffic.sum(1).max()))
     if busiest == 0:
         return 0
@@ -74,11 +78,11 @@ def bucket_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> in
     if busiest + peers * ALIGNMENT <= bucket_bytes:
         return 1
     # A cut moves to the start of its row, so the part of a peer can grow by one row, and by its alignment.
-    room = bucket_bytes - peers * (int(_row_bytes(transfers).max()) + ALIGNMENT)
+    room = bucket_bytes - peers * (widest_row + ALIGNMENT)
     if room <= 0:
         raise ValueError(
             f"reshard bucket_bytes={bucket_bytes} is too small: {peers} peers with rows of up to "
-            f"{int(_row_bytes(transfers).max())} bytes need more than {bucket_bytes - room} bytes"
+            f"{widest_row} bytes need more than {bucket_bytes - room} bytes"
         )
     return -(-busiest // room)
 

@@ -7,4 +7,6 @@ Stock verl gathers every tensor whole on every rank. Nothing of verl is replaced
 
 The first registers training engines (`EngineRegistry`), the second gives vLLM's workers the methods that write what
 arrives into live weights. Without both verl does what it always does. `AlltoallvSettings` has the options.
+
+Where training and rollout have dies of their own, the checkpoint engine `alltoallv` joins them (`checkpoint_engine`).
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,10 +10,31 @@ import torch.distributed as dist
 from verl.utils.device import get_device_id, get_device_name
 
 from post_training.reshard.handover import HandoverError
+from verl_plugin.alltoallv.control import control_path
 from verl_plugin.alltoallv.settings import LIBRARY, LIBRARY_KEY
 from verl_plugin.alltoallv.transfer import Training, WeightTransfer, ray_job
 
 _REMEDY = f"Set it otherwise, or take {LIBRARY} out of {LIBRARY_KEY}."
+
+
+class OfferedWeights:
+    """What `get_per_tensor_param` returns.
+
+    Iterating runs an update for the worker on this die, as verl's hand-over does where training and rollout share dies.
+    The checkpoint engine iterates nothing and takes what is trained here.
+
+    Attributes:
+        training: returns what the engine holds.
+    """
+
+    def __init__(
+        self, training: Callable[[], Training], for_own_die: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    ) -> None:
+        self.training = training
+        self._for_own_die = for_own_die
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._for_own_die()
 
 
 class AlltoallvExport:
@@ -23,13 +44,18 @@ class AlltoallvExport:
     _qat_enabled: bool
     _transfer: WeightTransfer | None = None
 
-    def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], None]:
-        """Return the buckets that the vLLM worker on this die serves, where stock verl returns every tensor whole."""
+    def get_per_tensor_param(self, **_: Any) -> tuple[OfferedWeights, None]:
+        """Offer the weights to the worker on this die or to a checkpoint engine; stock verl returns tensors whole."""
+        _reject_adapters(self.model_config, getattr(self, "_qat_enabled", False))
+        return OfferedWeights(self._training, self._buckets), None
+
+    def _buckets(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the vLLM worker on this die serves."""
         if self._transfer is None:
-            _reject_adapters(self.model_config, getattr(self, "_qat_enabled", False))
             device = torch.device(get_device_name(), get_device_id())
-            self._transfer = WeightTransfer(self._training(), dist.group.WORLD, device, ray_job())
-        return self._transfer.buckets(), None
+            worker = control_path(ray_job(), dist.get_rank())
+            self._transfer = WeightTransfer(self._training(), worker, dist.group.WORLD, device)
+        yield from self._transfer.buckets()
 
     def _training(self) -> Training:
         raise NotImplementedError

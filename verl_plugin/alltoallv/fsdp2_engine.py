@@ -18,7 +18,7 @@ class AlltoallvFSDP2(AlltoallvExport):
     def _training(self) -> Training:
         table = table_for(self.model_config.hf_config)
         return Training(
-            table,
+            self.model_config.hf_config,
             tensors=lambda: local_tensors(self.module.state_dict()),
             shards=lambda: fsdp_shards(self.module.state_dict(), table.shapes),
         )

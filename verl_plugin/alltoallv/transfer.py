@@ -1,19 +1,27 @@
-"""The training side: plans once with all ranks, then gives verl's hand-over the buckets of each update."""
+"""Plans once with all ranks, then gives verl's hand-over the buckets of each update.
+
+A rank trains and hands over to the worker on its own die; or, where training and rollout have dies of their own, it
+does one of both.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import Shard, Table
 from post_training.layouts.placements import PlacementError
+from post_training.layouts.regions import Regions, layouts_of, regions_of, rollout_layouts
+from post_training.models.families import config_values, table_for
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.handover import Exporter, HandoverError, HandoverReport, without_memory
-from verl_plugin.alltoallv.control import Abandon, Begin, Description, Inquiry, control_path
+from verl_plugin.alltoallv.control import Abandon, Begin, Description, Inquiry
 from verl_plugin.alltoallv.rollout_layout import fitted
 
 
@@ -22,39 +30,59 @@ class Training:
     """What a training engine holds.
 
     Attributes:
-        table: of the model.
+        config: of the model, from transformers.
         tensors: returns the live tensors of this rank by local name.
         shards: returns the shards of this rank; raises ValueError for what it cannot describe.
     """
 
-    table: Table
+    config: Any
     tensors: Callable[[], Tensors]
     shards: Callable[[], list[Shard]]
 
 
 @dataclass(frozen=True)
 class _Report:
-    """What a rank tells the others before they plan."""
+    """What a rank tells the others before they plan.
+
+    Attributes:
+        problem: why it cannot take part; empty if it can.
+        model: values of the model's config.json, from a rank that trains.
+        held: what it trains.
+        serves: what the worker that it hands over to is; the weights themselves concern this rank alone.
+    """
 
     problem: str
-    description: Description | None = None
-    shards: tuple[Shard, ...] = ()
+    model: Mapping[str, Any] | None = None
+    held: Regions | None = None
+    serves: Description | None = None
 
 
 class WeightTransfer:
-    """The updates of one training rank.
+    """The updates of one rank.
 
     Args:
-        training: what the rank holds.
-        group: the training ranks, one a die, in the order in which verl gives them to rollout workers.
+        training: what the rank holds; None for one that only hands over.
+        worker: socket of the vLLM worker on its die; None for a rank that only trains.
+        group: all ranks that train or hand over. The latter are in the order in which verl numbers rollout workers.
         device: of this rank.
-        job: of Ray, by which the worker on the die is found.
+        bucket_bytes: what a rank stages in each direction; None for the option of the workers.
+        store: of a group with processes of several worlds.
     """
 
-    def __init__(self, training: Training, group: dist.ProcessGroup, device: torch.device, job: str) -> None:
-        self._training, self._group, self._device = training, group, device
-        self._path = control_path(job, dist.get_rank(group))
+    def __init__(
+        self,
+        training: Training | None,
+        worker: Path | None,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        bucket_bytes: int | None = None,
+        store: dist.Store | None = None,
+    ) -> None:
+        self._training, self._worker, self._group, self._device = training, worker, group, device
+        self._bucket_bytes, self._store = bucket_bytes, store
         self._inquiry: Inquiry | None = None
+        self._own_weights: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self._own_shards: list[Shard] = []
         self._exporter: Exporter | None = None
         self._version = 0
 
@@ -63,18 +91,21 @@ class WeightTransfer:
         """What the last whole update moved on this rank."""
         return None if self._exporter is None else self._exporter.report
 
-    def buckets(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def buckets(self, step: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield one update. The first one plans; every rank of the group must exhaust it.
+
+        Args:
+            step: whose weights this rank means. In a group of several worlds all ranks give one.
 
         Raises:
             HandoverError: on every rank, when a worker cannot take weights by alltoallv.
             LayoutError: on every rank, when training and rollout do not fit each other.
-            ReshardError: on every rank, when one of them fails, dies or does not come.
+            ReshardError: on every rank, when one of them fails, dies, does not come or means another step.
         """
         self._version += 1
         try:
             exporter = self._exporter = self._exporter or self._plan()
-            yield from exporter.export(self._version, self._begin())
+            yield from exporter.export(self._version, self._begin(), step)
         except Exception as error:
             self._give_up(str(error))
             raise
@@ -82,37 +113,62 @@ class WeightTransfer:
     def _plan(self) -> Exporter:
         reports: list[_Report] = [_Report("")] * dist.get_world_size(self._group)
         dist.all_gather_object(reports, self._own_report(), group=self._group)
-        descriptions = _descriptions(reports)
-        own = descriptions[dist.get_rank(self._group)]
-        placement = replace(own.placement, instances=len(reports) // own.placement.world_size)
-        rollout = [self._training.table.vllm_ascend(placement, rank) for rank in range(len(reports))]
-        rollout[dist.get_rank(self._group)] = fitted(rollout[dist.get_rank(self._group)], own.weights)
+        common, serving = _workers(reports)
+        table = table_for(next(report.model for report in reports if report.model is not None))
+        train, rollout = self._layouts(reports, table, common, serving)
         exporter = Exporter(
-            train_layouts=[report.shards for report in reports],
-            own_tensors=self._training.tensors,
+            train_layouts=train,
+            own_tensors=self._training.tensors if self._training else dict,
             rollout_layouts=rollout,
-            rollout_tensors=without_memory(own.weights),
+            rollout_tensors=without_memory(self._own_weights),
             group=self._group,
             device=self._device,
-            bucket_bytes=own.settings.bucket_megabytes << 20,
-            verify=own.settings.verify,
+            bucket_bytes=self._bucket_bytes or common.settings.bucket_megabytes << 20,
+            verify=common.settings.verify,
+            store=self._store,
         )
         manifest = exporter.prepare()
-        assert self._inquiry is not None
-        self._inquiry.ask(manifest)
+        if self._inquiry is not None:
+            self._inquiry.ask(manifest)
         return exporter
+
+    def _layouts(
+        self, reports: Sequence[_Report], table: Table, common: Description, serving: Sequence[int]
+    ) -> tuple[list[Sequence[Shard]], list[Sequence[Shard]]]:
+        """What each rank trains and serves; of this one also where it lies."""
+        own = dist.get_rank(self._group)
+        nothing = regions_of((), ())
+        train: list[Sequence[Shard]] = [
+            *layouts_of([report.held or nothing for report in reports], tuple(table.shapes))
+        ]
+        train[own] = self._own_shards
+        rollout: list[Sequence[Shard]] = [()] * len(reports)
+        placement = replace(common.placement, instances=len(serving) // common.placement.world_size)
+        for rank, layout in zip(serving, rollout_layouts(table, placement), strict=True):
+            rollout[rank] = layout
+        rollout[own] = fitted(rollout[own], self._own_weights)
+        return train, rollout
 
     def _own_report(self) -> _Report:
         try:
-            self._inquiry = self._inquiry or Inquiry(self._path)
-            description = self._inquiry.greet()
-            return _Report(description.problem, description, tuple(self._training.shards()))
+            model, held, serves = None, None, None
+            if self._worker is not None:
+                self._inquiry = self._inquiry or Inquiry(self._worker)
+                serves = self._inquiry.greet()
+                self._own_weights = serves.weights
+                serves = replace(serves, weights={})
+            if self._training is not None:
+                model = config_values(self._training.config)
+                self._own_shards = self._training.shards()
+                held = regions_of(self._own_shards, tuple(table_for(model).shapes))
+            return _Report(serves.problem if serves else "", model, held, serves)
         except (HandoverError, PlacementError, ValueError) as error:
             return _Report(str(error))
 
     def _begin(self) -> str:
         """Announce the update; returns why that failed, which the other ranks are to hear in its course."""
-        assert self._inquiry is not None
+        if self._inquiry is None:
+            return ""
         try:
             self._inquiry.ask(Begin(self._version))
         except HandoverError as error:
@@ -127,21 +183,24 @@ class WeightTransfer:
                 pass
 
 
-def _descriptions(reports: list[_Report]) -> list[Description]:
-    """Of every rank's worker. Raises HandoverError when one has a problem or they were configured differently."""
+def _workers(reports: Sequence[_Report]) -> tuple[Description, list[int]]:
+    """What all workers have in common, and the ranks that hand over to one.
+
+    Raises HandoverError when a rank has a problem, or workers were configured differently.
+    """
     for rank, report in enumerate(reports):
         if report.problem:
             raise HandoverError(f"rank {rank}: {report.problem}")
-    descriptions = [report.description for report in reports if report.description is not None]
-    common = descriptions[0]
-    for rank, each in enumerate(descriptions):
+    serving = {rank: report.serves for rank, report in enumerate(reports) if report.serves is not None}
+    first, common = next(iter(serving.items()))
+    for rank, each in serving.items():
         if (each.placement, each.settings) != (common.placement, common.settings):
             raise HandoverError(
-                f"the vLLM worker of rank {rank} has {each.placement} and {each.settings}, unlike rank 0"
+                f"the vLLM worker of rank {rank} has {each.placement} and {each.settings}, unlike rank {first}"
             )
-    if len(reports) % common.placement.world_size:
-        raise HandoverError(f"{len(reports)} training ranks cannot be shared by instances of {common.placement}")
-    return descriptions
+    if len(serving) % common.placement.world_size:
+        raise HandoverError(f"{len(serving)} ranks cannot be shared by instances of {common.placement}")
+    return common, list(serving)
 
 
 def ray_job() -> str:

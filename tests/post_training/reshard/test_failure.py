@@ -116,6 +116,44 @@ def test_each_rank_raises_with_the_first_and_a_count(monkeypatch, failures, said
     assert str(raised.value) == said
 
 
+def agree_at(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0 of ranks that are at these steps."""
+
+    def all_reduce(own, operation, group):
+        assert own.tolist() == [0, steps[0], -steps[0]]
+        own.copy_(torch.tensor([0, max(steps), -min(steps)]))
+
+    def gather(into, own, group):
+        into[:] = [own, *(f"step {step}" if step < max(steps) else "" for step in steps[1:])]
+
+    monkeypatch.setattr(dist, "get_world_size", {"group": len(steps)}.get)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    agree_on_success(Attempt(), "group", torch.device("cpu"), steps[0])
+
+
+def test_rank_at_another_step_fails_on_every_rank(monkeypatch):
+    agree_at([7, 7, 7], monkeypatch)
+    with pytest.raises(ReshardError, match="rank 0 failed with the weights of step 6, where another rank is at step 7"):
+        agree_at([6, 7, 7], monkeypatch)
+    with pytest.raises(ReshardError, match="^reshard: rank 2 failed step 0$"):
+        agree_at([7, 7, 0], monkeypatch)
+
+
+def test_store_of_several_worlds_is_kept_by_rank_0_of_the_group(monkeypatch):
+    """Whatever the numbers under which this world knows the others."""
+
+    class Lost:
+        def set(self, key, value):
+            raise RuntimeError("the connection is lost")
+
+    monkeypatch.setattr(dist, "get_world_size", {"group": 3}.get)
+    monkeypatch.setattr(dist, "get_rank", {"group": 2}.get)
+    monkeypatch.setattr(dist, "get_global_rank", lambda group, rank: rank - 2)
+    monkeypatch.setattr(dist, "PrefixStore", lambda name, of: of)
+    assert MembershipCheck("group", "reshard", 1.0, Lost()).missing() == [0]
+
+
 def test_keeper_of_a_lost_store_named_by_group_rank(monkeypatch):
     """The group holds the world's ranks 2, 0 and 1."""
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from post_training.layouts.layout import RolloutPlacement, Shard, TrainPlacement
 from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, vllm_ascend
-from post_training.reshard.plan import LayoutError, Plan, make_plan
+from post_training.reshard.plan import LayoutError, Plan, Transfers, make_plan, make_rank_plan
 from post_training.reshard.schedule import ALIGNMENT, bucket_count
 from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits
@@ -76,6 +76,32 @@ def test_each_missing_element_is_sent_once(pair: Pair, per_node: int) -> None:
             if shard.hf_name:
                 needed += 4 * int((~held[shard.hf_name][tuple(slice(*edge) for edge in shard.bounds)]).sum())
         assert received[rank] == needed
+
+
+def streams(transfers: Transfers) -> dict[tuple[int, int], list[list[int]]]:
+    """What each pair of ranks streams, in its order."""
+    found: dict[tuple[int, int], list[list[int]]] = {}
+    columns = (transfers.name, transfers.source_shard, transfers.target_shard, transfers.bytes)
+    rows = np.column_stack((*columns, transfers.bounds)).tolist()
+    for source, target, row in zip(transfers.source.tolist(), transfers.target.tolist(), rows, strict=True):
+        found.setdefault((source, target), []).append(row)
+    return found
+
+
+@settings(max_examples=80)
+@given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)))
+def test_plan_of_a_rank_is_its_part_of_the_whole_plan(pair: Pair) -> None:
+    def itemsize(name: str) -> int:
+        return 4 if "norm" in name else 2
+
+    whole = make_plan(*layouts(pair), itemsize)
+    traffic = whole.remote.between(whole.world_size) + whole.local.between(whole.world_size)
+    plans = [make_rank_plan(*layouts(pair), itemsize, rank) for rank in range(whole.world_size)]
+    for rank, own in enumerate(plans):
+        assert (own.traffic == traffic).all()
+        for part, leg in ((own.remote, whole.remote), (own.local, whole.local)):
+            assert streams(part) == {ends: stream for ends, stream in streams(leg).items() if rank in ends}
+    assert len({own.digest for own in plans}) == 1
 
 
 def test_plans_are_equal_on_every_rank() -> None:
@@ -142,11 +168,27 @@ def test_an_incomplete_source_rejected() -> None:
         make_plan(both, rollout, lambda name: 4)
 
 
-def test_overlapping_sources_rejected() -> None:
-    held = [[Shard("weight", ((0, 3), (0, 2)), "a")], [Shard("weight", ((2, 4), (0, 2)), "a")]]
-    need = [[Shard("weight", ((0, 4), (0, 2)), "b")], []]
+@pytest.mark.parametrize(
+    "held",
+    [
+        [((0, 3), (0, 2)), ((2, 4), (0, 2))],  # rows
+        [((0, 4), (0, 2)), ((0, 4), (1, 2))],  # columns
+        [((0, 4), (0, 1)), ((0, 2), (1, 2)), ((1, 4), (1, 2))],  # both: no two neighbours in order overlap in the first
+        [((0, 4), (0, 1)), ((0, 1), (1, 2)), ((2, 3), (0, 2))],
+    ],
+)
+def test_overlapping_sources_rejected(held: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+    train = [[Shard("weight", bounds, "a")] for bounds in held]
+    need = [[Shard("weight", ((0, 4), (0, 2)), "b")], *([] for _ in held[1:])]
     with pytest.raises(LayoutError, match="weight.*overlapping"):
-        make_plan(held, need, lambda name: 4)
+        make_plan(train, need, lambda name: 4)
+
+
+def test_sources_cut_in_rows_and_columns_are_joined() -> None:
+    tiles = [((0, 2), (0, 1)), ((0, 2), (1, 2)), ((2, 4), (0, 1)), ((2, 4), (1, 2))]
+    need = [[Shard("weight", ((0, 4), (0, 2)), "b")], [], [], []]
+    plan = make_plan([[Shard("weight", bounds, "a")] for bounds in tiles], need, lambda name: 4)
+    assert plan.remote.between(4)[:, 0].tolist() == [0, 8, 8, 8]
 
 
 def test_world_sizes_must_agree() -> None:

@@ -62,8 +62,9 @@ class Die:
         weights = {name: (tuple(value.shape), value.dtype) for name, value in self.rank.target.items()}
         description = Description(weights, RolloutPlacement(1), AlltoallvSettings())
         self.control = Control(control_path(job, dist.get_rank()), description)
-        training = Training(self.rank.table, self.rank.tensors, self.rank.shards)
-        self.transfer = WeightTransfer(training, dist.group.WORLD, torch.device("npu", dist.get_rank()), job)
+        training = Training(self.rank.config, self.rank.tensors, self.rank.shards)
+        device = torch.device("npu", dist.get_rank())
+        self.transfer = WeightTransfer(training, control_path(job, dist.get_rank()), dist.group.WORLD, device)
         self.generation = WeightsGeneration()
 
     def update(self) -> None:

@@ -29,10 +29,14 @@ from post_training.models.families import table_for
 from post_training.reshard import handover
 from post_training.reshard.handover import Exporter, HandoverError, Importer, Manifest, without_memory
 from tests.post_training.layouts import grouped_query_reference, reference
+from tests.stack_2026.vllm_ascend.models import MODELS, write_checkpoint
+from tests.vllm_cases import write_random_model
 
 BUCKET = 200_000
 GREW = 1.25
 BIAS = "e_score_correction_bias"
+TIED = "tied"
+"""Qwen2.5 whose output layer is its embedding, as in the smaller published models."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,14 @@ class Case:
 
 CASES = {
     1: [Case("qwen3", 1, dtype="float32"), Case("deepseek", 1)],
-    2: [Case("qwen3", 1), Case("qwen3", 2, dtype="float32"), Case("qwen3moe", 2, ep=2), Case("deepseek", 2)],
+    2: [
+        Case("qwen3", 1),
+        Case("qwen3", 2, dtype="float32"),
+        Case("qwen3moe", 2, ep=2),
+        Case("deepseek", 2),
+        Case("qwen2.5", 2),
+        Case(TIED, 2),
+    ],
     4: [
         Case("qwen3", 2, copies=2),
         Case("qwen3", 4),
@@ -165,7 +176,19 @@ class Rank:
 def shape_of(config: Any) -> GroupedQueryShape:
     experts = getattr(config, "num_experts", 0)
     width = config.moe_intermediate_size if experts else 0
-    return GroupedQueryShape.from_config(config, head_norms=True, experts=experts, expert_width=width)
+    biased = config.model_type == "qwen2"
+    return GroupedQueryShape.from_config(
+        config, head_norms=not biased, bias=biased, experts=experts, expert_width=width
+    )
+
+
+def write_models(folder: Path) -> None:
+    """The checkpoints of all cases."""
+    for model in ("qwen3", "qwen3moe", "deepseek", "qwen2.5"):
+        write_checkpoint(model, folder / model)
+    tied = MODELS["qwen2.5"]()
+    tied.tie_word_embeddings = True
+    write_random_model(tied, folder / TIED)
 
 
 def deliver(

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import run_ranks
-from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, CASES
-from tests.stack_2026.vllm_ascend.models import write_checkpoint
+from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, CASES, write_models
 
 MOST_COLLECTIVES = 40
 MOST_SENT = 1.05
@@ -17,8 +16,7 @@ MOST_SENT = 1.05
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp2")
-    for model in ("qwen3", "qwen3moe", "deepseek"):
-        write_checkpoint(model, folder / model)
+    write_models(folder)
     return folder
 
 

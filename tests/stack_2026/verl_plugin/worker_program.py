@@ -131,6 +131,7 @@ def train(case: Case, folder: Path, place: int) -> None:
 
     from post_training.layouts.fsdp_shards import fsdp_shards, local_tensors
     from post_training.models.families import table_for
+    from verl_plugin.alltoallv.control import control_path
     from verl_plugin.alltoallv.transfer import Training, WeightTransfer
 
     torch.npu.set_device(place)
@@ -142,10 +143,10 @@ def train(case: Case, folder: Path, place: int) -> None:
     fully_shard(model.npu())
     table = table_for(model.config)
     training = Training(
-        table, lambda: local_tensors(model.state_dict()), lambda: fsdp_shards(model.state_dict(), table.shapes)
+        model.config, lambda: local_tensors(model.state_dict()), lambda: fsdp_shards(model.state_dict(), table.shapes)
     )
     job = os.environ["VERL_RAY_JOB_ID"]
-    transfer = WeightTransfer(training, dist.group.WORLD, torch.device("npu", place), job)
+    transfer = WeightTransfer(training, control_path(job, place), dist.group.WORLD, torch.device("npu", place))
     handle = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-{place}.sock"
     wait_for(Path(f"/tmp/rl-colocate-alltoallv-{job}-{place}.sock"))
     for update in range(UPDATES):

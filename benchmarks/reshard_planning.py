@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Seconds and memory that one rank takes to plan a reshard of a published model over hundreds of dies.
+
+Layouts are those of the real models; no weights and no other ranks are there. What other ranks would have sent is made
+beforehand and not counted. Each case runs in a fresh process, so that memory is its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.options import make_parser, write_figures  # noqa: E402
+from post_training.layouts.layout import RolloutPlacement, Shard, Table, TrainPlacement, whole_slice  # noqa: E402
+from post_training.layouts.regions import Regions, layouts_of, regions_of, rollout_layouts  # noqa: E402
+from post_training.plan.placement_text import parse_model  # noqa: E402
+from post_training.reshard.plan import make_rank_plan  # noqa: E402
+from post_training.reshard.schedule import buckets_of_traffic, schedule, shard_origins  # noqa: E402
+
+BUCKET = 1 << 30
+ITEMSIZE = 2
+_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
+_STAGES = (7, 7, 8, 8, 8, 8, 8, 7)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what trains it and how it is served.
+
+    Attributes:
+        train: placement of Megatron's ranks, or how many ranks shard with FSDP2.
+        copies: with FSDP2, by how many ranks each shard is held.
+        separate: whether training and rollout have dies of their own.
+    """
+
+    model: str
+    train: TrainPlacement | int
+    rollout: RolloutPlacement
+    copies: int = 1
+    separate: bool = False
+
+    @property
+    def trainers(self) -> int:
+        return self.train if isinstance(self.train, int) else self.train.world_size
+
+    @property
+    def ranks(self) -> int:
+        return self.trainers + self.rollout.world_size if self.separate else self.trainers
+
+
+DEEPSEEK, QWEN = "deepseek-v3", "qwen3-235b-a22b"
+CASES = {
+    "deepseek-256": Case(DEEPSEEK, TrainPlacement(4, 8, 8, 8, _STAGES), RolloutPlacement(2, 128, 256)),
+    "deepseek-1024": Case(DEEPSEEK, TrainPlacement(4, 8, 8, 32, _STAGES), RolloutPlacement(2, 128, 256, 4)),
+    "deepseek-512+512": Case(
+        DEEPSEEK, TrainPlacement(4, 8, 8, 16, _STAGES), RolloutPlacement(2, 128, 256, 2), separate=True
+    ),
+    "qwen-1024": Case(QWEN, TrainPlacement(4, 8, 8, 32, (12,) * 7 + (10,)), RolloutPlacement(4, 32, 128, 8)),
+    "qwen-fsdp2-256": Case(QWEN, 256, RolloutPlacement(4, 32, 128, 2)),
+    "qwen-fsdp2-256-copies": Case(QWEN, 256, RolloutPlacement(4, 32, 128, 2), copies=8),
+    "qwen-fsdp2-1024": Case(QWEN, 1024, RolloutPlacement(4, 32, 128, 8)),
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """CPU seconds of one rank, and the memory that it takes beyond what it held before, in MB.
+
+    Attributes:
+        layouts: to know what all ranks hold and serve.
+        plan: to decide who sends what.
+        schedule: to cut this rank's part into buckets.
+        transfers: of this rank.
+        rounds: of one update.
+    """
+
+    ranks: int
+    layouts: float
+    plan: float
+    schedule: float
+    memory: float
+    transfers: int
+    rounds: int
+
+    @property
+    def seconds(self) -> float:
+        return self.layouts + self.plan + self.schedule
+
+
+def held(case: Case, table: Table) -> Iterator[list[Shard]]:
+    """What each training rank holds."""
+    if isinstance(case.train, TrainPlacement):
+        yield from (table.megatron(case.train, rank) for rank in range(case.trainers))
+        return
+    parts = case.train // case.copies
+    for rank in range(case.train):
+        yield list(sharded(table, parts, rank % parts))
+
+
+def sharded(table: Table, parts: int, at: int) -> Iterator[Shard]:
+    """One part of FSDP2's, which cuts rows of a tensor as `torch.chunk` does, and packed experts by their number."""
+    experts = 1 + max((int(found[1]) for found in map(_EXPERT.search, table.shapes) if found), default=-1)
+    for name, shape in table.shapes.items():
+        expert = _EXPERT.search(name)
+        first, last = chunk(experts if expert else shape[0], parts, at)
+        if expert:
+            if first <= int(expert[1]) < last:
+                yield Shard(name, whole_slice(shape), name)
+        elif first < last:
+            yield Shard(name, ((first, last), *whole_slice(shape[1:])), name)
+
+
+def chunk(rows: int, parts: int, at: int) -> tuple[int, int]:
+    """The rows of one part: equal ones, of which the last may be smaller or empty."""
+    size = -(-rows // parts)
+    return min(at * size, rows), min((at + 1) * size, rows)
+
+
+def measure(name: str) -> Figures:
+    """Plan as the training rank in the middle."""
+    case = CASES[name]
+    table = parse_model(case.model)
+    names, rank = tuple(table.shapes), case.trainers // 2
+    own, gathered = make_inputs(case, table, rank, names)
+    before = peak_bytes()
+    begin = time.process_time()
+    train = layouts_of(gathered, names)
+    train[rank] = own
+    rollout = rollout_layouts(table, case.rollout)
+    if case.separate:
+        train, rollout = [*train, *([] for _ in rollout)], [*([] for _ in train), *rollout]
+    known = time.process_time()
+    plan = make_rank_plan(train, rollout, lambda tensor: ITEMSIZE, rank)
+    planned = time.process_time()
+    stays = np.diag(np.diag(plan.traffic))
+    counts = [buckets_of_traffic(each, plan.widest_row, BUCKET) for each in (stays, plan.traffic - stays)]
+    origins = shard_origins(train[rank]), shard_origins(rollout[rank])
+    for leg, count in zip((plan.local, plan.remote), counts, strict=True):
+        schedule(leg, case.ranks, rank, count, origins)
+    end = time.process_time()
+    memory = (peak_bytes() - before) / 1e6
+    transfers = len(plan.local) + len(plan.remote)
+    return Figures(case.ranks, known - begin, planned - known, end - planned, memory, transfers, counts[1])
+
+
+def make_inputs(case: Case, table: Table, rank: int, names: Sequence[str]) -> tuple[list[Shard], list[Regions]]:
+    """The rank's own layout, and what all ranks say of theirs."""
+    own: list[Shard] = []
+    gathered = []
+    for number, shards in enumerate(held(case, table)):
+        gathered.append(regions_of(shards, names))
+        own = shards if number == rank else own
+    return own, gathered
+
+
+def peak_bytes() -> int:
+    """The most memory that this process had at once. `getrusage` would count the process that started it, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def report(figures: dict[str, Figures]) -> str:
+    """One line a case."""
+    columns: dict[str, Callable[[Figures], str]] = {
+        "ranks": lambda each: str(each.ranks),
+        "layouts, s": lambda each: f"{each.layouts:.2f}",
+        "plan, s": lambda each: f"{each.plan:.2f}",
+        "buckets, s": lambda each: f"{each.schedule:.2f}",
+        "together, s": lambda each: f"{each.seconds:.2f}",
+        "memory, MB": lambda each: f"{each.memory:.0f}",
+        "transfers": lambda each: str(each.transfers),
+        "rounds": lambda each: str(each.rounds),
+    }
+    width = max(map(len, figures))
+    lines = [" " * width + "".join(f"{head:>13}" for head in columns)]
+    lines += [
+        f"{name:<{width}}" + "".join(f"{show(each):>13}" for show in columns.values()) for name, each in figures.items()
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--case", choices=CASES, action="append", help="one of the cases (default: all)")
+    options = parser.parse_args(arguments)
+    figures: dict[str, Figures] = {}
+    for name in options.case or CASES:
+        with multiprocessing.get_context("spawn").Pool(1) as fresh:
+            figures[name] = fresh.apply(measure, (name,))
+    print(report(figures))
+    write_figures(options.json, {name: asdict(each) | {"seconds": each.seconds} for name, each in figures.items()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

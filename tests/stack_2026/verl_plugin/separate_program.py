@@ -1,0 +1,269 @@
+"""Training ranks and rollout ranks on dies of their own, joined by verl's checkpoint engine `alltoallv`.
+
+Each side has a world of its own, as verl's trainers and its rollout workers have. The engine comes from verl's registry
+and is used in the order of verl's `CheckpointEngineManager`; training offers its weights through the methods that the
+plugin adds to verl's engines; each rollout rank has the real control socket of a vLLM worker. `main` writes what a rank
+finds to `<trainers>+<workers>.<rank>.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import json
+import os
+import pickle
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from verl.checkpoint_engine import CheckpointEngineRegistry
+
+import verl_plugin.alltoallv.checkpoint_engine  # noqa: F401
+from post_training.reshard import exchange, handover
+from post_training.reshard.generation import WeightsGeneration
+from post_training.reshard.handover import Importer
+from tests.stack_2026.verl_plugin.failing_program import at_second_pack, die, told
+from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, GREW, Case, Rank
+from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.fsdp2_engine import AlltoallvFSDP2
+from verl_plugin.alltoallv.settings import AlltoallvSettings
+
+CULPRIT = 1
+TIMEOUT = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Sizes of the two sides, and their cases. megatron: whether Megatron-core trains."""
+
+    trainers: int
+    workers: int
+    cases: tuple[Case, ...]
+    megatron: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{'megatron.' if self.megatron else ''}{self.trainers}+{self.workers}"
+
+
+RUNS = {
+    run.name: run
+    for run in (
+        Run(
+            2,
+            2,
+            (
+                Case("qwen3", 2),
+                Case("qwen3", 1, dtype="float32"),
+                Case("qwen3", 1, copies=2),
+                Case("qwen3moe", 2, ep=2),
+                Case("deepseek", 2, dtype="float32"),
+            ),
+        ),
+        Run(1, 2, (Case("qwen3moe", 1, 2, 2),)),
+        Run(3, 1, (Case("qwen3", 1),)),
+        Run(2, 2, (Case("qwen3moe", 2, ep=2), Case("deepseek", 1)), megatron=True),
+    )
+}
+
+
+class Offering(AlltoallvFSDP2):
+    """verl's engine as far as the plugin uses it."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.module = rank.model
+        self.model_config: Any = SimpleNamespace(hf_config=rank.config, lora_rank=0, lora={})
+
+
+def megatron_engine(rank: Any) -> Any:
+    """The same for Megatron-core, which only some runs import."""
+    from verl_plugin.alltoallv.megatron_engine import AlltoallvMegatron
+
+    engine = AlltoallvMegatron()
+    engine.module, engine.tf_config = rank.models, rank.transformer_config
+    engine.model_config = SimpleNamespace(hf_config=rank.config, lora_rank=0, lora={})
+    return engine
+
+
+class Served(Rank):
+    """A rollout rank, which trains nothing."""
+
+    def build(self, checkpoint: Path) -> None:
+        pass
+
+
+class Member:
+    """One rank of either side, with its engine, from verl's registry."""
+
+    def __init__(self, run: Run, store: dist.Store) -> None:
+        self.run, self.store = run, store
+        self.rank = int(os.environ["RANK"])
+        self.trains = self.rank < run.trainers
+        self.prepared = 0
+        arguments = {"is_master": True} if self.rank == 0 else {}
+        self.engine: Any = CheckpointEngineRegistry.new(
+            "alltoallv", bucket_size=BUCKET, timeout_seconds=TIMEOUT, **arguments
+        )
+
+    def join(self) -> None:
+        """As `CheckpointEngineManager.build_process_group`."""
+        self.prepared += 1
+        keys = [f"{self.prepared}.{rank}" for rank in range(self.run.trainers + self.run.workers)]
+        self.store.set(keys[self.rank], pickle.dumps(self.engine.prepare()))
+        metadata = [pickle.loads(self.store.get(key)) for key in keys]
+        sides = type(self.engine).build_topology(self.run.trainers, self.run.workers, metadata)
+        place = self.rank if self.trains else self.rank - self.run.trainers
+        self.engine.init_process_group(**{key: values[place] for key, values in sides[not self.trains].items()})
+
+    def take(self, case: Case, folder: Path) -> None:
+        """Begin a case."""
+        self.engine = type(self.engine)(BUCKET, self.rank == 0, TIMEOUT) if self.prepared else self.engine
+        if self.trains:
+            self.side = trainer_of(self.run)(folder, dataclasses.replace(case, tp=1, dp=1, ep=1))
+            self.offering = megatron_engine(self.side) if self.run.megatron else Offering(self.side)
+            return
+        self.side = Served(folder, case)
+        weights = {name: (tuple(value.shape), value.dtype) for name, value in self.side.target.items()}
+        placement = dataclasses.replace(self.side.placement, instances=1)
+        path = control_path(os.environ["VERL_RAY_JOB_ID"], self.rank - self.run.trainers)
+        self.control = Control(path, Description(weights, placement, AlltoallvSettings()))
+        self.generation = WeightsGeneration()
+
+    def update(self, step: int) -> dict[str, Any]:
+        """One update in the order of verl's manager; returns the metrics of a training rank."""
+        self.join()
+        metrics: dict[str, Any] = {}
+        if self.trains:
+            weights, _ = self.offering.get_per_tensor_param()
+            metrics = asyncio.run(self.engine.send_weights(weights, global_steps=step))
+        else:
+            asyncio.run(self._receive(step))
+        self.engine.finalize()
+        return metrics
+
+    async def _receive(self, step: int) -> None:
+        """As vLLM's worker takes it from verl's hand-over."""
+        importer = None
+        try:
+            with self.generation.writing():
+                async for name, content in self.engine.receive_weights(global_steps=step):
+                    manifest = self.control.manifest
+                    assert manifest is not None
+                    importer = importer or Importer(manifest, self.side.target, self.control.version)
+                    importer.take(name, content)
+                assert importer is not None
+                importer.finish()
+        finally:
+            self.control.settle()
+
+    def grow(self) -> None:
+        if self.trains:
+            with torch.no_grad():
+                for parameter in self.side.parameters():
+                    parameter.mul_(GREW)
+
+
+def trainer_of(run: Run) -> type:
+    if not run.megatron:
+        return Rank
+    from tests.stack_2026.verl_plugin.megatron_program import MegatronRank
+
+    return MegatronRank
+
+
+def measured(member: Member) -> dict[str, Any]:
+    """Two updates of a case, the second with grown weights."""
+    metrics = member.update(1)
+    side = member.side
+    first = [] if member.trains else side.differing()
+    member.grow()
+    addresses = {name: value.data_ptr() for name, value in side.target.items()}
+    torch.npu.reset_peak_memory_stats()
+    before = int(torch.npu.memory_allocated())
+    member.update(2)
+    torch.npu.synchronize()
+    needed = [] if member.trains else side.table.vllm_ascend(side.placement, side.rank)
+    sizes = [(shard, torch.Size(shard.extents).numel()) for shard in needed if shard.hf_name]
+    return dataclasses.asdict(member.engine.report) | {
+        "first": first,
+        "second": [] if member.trains else side.differing(GREW),
+        "peak": int(torch.npu.max_memory_allocated()) - before,
+        "moved": [name for name, value in side.target.items() if value.data_ptr() != addresses[name]],
+        "bound": sum(count * side.target[shard.local].itemsize for shard, count in sizes),
+        "metrics": metrics,
+    }
+
+
+def stale(member: Member) -> dict[str, Any]:
+    """One training rank sends the weights of the step before; the next update succeeds."""
+    step = 2 if member.rank == CULPRIT else 3
+    found = {"update": told(lambda: member.update(step))}
+    if not member.trains:
+        found["sampling"] = told(member.generation.require_whole)
+    found["next"] = told(lambda: member.update(4))
+    if not member.trains:
+        found["sampling again"] = told(member.generation.require_whole)
+        found["differing"] = member.side.differing(GREW)
+    return found
+
+
+def dying(member: Member) -> dict[str, Any]:
+    """A training rank dies in the second round of an update."""
+    if member.rank == CULPRIT:
+        exchange.pack = at_second_pack(die)
+    found = {"update": told(lambda: member.update(5))}
+    if not member.trains:
+        found["sampling"] = told(member.generation.require_whole)
+    return found
+
+
+def start(run: Run) -> dist.Store:
+    """Give each side a world of its own: the rollout's is verl's, for the host alone."""
+    rank = int(os.environ["RANK"])
+    torch.npu.set_device(rank)
+    os.environ["VERL_RAY_JOB_ID"] = f"separate.{os.environ['MASTER_PORT']}"
+    limit = datetime.timedelta(seconds=120)
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=rank == 0, timeout=limit)
+    trains = rank < run.trainers
+    dist.init_process_group(
+        "cpu:gloo,npu:hccl" if trains else "cpu:gloo",
+        store=dist.PrefixStore("trainers" if trains else "workers", store),
+        rank=rank if trains else rank - run.trainers,
+        world_size=run.trainers if trains else run.workers,
+        timeout=limit,
+    )
+    if trains and run.megatron:
+        from megatron.core import parallel_state, tensor_parallel
+
+        parallel_state.initialize_model_parallel(expert_model_parallel_size=2, expert_tensor_parallel_size=1)
+        tensor_parallel.model_parallel_cuda_manual_seed(0)
+    return store
+
+
+def main(folder: Path) -> None:
+    run = RUNS[(folder / "run.txt").read_text()]
+    rank = int(os.environ["RANK"])
+    if (dies := (folder / "dies").exists()) and rank == CULPRIT and (child := os.fork()):
+        os.waitpid(child, 0)  # so that the harness does not see a rank killed, and end the others before they notice
+        return
+    os.environ["HCCL_EXEC_TIMEOUT"] = str(TIMEOUT // 2)
+    handover.MEMBERSHIP_CHECK_S = 2.0
+    if run.megatron and rank < run.trainers:
+        trainer_of(run)  # which sets up Megatron when it is imported
+    member = Member(run, start(run))
+    found: dict[str, Any] = {}
+    for case in run.cases[:1] if dies else run.cases:
+        member.take(case, folder)
+        found[case.name] = measured(member)
+    if run.trainers > CULPRIT and not run.megatron:
+        found["fails"] = dying(member) if dies else stale(member)
+    (folder / f"{run.name}.{rank}.json").write_text(json.dumps(found))
+    if dies and rank == 0:
+        time.sleep(5)  # it keeps the store, which the others may still ask
+    os._exit(0)

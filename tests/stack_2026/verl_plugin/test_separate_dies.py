@@ -1,0 +1,99 @@
+"""verl's checkpoint engine `alltoallv`: exact against transformers' files, each byte once to the die that serves it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.stack_2026.verl_plugin.fsdp_program import BUCKET
+from tests.stack_2026.vllm_ascend.models import write_checkpoint
+
+PROGRAM = "tests.stack_2026.verl_plugin.separate_program"
+MOST_SENT, MOST_COLLECTIVES, MOST_SECONDS = 1.05, 40, 10
+CULPRIT = 1
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("separate")
+    for model in ("qwen3", "qwen3moe", "deepseek"):
+        write_checkpoint(model, folder / model)
+    return folder
+
+
+def ran(folder: Path, name: str, silent: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+    """What each rank found, those that train first."""
+    (folder / "run.txt").write_text(name)
+    world = sum(map(int, name.rpartition(".")[2].split("+")))
+    run_ranks(PROGRAM, world, folder, timeout=300)
+    return [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(world) if rank not in silent]
+
+
+@pytest.fixture(scope="module")
+def two_and_two(checkpoints: Path) -> list[dict[str, Any]]:
+    return ran(checkpoints, "2+2")
+
+
+def check(ranks: list[dict[str, Any]], trainers: int) -> None:
+    """What holds for every case."""
+    assert [rank["first"] + rank["second"] + rank["moved"] for rank in ranks] == [[]] * len(ranks)
+    assert [rank["bytes_received"] for rank in ranks] == [rank["bound"] for rank in ranks]
+    assert all(rank["bound"] == 0 for rank in ranks[:trainers]) and all(rank["bound"] for rank in ranks[trainers:])
+    assert [rank["bytes_copied"] for rank in ranks] == [0] * len(ranks)
+    assert not any(rank["bytes_sent"] for rank in ranks[trainers:])
+    sent = [rank["bytes_sent"] for rank in ranks[:trainers]]
+    assert max(sent) * len(sent) <= MOST_SENT * sum(sent)
+    assert [rank["metrics"]["alltoallv/bytes_sent"] for rank in ranks[:trainers]] == sent
+    for rank in ranks:
+        # The allocator of a device rounds each block up to 512 bytes.
+        assert rank["peak"] <= rank["staging_bytes"] + 4 * 512 <= 2 * BUCKET + 4 * 512
+        assert rank["collectives"] <= MOST_COLLECTIVES
+
+
+def test_each_worker_receives_what_it_serves_and_no_more(two_and_two):
+    names = [name for name in two_and_two[0] if name != "fails"]
+    assert len(names) == 5
+    for name in names:
+        check([rank[name] for rank in two_and_two], trainers=2)
+
+
+@pytest.mark.parametrize(("name", "trainers"), [("1+2", 1), ("3+1", 3)])
+def test_sides_may_differ_in_size(checkpoints, name, trainers):
+    found = ran(checkpoints, name)
+    for case in (case for case in found[0] if case != "fails"):
+        check([rank[case] for rank in found], trainers)
+
+
+def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    found = ran(checkpoints, "megatron.2+2")
+    assert len(found[0]) == 2
+    for case in found[0]:
+        check([rank[case] for rank in found], trainers=2)
+
+
+def test_stale_step_named_everywhere_and_never_sampled(two_and_two):
+    for rank, found in enumerate(told["fails"] for told in two_and_two):
+        assert found["update"]["type"] == "ReshardError"
+        assert (
+            f"rank {CULPRIT} failed with the weights of step 2, where another rank is at step 3"
+            in (found["update"]["text"])
+        )
+        assert found["next"]["type"] is None
+        if rank >= 2:
+            assert found["sampling"]["type"] == "WeightsNotWholeError"
+            assert (found["sampling again"]["type"], found["differing"]) == (None, [])
+
+
+def test_dead_training_rank_named_on_both_sides(checkpoints):
+    (checkpoints / "dies").touch()
+    try:
+        found = ran(checkpoints, "2+2", silent=(CULPRIT,))
+    finally:
+        (checkpoints / "dies").unlink()
+    for told in (each["fails"] for each in found):
+        assert told["update"]["type"] == "ReshardError" and told["update"]["seconds"] < MOST_SECONDS
+        assert f"did not hear from ranks [{CULPRIT}]" in told["update"]["text"]
+    assert [told["fails"]["sampling"]["type"] for told in found[1:]] == ["WeightsNotWholeError"] * 2
