@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.options import make_parser, write_figures  # noqa: E402
+from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.layouts.layout import RolloutPlacement, Shard, Table, TrainPlacement, whole_slice  # noqa: E402
 from post_training.layouts.regions import Regions, layouts_of, regions_of, rollout_layouts  # noqa: E402
 from post_training.plan.placement_text import parse_model  # noqa: E402
@@ -72,7 +72,7 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Figures:
+class PlanningResult:
     """CPU seconds of one rank, and the memory that it takes beyond what it held before, in MB.
 
     Attributes:
@@ -80,7 +80,7 @@ class Figures:
         plan: to decide who sends what.
         schedule: to cut this rank's part into buckets.
         transfers: of this rank.
-        rounds: of one update.
+        buckets: of one update.
     """
 
     ranks: int
@@ -89,7 +89,7 @@ class Figures:
     schedule: float
     memory: float
     transfers: int
-    rounds: int
+    buckets: int
 
     @property
     def seconds(self) -> float:
@@ -125,7 +125,7 @@ def chunk(rows: int, parts: int, at: int) -> tuple[int, int]:
     return min(at * size, rows), min((at + 1) * size, rows)
 
 
-def measure(name: str) -> Figures:
+def measure(name: str) -> PlanningResult:
     """Plan as the training rank in the middle."""
     case = CASES[name]
     table = parse_model(case.model)
@@ -149,7 +149,7 @@ def measure(name: str) -> Figures:
     end = time.process_time()
     memory = (peak_bytes() - before) / 1e6
     transfers = len(plan.local) + len(plan.remote)
-    return Figures(case.ranks, known - begin, planned - known, end - planned, memory, transfers, counts[1])
+    return PlanningResult(case.ranks, known - begin, planned - known, end - planned, memory, transfers, counts[1])
 
 
 def make_inputs(case: Case, table: Table, rank: int, names: Sequence[str]) -> tuple[list[Shard], list[Regions]]:
@@ -168,9 +168,9 @@ def peak_bytes() -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
-def report(figures: dict[str, Figures]) -> str:
+def report(results: dict[str, PlanningResult]) -> str:
     """One line a case."""
-    columns: dict[str, Callable[[Figures], str]] = {
+    columns: dict[str, Callable[[PlanningResult], str]] = {
         "ranks": lambda each: str(each.ranks),
         "layouts, s": lambda each: f"{each.layouts:.2f}",
         "plan, s": lambda each: f"{each.plan:.2f}",
@@ -178,12 +178,12 @@ def report(figures: dict[str, Figures]) -> str:
         "together, s": lambda each: f"{each.seconds:.2f}",
         "memory, MB": lambda each: f"{each.memory:.0f}",
         "transfers": lambda each: str(each.transfers),
-        "rounds": lambda each: str(each.rounds),
+        "buckets": lambda each: str(each.buckets),
     }
-    width = max(map(len, figures))
+    width = max(map(len, results))
     lines = [" " * width + "".join(f"{head:>13}" for head in columns)]
     lines += [
-        f"{name:<{width}}" + "".join(f"{show(each):>13}" for show in columns.values()) for name, each in figures.items()
+        f"{name:<{width}}" + "".join(f"{show(each):>13}" for show in columns.values()) for name, each in results.items()
     ]
     return "\n".join(lines)
 
@@ -192,12 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--case", choices=CASES, action="append", help="one of the cases (default: all)")
     options = parser.parse_args(arguments)
-    figures: dict[str, Figures] = {}
+    results: dict[str, PlanningResult] = {}
     for name in options.case or CASES:
         with multiprocessing.get_context("spawn").Pool(1) as fresh:
-            figures[name] = fresh.apply(measure, (name,))
-    print(report(figures))
-    write_figures(options.json, {name: asdict(each) | {"seconds": each.seconds} for name, each in figures.items()})
+            results[name] = fresh.apply(measure, (name,))
+    print(report(results))
+    write_results(options.json, {name: asdict(each) | {"seconds": each.seconds} for name, each in results.items()})
     return 0
 
 

@@ -38,7 +38,7 @@ class Side:
 
 
 class Staging:
-    """Byte buffers for one or two rounds in flight, released together when the exchange is over.
+    """Byte buffers for one or two buckets in flight, released together when the exchange is over.
 
     least: bytes that a sending buffer has at least.
     """

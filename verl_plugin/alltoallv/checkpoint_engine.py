@@ -133,7 +133,9 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
         for _ in self._update(weights, global_steps):
             pass
         report = self.report
-        return {} if report is None else {"alltoallv/bytes_sent": report.bytes_sent, "alltoallv/rounds": report.rounds}
+        return (
+            {} if report is None else {"alltoallv/bytes_sent": report.bytes_sent, "alltoallv/buckets": report.buckets}
+        )
 
     @torch.no_grad()
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:

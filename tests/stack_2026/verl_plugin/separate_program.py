@@ -214,7 +214,7 @@ def stale(member: Member) -> dict[str, Any]:
 
 
 def dying(member: Member) -> dict[str, Any]:
-    """A training rank dies in the second round of an update."""
+    """A training rank dies in the second bucket of an update."""
     if member.rank == CULPRIT:
         exchange.pack = at_second_pack(die)
     found = {"update": told(lambda: member.update(5))}
