@@ -113,7 +113,7 @@ class JobPlan:
         return []
 
 
-REMEDIES = {
+REMEDIES: Mapping[str, str] = {
     "idle": "spread the experts of the rollout over more dies",
     "reshard": "lower actor_rollout_ref.overlay.reshard.bucket_bytes, or spread the experts over more dies",
     "rollout": "lower actor_rollout_ref.rollout.gpu_memory_utilization",
