@@ -12,6 +12,9 @@ from post_training.report.metrics import read_entries
 # verl's differences are of probabilities, which are at most as far apart as their logarithms.
 PROBABILITY_DIFFERENCE = "training/rollout_probs_diff_max"
 PROBABILITY_DIFFERENCE_MEAN = "training/rollout_probs_diff_mean"
+# Mean over answers: how far an answer's mean log-prob in the rollout is from that in training. Where weights do not
+# arrive these are apart, while probabilities are all close to 0.
+LOG_PROB_DIFFERENCE = "rollout_corr/log_ppl_abs_diff"
 _TOKENS = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean")
 # Stages that the reports know by another name than verl has for them.
 _RENAMED = {"timing_s/update_weights": "timing_s/reshard"}

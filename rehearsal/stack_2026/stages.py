@@ -16,6 +16,7 @@ from post_training.models.families import family_of
 from post_training.processes.command import SignalFlag, run_to_the_end
 from post_training.processes.logs import last_error, last_line
 from post_training.report import RunFacts, read_records, summarise
+from post_training.report.faults import FLOAT32_GATE
 from post_training.report.meters import read_meters
 from post_training.report.metrics import REWARD, StepRecord, training_steps
 from post_training.report.run_folder import CONFIGURATION, METERS, METRICS
@@ -27,6 +28,7 @@ from rehearsal.plan import ROOT
 from rehearsal.preflight import check_device_memory, check_output, count_parameters, is_whole
 from rehearsal.stack_2026.plan import Plan
 from rehearsal.stack_2026.records import (
+    LOG_PROB_DIFFERENCE,
     PROBABILITY_DIFFERENCE,
     PROBABILITY_DIFFERENCE_MEAN,
     RecordWriter,
@@ -104,7 +106,7 @@ class Rehearsal:
         if plan.composed.exists():
             shutil.copy(plan.composed, plan.output / CONFIGURATION)
         failure = describe_full_disk([plan.output]) if status != 0 else None
-        failure = failure or failure_of(status, progress.records, steps, plan.log)
+        failure = failure or failure_of(status, progress.records, steps, plan.options.precision, plan.log)
         failure = failure or lost_answers(progress.records, plan.composed)
         facts = RunFacts(
             plan.options.seed,
@@ -119,8 +121,11 @@ class Rehearsal:
         return summary
 
 
-def failure_of(status: int, records: Sequence[StepRecord], steps: int, log: Path) -> str | None:
-    """Returns the sentence with which a run failed, or None: it has to make its steps, with numbers in every metric."""
+def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:
+    """Returns the sentence with which a run failed, or None.
+
+    It has to make its steps, with numbers in every metric, and in float32 rollout and training have to compute alike.
+    """
     if status != 0:
         return last_error(log)
     if len(records) < steps:
@@ -131,6 +136,12 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, log: Path
         for name in _NUMBERS:
             if record.metrics.get(name) is None:
                 return f"{name} is not a finite number at step {record.step}"
+        difference = record.metrics.get(LOG_PROB_DIFFERENCE)
+        if precision == "float32" and difference is not None and difference > FLOAT32_GATE:
+            return (
+                f"Rollout and training compute differently at step {record.step}: the mean log-probs of an answer are "
+                f"{difference:.2e} apart on average, more than {FLOAT32_GATE:g}, which float32 never is"
+            )
     return None
 
 
@@ -165,8 +176,15 @@ def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> d
 
 
 def probability_differences(records: list[StepRecord]) -> dict[str, float | None]:
-    """How far the probabilities of sampled tokens are apart in rollout and training, at most over all steps."""
-    names = {"rollout_prob_diff_max": PROBABILITY_DIFFERENCE, "rollout_prob_diff_mean": PROBABILITY_DIFFERENCE_MEAN}
+    """How far the probabilities of sampled tokens are apart in rollout and training, at most over all steps.
+
+    `rollout_log_prob_diff_mean` is of the answers' mean log-probs.
+    """
+    names = {
+        "rollout_prob_diff_max": PROBABILITY_DIFFERENCE,
+        "rollout_prob_diff_mean": PROBABILITY_DIFFERENCE_MEAN,
+        "rollout_log_prob_diff_mean": LOG_PROB_DIFFERENCE,
+    }
     found = {
         key: [value for record in records if (value := record.metrics.get(name)) is not None]
         for key, name in names.items()
@@ -188,7 +206,8 @@ def print_summary(console: Console, summary: dict[str, Any], output: Path) -> No
         "seconds a step": f"{shown('step_seconds', '.2f')}: {stages}",
         "start-up": f"{shown('startup_s', '.1f')} s from the command to the first step",
         "probabilities": f"of sampled tokens: rollout and training differ by at most "
-        f"{shown('rollout_prob_diff_max', '.2e')}, {shown('rollout_prob_diff_mean', '.2e')} on average",
+        f"{shown('rollout_prob_diff_max', '.2e')}, {shown('rollout_prob_diff_mean', '.2e')} on average; mean log-probs "
+        f"of answers by {shown('rollout_log_prob_diff_mean', '.2e')}",
         "device peak": "not measured" if peak is None else f"{peak / 2**20:.0f} MiB",
         "report": str(output / "report.html"),
         "files": str(output),

@@ -132,10 +132,9 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
             )
         for _ in self._update(weights, global_steps):
             pass
-        report = self.report
-        return (
-            {} if report is None else {"alltoallv/bytes_sent": report.bytes_sent, "alltoallv/buckets": report.buckets}
-        )
+        if self.report is None:
+            return {}
+        return {"alltoallv/bytes_sent": self.report.bytes_sent, "alltoallv/buckets": self.report.buckets}
 
     @torch.no_grad()
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
