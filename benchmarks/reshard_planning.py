@@ -3,6 +3,9 @@
 
 Layouts are those of the real models; no weights and no other ranks are there. What other ranks would have sent is made
 beforehand and not counted. Each case runs in a fresh process, so that memory is its own.
+
+Example:
+    python benchmarks/reshard_planning.py --case deepseek-256
 """
 
 from __future__ import annotations
@@ -190,7 +193,8 @@ def report(results: dict[str, PlanningResult]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--case", choices=CASES, action="append", help="one of the cases (default: all)")
+    case = f"a case to measure, and may be given again: {', '.join(CASES)} (default: all)"
+    parser.add_argument("--case", choices=CASES, action="append", metavar="NAME", help=case)
     options = parser.parse_args(arguments)
     results: dict[str, PlanningResult] = {}
     for name in options.case or CASES:

@@ -7,7 +7,7 @@ import pytest
 from post_training.layouts import grouped_query
 from post_training.reshard import plan, schedule
 
-EXAMPLES = {grouped_query: 2, plan: 6, schedule: 1}
+EXAMPLES = {grouped_query: 2, plan: 7, schedule: 1}
 
 
 def run(module) -> doctest.TestResults:

@@ -139,8 +139,8 @@ def check_exchange(resharder: Resharder, target: State, expected: State) -> dict
     served = sum(tensor.numel() * 2 for name, tensor in target.items() if EXPERT_MARK in name)
     assert 0 < report.expert_bytes_received <= served
     again = resharder.run()
-    assert (again.collectives, again.object_collectives) == (again.rounds + 1, 0)
-    return {"received": report.bytes_received, "experts": report.expert_bytes_received, "rounds": again.rounds}
+    assert (again.collectives, again.object_collectives) == (again.buckets + 1, 0)
+    return {"received": report.bytes_received, "experts": report.expert_bytes_received, "buckets": again.buckets}
 
 
 def main(folder: Path) -> None:
