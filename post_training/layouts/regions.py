@@ -1,7 +1,7 @@
 """Layouts of many ranks, small to send and shared in memory.
 
-A plan needs the regions of all ranks, and of one rank alone where they lie in memory. So ranks tell each other numbers
-instead of shards, and what many ranks hold is one object on each.
+A plan needs the regions that every rank holds, but only its own rank's places in memory. So ranks exchange numbers
+instead of shards, and equal shards of many ranks are one object.
 """
 
 from __future__ import annotations

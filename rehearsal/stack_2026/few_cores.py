@@ -5,9 +5,9 @@ for a second after every message whether there is another one, and takes a whole
 microseconds, and here it takes the core from whoever is to write the message. So it sleeps at once.
 
 Then every wake-up counts, and vLLM's writer loses some. Its socket holds one message, and ZeroMQ looks only every
-millisecond whether that has gone: a message before that is dropped, and its reader sleeps on, five seconds with
-vLLM-Ascend. So the writer looks each time. What comes before its reader has subscribed is lost still, at the start: a
-reader looks again after half a second.
+millisecond whether that has gone. A message sent before then is dropped, and its reader sleeps on: five seconds with
+vLLM-Ascend. So the writer looks each time. Messages sent before a reader has subscribed are still lost, so a reader
+looks again after half a second.
 """
 
 from typing import Any

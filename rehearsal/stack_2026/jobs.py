@@ -52,7 +52,7 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
     # Enough for every sequence in flight: clearing the cache takes a host's time here.
     yield f"+{_VLLM}.num_gpu_blocks_override=256"
     # Every update is compared bit for bit, which a job of full size does not do.
-    yield from (f"{_VLLM}.additional_config.alltoallv.bucket_megabytes=16",)
+    yield f"{_VLLM}.additional_config.alltoallv.bucket_megabytes=16"
     yield f"+{_VLLM}.additional_config.alltoallv.verify=true"
     yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=16"
     if job.backend == "megatron":
