@@ -140,8 +140,8 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision
         if precision == "float32" and difference is not None and difference > FLOAT32_GATE:
             return (
                 f"Rollout and training compute differently at step {record.step}: the mean log-probs of an answer are "
-                f"{difference:.2e} apart on average, more than {FLOAT32_GATE:g}. Look in the log for weights that did not arrive, or for "
-                "operators that compute in another type."
+                f"{difference:.2e} apart on average, more than {FLOAT32_GATE:g}. Look in the log for weights that did "
+                "not arrive, or for operators that compute in another type."
             )
     return None
 
