@@ -6,7 +6,7 @@ is built from numpy arrays because 256 ranks of DeepSeek-V3 hold a third of a mi
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 
 import numpy as np
@@ -102,6 +102,28 @@ class _Holders:
         return np.diff(self.first)
 
 
+@dataclass(frozen=True)
+class _Overlaps:
+    """Regions that are needed and owned: entry by entry the positions in `needs` and `owners`, and what is common.
+
+    sizes: bytes of one element of each tensor.
+    """
+
+    needs: _Holders
+    owners: _Holders
+    need: np.ndarray
+    owner: np.ndarray
+    bounds: np.ndarray
+    sizes: np.ndarray
+
+    @property
+    def bytes(self) -> np.ndarray:
+        return _volume(self.bounds) * self.sizes[self.owners.name[self.owner]]
+
+    def select(self, chosen: np.ndarray) -> "_Overlaps":
+        return replace(self, need=self.need[chosen], owner=self.owner[chosen], bounds=self.bounds[chosen])
+
+
 def make_plan(
     train: Layouts, rollout: Layouts, itemsize: Callable[[str], int], node_of: Sequence[int] | None = None
 ) -> Plan:
@@ -121,10 +143,10 @@ def make_plan(
     names = tuple(numbers)
     sizes = np.array([itemsize(name) for name in names], dtype=np.int64)
     _check_disjoint(owners, names)
-    need, owner, bounds = _overlaps(needs, owners)
-    _check_complete(needs, need, bounds, names)
+    overlaps = _overlaps(needs, owners, sizes)
+    _check_complete(overlaps, names)
     nodes = np.zeros(len(train), dtype=np.int64) if node_of is None else np.asarray(node_of, dtype=np.int64)
-    direct, relay = _route(needs, owners, need, owner, bounds, sizes, nodes)
+    direct, relay = _route(overlaps, nodes)
     remote = direct.select(np.flatnonzero(direct.source != direct.target))
     local = direct.select(np.flatnonzero(direct.source == direct.target))
     return Plan(len(train), names, sizes, remote, relay, local, _digest(names, sizes, direct, relay))
@@ -141,18 +163,17 @@ def make_rank_plan(train: Layouts, rollout: Layouts, itemsize: Callable[[str], i
     names, world_size = tuple(numbers), len(train)
     sizes = np.array([itemsize(name) for name in names], dtype=np.int64)
     _check_disjoint(owners, names)
-    need, owner, bounds = _overlaps(needs, owners)
-    _check_complete(needs, need, bounds, names)
-    alone = owners.count[owner] == 1
-    lone, many = np.flatnonzero(alone), np.flatnonzero(~alone)
-    nodes = np.zeros(world_size, dtype=np.int64)
-    turns, _ = _route(needs, owners, need[many], owner[many], bounds[many], sizes, nodes)
+    overlaps = _overlaps(needs, owners, sizes)
+    _check_complete(overlaps, names)
+    alone = owners.count[overlaps.owner] == 1
+    lone = overlaps.select(np.flatnonzero(alone))
+    turns, _ = _route(overlaps.select(np.flatnonzero(~alone)), np.zeros(world_size, dtype=np.int64))
     own = turns.select(np.flatnonzero((turns.source == rank) | (turns.target == rank)))
-    single = _lone_transfers(needs, owners, need[lone], owner[lone], bounds[lone], sizes, rank)
+    single = _lone_transfers(lone, rank)
     own = _in_order(_joined(own, single), sizes)
     traffic = turns.between(world_size)
-    traffic += _lone_traffic(needs, owners, need[lone], owner[lone], bounds[lone], sizes, world_size)
-    widest = int((_widths(bounds) * sizes[owners.name[owner]]).max(initial=0))
+    traffic += _lone_traffic(lone, world_size)
+    widest = int((_widths(overlaps.bounds) * sizes[owners.name[overlaps.owner]]).max(initial=0))
     digest = hashlib.sha256("\n".join(names).encode())
     for side in (owners, needs):
         for field in fields(side):
@@ -167,21 +188,13 @@ def make_rank_plan(train: Layouts, rollout: Layouts, itemsize: Callable[[str], i
     )
 
 
-def _lone_traffic(
-    needs: _Holders,
-    owners: _Holders,
-    need: np.ndarray,
-    owner: np.ndarray,
-    bounds: np.ndarray,
-    sizes: np.ndarray,
-    world_size: int,
-) -> np.ndarray:
+def _lone_traffic(lone: _Overlaps, world_size: int) -> np.ndarray:
     """Bytes by source and target of regions with one owner. Ranks that need the same regions are counted as one."""
-    volume = _volume(bounds) * sizes[owners.name[owner]]
+    needs, owners = lone.needs, lone.owners
     kinds = _owner_sets(needs)
     count = int(kinds.max(initial=-1)) + 1
-    source = owners.rank[owners.first[owner]]
-    by_kind = np.bincount(source * count + kinds[need], volume, world_size * count).astype(np.int64)
+    source = owners.rank[owners.first[lone.owner]]
+    by_kind = np.bincount(source * count + kinds[lone.need], lone.bytes, world_size * count).astype(np.int64)
     by_kind = by_kind.reshape(world_size, count)
     traffic = np.zeros((world_size, world_size), dtype=np.int64)
     _, examples = np.unique(kinds, return_index=True)
@@ -191,16 +204,9 @@ def _lone_traffic(
     return traffic
 
 
-def _lone_transfers(
-    needs: _Holders,
-    owners: _Holders,
-    need: np.ndarray,
-    owner: np.ndarray,
-    bounds: np.ndarray,
-    sizes: np.ndarray,
-    rank: int,
-) -> Transfers:
+def _lone_transfers(lone: _Overlaps, rank: int) -> Transfers:
     """The transfers from and to one rank of regions with one owner."""
+    needs, owners, need, owner, bounds = lone.needs, lone.owners, lone.need, lone.owner, lone.bounds
     source = owners.rank[owners.first[owner]]
     sent = np.flatnonzero(source == rank)
     pair = np.repeat(sent, needs.count[need[sent]])
@@ -219,7 +225,7 @@ def _lone_transfers(
         needs.shard[slot],
         name,
         bounds[pair],
-        _volume(bounds[pair]) * sizes[name],
+        _volume(bounds[pair]) * lone.sizes[name],
     )
 
 
@@ -311,11 +317,11 @@ def _widths(bounds: np.ndarray) -> np.ndarray:
     return bounds[:, 3] - bounds[:, 2]
 
 
-def _overlaps(needs: _Holders, owners: _Holders) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _overlaps(needs: _Holders, owners: _Holders, sizes: np.ndarray) -> _Overlaps:
     need, owner = _pairs(needs.name, owners.name)
     bounds = _intersection(needs.bounds[need], owners.bounds[owner])
     real = np.flatnonzero(_volume(bounds))
-    return need[real], owner[real], bounds[real]
+    return _Overlaps(needs, owners, need[real], owner[real], bounds[real], sizes)
 
 
 def _check_disjoint(owners: _Holders, names: tuple[str, ...]) -> None:
@@ -345,8 +351,9 @@ def _cut_in_both(owners: _Holders) -> np.ndarray:
     return np.repeat(both, np.diff(np.r_[begins, len(owners.name)]))
 
 
-def _check_complete(needs: _Holders, need: np.ndarray, bounds: np.ndarray, names: tuple[str, ...]) -> None:
-    covered = np.bincount(need, _volume(bounds), len(needs.name)).astype(np.int64)
+def _check_complete(overlaps: _Overlaps, names: tuple[str, ...]) -> None:
+    needs = overlaps.needs
+    covered = np.bincount(overlaps.need, _volume(overlaps.bounds), len(needs.name)).astype(np.int64)
     wrong = np.flatnonzero(covered != _volume(needs.bounds))
     if len(wrong):
         region = wrong[0]
@@ -356,15 +363,7 @@ def _check_complete(needs: _Holders, need: np.ndarray, bounds: np.ndarray, names
         )
 
 
-def _route(
-    needs: _Holders,
-    owners: _Holders,
-    need: np.ndarray,
-    owner: np.ndarray,
-    bounds: np.ndarray,
-    sizes: np.ndarray,
-    nodes: np.ndarray,
-) -> tuple[Transfers, Transfers]:
+def _route(overlaps: _Overlaps, nodes: np.ndarray) -> tuple[Transfers, Transfers]:
     """Give every receiver of every overlap its source: transfers out of training weights, and relays.
 
     Two ranks train with half of the rows of `w` each and both serve all of them. There are two overlaps, one with each
@@ -379,6 +378,9 @@ def _route(
     [0, 1] [0, 1] [[0, 2, 0, 3], [2, 4, 0, 3]] [24, 24]
     [0, 1] [1, 0] [[0, 2, 0, 3], [2, 4, 0, 3]] [24, 24]
     """
+    needs, owners, need, owner, bounds = (
+        overlaps.needs, overlaps.owners, overlaps.need, overlaps.owner, overlaps.bounds
+    )  # fmt: skip
     count = needs.count[need]
     pair = np.repeat(np.arange(len(need)), count)
     slot = np.repeat(needs.first[need], count) + _positions(count)
@@ -389,7 +391,7 @@ def _route(
     remote = np.flatnonzero(chosen < 0)
     chosen[remote] = _holding_in_node(owners, nodes, region[remote], nodes[target[remote]], owner_set[remote])
     outside = np.flatnonzero(chosen < 0)
-    volume = _volume(bounds) * sizes[owners.name[owner]]
+    volume = overlaps.bytes
     entry = _node_entries(pair[outside], nodes[target[outside]], target[outside], volume[pair[outside]], len(nodes))
     entering = outside[entry == np.arange(len(outside))]
     chosen[entering] = owners.first[region[entering]] + (
@@ -403,7 +405,7 @@ def _route(
         made = Transfers(
             ranks, target[rows], shards, needs.shard[slot[rows]], name, bounds[pair[rows]], volume[pair[rows]]
         )
-        return _in_order(made, sizes)
+        return _in_order(made, overlaps.sizes)
 
     direct = np.flatnonzero(chosen >= 0)
     return (
