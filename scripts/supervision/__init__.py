@@ -1,1 +1,1 @@
-"""Parts of scripts/supervise.py: what the launcher would start, and on which nodes it goes on."""
+"""Parts of scripts/supervise.py: the run and its starts, why one failed, what follows, and on which nodes."""

@@ -10,7 +10,6 @@ import sys
 import tarfile
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +17,7 @@ from post_training.processes.command import SignalFlag
 from post_training.processes.descendants import wait_until
 from post_training.recovery.policy import NEVER_RETRIED
 from post_training.report.heartbeat import HEARTBEAT, read_progress
-from scripts import supervise
+from scripts.supervision.start import Silence, Start
 from tests.scripts.namespaces import on_small_disk, reason_why_not
 from verl_patches.features.measure.run_files import RunFiles
 
@@ -123,7 +122,7 @@ class Training:
         self.now, self.folder = 0.0, folder
         if left_before is not None:
             self.progress(left_before)
-        self.silence = supervise.Silence(partial(read_progress, folder), lambda: self.now)
+        self.silence = Silence(partial(read_progress, folder), lambda: self.now)
 
     def progress(self, count: int) -> None:
         RunFiles(str(self.folder)).heartbeat(count, 3, "17", "rollout")
@@ -320,24 +319,23 @@ def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_n
 
 
 @pytest.mark.parametrize("role, code", [("worker", 0), ("head", None)])
-def test_only_a_worker_may_be_silent_for_long(tmp_path, monkeypatch, role, code):
+def test_only_a_worker_may_be_silent_for_long(tmp_path, role, code):
     """A day goes by at each look at the clock once the role is reported; after ten the command ends."""
-    log, over = tmp_path / "log", tmp_path / "over"
+    start, over = Start.begin(tmp_path), tmp_path / "over"
     days = itertools.count()
 
     def clock() -> float:
-        if not log.exists() or "reported" not in log.read_text():
+        if "reported" not in start.log.read_text():
             return 0.0
         day = next(days)
         if day == 10:
             over.touch()
         return 86400.0 * day
 
-    monkeypatch.setattr(supervise, "time", SimpleNamespace(monotonic=clock))
     report = f'{shlex.quote(sys.executable)} -m post_training.start_status "role=$1"; echo reported'
     wait = ["bash", "-c", f"{report}; until [[ -e $2 ]]; do sleep 0.05; done", "-", role, str(over)]
     with SignalFlag() as signals:
-        assert supervise._start(wait, log, 3600, signals, lambda: None) == code
+        assert start.run(wait, signals, Silence(lambda: None, clock), silent_after=3600) == code
 
 
 def test_a_training_that_is_given_up_is_given_up_on_every_node(bench, another_node):
