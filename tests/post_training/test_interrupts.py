@@ -12,6 +12,7 @@ from post_training.checkpoint import command_line
 from post_training.interrupts import acknowledged
 from post_training.processes.command import SignalFlag
 from verl_patches.trainer import main_ppo
+from verl_patches.trainer.ray_connection import no_source
 
 STOPPING = "\ninterrupted; stopping"
 
@@ -67,11 +68,11 @@ def test_training_acknowledges_before_it_stops_ray(monkeypatch, capfd):
         finally:
             seen.append(capfd.readouterr().err)
 
-    monkeypatch.setattr(main_ppo, "_ray", ray)
+    monkeypatch.setattr(main_ppo, "connected_ray", ray)
     monkeypatch.setattr(main_ppo, "_claimed_dies", lambda config: nullcontext())
     monkeypatch.setattr(main_ppo, "_watching", lambda config: nullcontext())
     monkeypatch.setattr(main_ppo, "_train", lambda config, own: signal.raise_signal(signal.SIGINT))
-    code, sentence, reason = main_ppo._carry_out(mock.sentinel.config, main_ppo.no_source)
+    code, sentence, reason = main_ppo._carry_out(mock.sentinel.config, no_source)
     assert (code, sentence, reason) == (130, "interrupted; everything that this run started has been stopped", None)
     assert seen == [f"{STOPPING} everything that this run started\n"]
 

@@ -12,11 +12,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
+
+from verl_patches.trainer.ray_connection import StartWorkers, connected_ray, no_source
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -41,28 +43,8 @@ Exit codes: 0 done; 1 failed; 2 configuration rejected, or a folder of the run i
 """
 # Ctrl-C, and the signals that ask for an end as it does.
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
-# For a worker of every node to start and look for a file.
-_STORAGE_LIMIT_S = 600
 _ROLE = "run"  # of an owner of folders: a supervisor and a rehearsal, which start runs, have other ones
-
-
-class WorkerSource(Protocol):
-    """Where the Python processes of Ray's workers come from, in place of the interpreter."""
-
-    @property
-    def py_executable(self) -> str:
-        """The value of Ray's `py_executable` runtime environment."""
-
-    def close(self) -> None:
-        """Called once Ray has shut down."""
-
-
-StartWorkers = Callable[["DictConfig"], WorkerSource | None]
 Action = Literal["run", "check", "print"]
-
-
-def no_source(config: DictConfig) -> None:
-    """Ray's workers come from the interpreter."""
 
 
 def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
@@ -100,22 +82,6 @@ def verl_config_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("verl is not installed in this environment")
     return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
-
-
-def prepare_worker() -> None:
-    """Ray calls this in every worker process before anything else, so that the overlay is there first."""
-    import verl_patches.prelude_patch  # noqa: F401
-    from verl_patches.trainer.isolated_ray import name_shared_memory
-
-    name_shared_memory()
-
-
-def prepare_worker_of_own_ray() -> None:
-    """The same for a Ray of our own, whose workers listen on loopback alone."""
-    prepare_worker()
-    from verl_patches.trainer.isolated_ray import confine_worker
-
-    confine_worker()
 
 
 def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = no_source) -> int:
@@ -300,7 +266,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
         with (
             acknowledged(sentence, _ENDING_SIGNALS) as first,
             _claimed_dies(config),
-            _ray(config, start_workers) as own,
+            connected_ray(config, start_workers) as own,
             # Ray puts its own handler in place while it starts; before that, its processes end with this one.
             acknowledged(sentence, _ENDING_SIGNALS) as second,
             _watching(config) as watcher,
@@ -431,99 +397,6 @@ def _write_resolved(config: DictConfig) -> None:
         model = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
         if model.is_file():
             shutil.copyfile(model, os.path.join(folder, "model.json"))
-
-
-@contextmanager
-def _ray(config: DictConfig, start_workers: StartWorkers) -> Iterator[IsolatedRay | None]:
-    """A Ray with the overlay in every worker: one of our own that is gone at the end, or the one that runs (None)."""
-    from verl_patches.trainer.isolated_ray import isolated_ray
-
-    if config.ray_init.address != "local":
-        with _connection(config, None, start_workers):
-            yield None
-    else:
-        with isolated_ray(config.ray_init.get("temp_dir")) as own, _connection(config, own, start_workers):
-            yield own
-
-
-@contextmanager
-def _connection(config: DictConfig, own: IsolatedRay | None, start_workers: StartWorkers) -> Iterator[None]:
-    """This process connected to its Ray, whose workers come from `start_workers` if that gives a source."""
-    import ray
-
-    from verl_patches.trainer.configuration_checks import check_cluster_resources
-
-    workers = start_workers(config)
-    try:
-        environment = _runtime_environment(config, workers, own)
-        if own is None:
-            ray.init(address=config.ray_init.address, runtime_env=environment)
-        else:
-            memory = config.ray_init.get("object_store_memory")
-            own.start(num_cpus=_slots(config), object_store_memory=memory, runtime_env=environment)
-        check_cluster_resources(config, ray.cluster_resources())
-        _check_storage(config)
-        _note(config, "ray_ready")
-        warm_up = ray.remote(num_cpus=0)(lambda: None).remote()
-        yield
-        del warm_up
-    finally:
-        ray.shutdown()
-        if workers is not None:
-            workers.close()
-
-
-def _check_storage(config: DictConfig) -> None:
-    """Every node of the connected Ray sees the folder for checkpoints, if the run has any and there are several."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from verl_patches.features.training_checkpoint.storage import check_shared, read_nonce, uses_checkpoints
-
-    nodes = {each["NodeManagerAddress"]: each["NodeID"] for each in ray.nodes() if each["Alive"]}
-    if len(nodes) < 2 or not uses_checkpoints(config.trainer):
-        return
-
-    def read_everywhere(path: str) -> dict[str, str]:
-        read = ray.remote(num_cpus=0)(read_nonce)
-        there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes.values()]
-        asked = [read.options(scheduling_strategy=each).remote(path) for each in there]
-        return dict(zip(nodes, ray.get(asked, timeout=_STORAGE_LIMIT_S), strict=True))
-
-    check_shared(Path(config.trainer.default_local_dir), read_everywhere)
-
-
-def _runtime_environment(config: DictConfig, workers: WorkerSource | None, own: IsolatedRay | None) -> dict[str, Any]:
-    """Ray's runtime environment for every worker of the run."""
-    from verl_patches.trainer.isolated_ray import python_of_workers
-
-    hook = prepare_worker if own is None else prepare_worker_of_own_ray
-    folder = config.actor_rollout_ref.overlay.measure.output_dir
-    python_path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    variables = {"PYTHONPATH": python_path, "TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN"}
-    if folder:
-        variables["TENSORBOARD_DIR"] = os.path.join(folder, "tensorboard")
-    environment: dict[str, Any] = {
-        "env_vars": variables,
-        "worker_process_setup_hook": f"verl_patches.trainer.main_ppo.{hook.__name__}",
-        **python_of_workers(),
-    }
-    if workers is not None:
-        environment["py_executable"] = workers.py_executable
-    return environment
-
-
-def _slots(config: DictConfig) -> int:
-    """Logical CPU slots of a Ray of our own."""
-    from verl_patches.trainer.configuration_checks import required_ray_slots
-
-    return config.ray_init.num_cpus or max(os.cpu_count() or 1, required_ray_slots(config))
-
-
-def _note(config: DictConfig, event: str) -> None:
-    from verl_patches.features.measure.run_files import RunFiles
-
-    RunFiles(config.actor_rollout_ref.overlay.measure.output_dir).note(event)
 
 
 if __name__ == "__main__":

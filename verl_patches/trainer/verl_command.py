@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_patches.trainer import main_ppo
+from verl_patches.trainer.ray_connection import StartWorkers, no_source
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -47,7 +48,7 @@ def _set_variables() -> None:
                 os.environ.setdefault(name, value)
 
 
-def main(arguments: Sequence[str] | None = None, start_workers: main_ppo.StartWorkers | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers | None = None) -> int:
     """Compose, check, run; returns the exit code, as `main_ppo.main` does."""
     from post_training.masking import masked_output
 
@@ -59,9 +60,7 @@ def main(arguments: Sequence[str] | None = None, start_workers: main_ppo.StartWo
             return main_ppo.reject(f"{word} is Hydra's and not supported here: start one command for each job")
     action: main_ppo.Action = "print" if options.cfg else "check" if options.check else "run"
     with masked_output() as secrets:
-        return main_ppo.carry_out(
-            lambda: _composed(options, action), action, start_workers or main_ppo.no_source, secrets
-        )
+        return main_ppo.carry_out(lambda: _composed(options, action), action, start_workers or no_source, secrets)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -102,7 +102,11 @@ def test_training_reports_why_it_ended(tmp_path, monkeypatch, error, code, reaso
         raise error
 
     monkeypatch.setenv(VARIABLE, str(tmp_path / "status.json"))
-    for name, stand_in in {"_ray": nullcontext, "_claimed_dies": nullcontext, "_watching": nullcontext}.items():
+    for name, stand_in in {
+        "connected_ray": nullcontext,
+        "_claimed_dies": nullcontext,
+        "_watching": nullcontext,
+    }.items():
         monkeypatch.setattr(main_ppo, name, lambda *_, made=stand_in: made())
     for name in ("_write_resolved", "_conclude"):
         monkeypatch.setattr(main_ppo, name, lambda *_: None)
@@ -180,7 +184,7 @@ def test_run_whose_dies_another_job_has_rejected(tmp_path, machine, monkeypatch,
     local = with_ray(config(tmp_path, tmp_path / "checkpoints"), "local")
     for name in ("_conclude", "_write_resolved"):
         monkeypatch.setattr(main_ppo, name, lambda *_: None)
-    monkeypatch.setattr(main_ppo, "_ray", lambda *_: pytest.fail("no Ray is started"))
+    monkeypatch.setattr(main_ppo, "connected_ray", lambda *_: pytest.fail("no Ray is started"))
     with claimed_dies.claimed_dies(1, {inherited_environment.VISIBLE: "1"}):
         with pytest.raises(claimed_dies.DiesInUse):
             main_ppo._check_free(local)
