@@ -132,3 +132,13 @@ def lone_rank():
     dist.init_process_group("hccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def own_context(monkeypatch):
+    """A process context of the test's own."""
+    from verl_patches.features import process_context
+
+    own = process_context.ProcessContext()
+    monkeypatch.setattr(process_context, "_context", own)
+    return own

@@ -20,7 +20,7 @@ from verl import DataProto
 import overlay
 from tests.demonstrations import Upstream, demonstrates
 from tests.demonstrations.vllm_patches import module_with
-from verl_patches.features import settings, worker_context
+from verl_patches.features import process_context, settings
 from verl_patches.features.answer_ends.feature import ANSWER_ENDS
 from verl_patches.features.chunked_log_probs.deferred import DeferredLogits
 from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
@@ -44,8 +44,9 @@ from verl_patches.features.exact_loss import schedule
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.expert_sets.feature import EXPERT_SETS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
-from verl_patches.features.measure import serialized, step_record
+from verl_patches.features.measure import serialized
 from verl_patches.features.measure.feature import MEASURE, MeasureSettings
+from verl_patches.features.measure.step_record import StepRecord
 from verl_patches.features.mindspeed.feature import MINDSPEED
 from verl_patches.features.nonfinite.feature import NONFINITE
 from verl_patches.features.onpolicy.feature import ONPOLICY
@@ -86,6 +87,13 @@ DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
 
 class OursIsAsked(Exception):
     """Raised by what stands in for a part of ours; its arguments are the call's, in words."""
+
+
+@contextlib.contextmanager
+def fresh_context():
+    """A process context of the block's own."""
+    with mock.patch.object(process_context, "_context", process_context.ProcessContext()) as own:
+        yield own
 
 
 @contextlib.contextmanager
@@ -378,10 +386,9 @@ demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", ONPO
 
 @demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", MEASURE)
 def the_distance_to_the_rollout_is_recorded(body):
-    record = step_record.StepRecord()
-    with mock.patch.object(step_record, "_record", record):
+    with fresh_context() as context:
         update_of(body)
-    return record.difference.largest
+        return context.of(StepRecord).difference.largest
 
 
 @demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", EXACT_LOSS)
@@ -488,7 +495,7 @@ def the_rollouts_choices_are_watched(body):
     worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
     engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
     rollout = SimpleNamespace(inference_engine=SimpleNamespace(llm_engine=engine))
-    with mock.patch.object(worker_context, "_context", worker_context.WorkerContext()):
+    with fresh_context():
         body(lambda self: (rollout, "manager"), "worker")
     return len(model._forward_pre_hooks)
 
@@ -692,10 +699,9 @@ def derived_weights_follow(body):
 @demonstrates(f"{FSDP_MANAGER}.__enter__", MEASURE)
 @demonstrates(f"{MANAGER}.__enter__", MEASURE)
 def a_reshard_is_timed(body):
-    record = step_record.StepRecord()
-    with mock.patch.object(step_record, "_record", record):
+    with fresh_context() as context:
         body(Upstream(), SimpleNamespace())
-    return sorted(record.seconds)
+        return sorted(context.of(StepRecord).seconds)
 
 
 for manager in (MANAGER, FSDP_MANAGER):
@@ -734,9 +740,9 @@ demonstrates("verl.trainer.ppo.reward:compute_reward", WATCH)(phase_seen_within(
 
 def progress_of(run):
     """How often `run` makes progress that the hang detector sees."""
-    with mock.patch("verl_patches.features.watch.signs._signs", Signs()) as own:
+    with fresh_context() as context:
         run()
-        return own._moves
+        return context.of(Signs)._moves
 
 
 @demonstrates(CRITICS_SCHEDULE, WATCH)
@@ -876,7 +882,7 @@ def a_value_is_that_of_a_token(body):
 
 @demonstrates(f"{FSDP_CRITIC}._forward_micro_batch", CRITIC)
 def the_loss_will_know_the_tokens_of_the_answer(body):
-    with mock.patch.object(worker_context, "_context", worker_context.WorkerContext()):
+    with fresh_context():
         last = tokens.last_forward()
         body(Upstream(), None, AN_ANSWER)
         return last.mask(torch.ones(1, 3)).tolist()
@@ -884,7 +890,7 @@ def the_loss_will_know_the_tokens_of_the_answer(body):
 
 @demonstrates("verl.trainer.ppo.core_algos:compute_value_loss", CRITIC)
 def the_loss_counts_the_tokens_of_the_answer(body):
-    with mock.patch.object(worker_context, "_context", worker_context.WorkerContext()):
+    with fresh_context():
         last = tokens.last_forward()
         last.hold(torch.tensor([[1, 1, 0]]))
         return body(lambda response_mask: response_mask.tolist(), response_mask=torch.ones(1, 3))
@@ -927,9 +933,9 @@ def what_fsdp2_has_gathered_is_given_up(body):
 @demonstrates(f"{FSDP_CRITIC}._optimizer_step", NONFINITE)
 @demonstrates(f"{FSDP_ACTOR}._optimizer_step", NONFINITE)
 def an_update_that_fsdp_skips_is_counted(body):
-    with mock.patch.object(step_record, "_record", step_record.StepRecord()) as record:
+    with fresh_context() as context:
         body(lambda self: torch.tensor(float("nan")), SimpleNamespace())
-        return record.counts
+        return context.of(StepRecord).counts
 
 
 @demonstrates(f"{FSDP_CHECKPOINTS}.save_checkpoint", TRAINING_CHECKPOINT)
@@ -1018,7 +1024,7 @@ def a_manager_that_asks_for_cuda_is_answered_by_the_npu(body):
 
 @demonstrates("verl.protocol:DataProto.__getstate__", MEASURE)
 def serialized_bytes_are_counted(body):
-    with mock.patch.object(serialized, "_bytes", 0):
+    with fresh_context():
         body(lambda self: (b"four", {}, {}), SimpleNamespace())
         return serialized.take()
 

@@ -340,13 +340,14 @@ def recall(state: State) -> None:
     """Put back what `remember` kept, and begin an empty step record; later optimizer state is dropped."""
     from verl_patches.features import settings
     from verl_patches.features.measure import step_record
+    from verl_patches.features.process_context import process_context
 
     settings.activate(state["settings"])
     host, device = state["random"]
     torch.set_rng_state(host)
     torch.npu.set_rng_state(device)
     phase(state, "checkpoint")
-    step_record._record = step_record.StepRecord()
+    process_context().take(step_record.StepRecord)
     with torch.no_grad():
         for view, kept in zip(_training_tensors(state, optimizer=False), state["weights"], strict=True):
             view.copy_(kept)

@@ -15,7 +15,7 @@ from verl_patches.features import settings
 from verl_patches.features.dynamic_batches import schedule as dynamic
 from verl_patches.features.exact_loss.schedule import critics_mode
 from verl_patches.features.learning_rate.rates import STEP
-from verl_patches.features.measure.step_record import StepRecord, current_record
+from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.nonfinite.weights import NonfiniteWeightsError
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.workers import megatron_workers
@@ -68,8 +68,7 @@ def test_critic_cuts_by_its_own_limits(forward_only, limit):
 @pytest.mark.parametrize(
     ("patch", "role"), [(megatron_critic.update_critic, "critic"), (megatron_actor.update_policy, "actor")]
 )
-def test_skipped_update_counts_for_its_role(lone_rank, monkeypatch, patch, role):
-    monkeypatch.setattr("verl_patches.features.measure.step_record._record", StepRecord())
+def test_skipped_update_counts_for_its_role(lone_rank, own_context, patch, role):
     chunk = torch.nn.Linear(1, 1, device="npu")
     chunk.buffers = [SimpleNamespace(grad_data=torch.tensor([math.inf], device="npu"))]
     trained = SimpleNamespace(**{f"{role}_module": [chunk], f"{role}_optimizer": SimpleNamespace()})

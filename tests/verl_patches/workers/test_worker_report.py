@@ -14,8 +14,7 @@ from verl_patches.workers.worker_report import compare_log_probs, finish_update,
 
 
 @pytest.fixture
-def difference(monkeypatch):
-    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
+def difference(own_context):
     return step_record.current_record().difference
 
 
@@ -40,12 +39,11 @@ def test_nothing_is_compared_without_both(difference, missing):
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(monkeypatch, own_context, tmp_path):
     """Three patches are applied, of which one is not in use; one step of one rank has one metric of its own."""
     report = SimpleNamespace(applied=["a", "b", "c"], effective={"a": True, "b": False, "c": True}, as_dict=dict)
     monkeypatch.setattr(overlay, "report", lambda: report)
     monkeypatch.setattr(overlay, "assert_effective", lambda: report)
-    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
     monkeypatch.setattr(step_record, "finish_step", lambda: dict(step_record.current_record().counts))
     monkeypatch.setattr(records, "process_choices", lambda: SimpleNamespace(metrics=lambda: {"experts": 2.0}))
     return MeasureSettings(output_dir=str(tmp_path))

@@ -16,6 +16,7 @@ from post_training.report.run_error import RunError
 from verl_patches.features.alerts.feature import rules_of
 from verl_patches.features.alerts.monitoring import asked_for
 from verl_patches.features.alerts.rules import Rule, Watched
+from verl_patches.features.process_context import process_context
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 from verl_patches.features.training_checkpoint.step_folders import step_folder
 from verl_patches.features.training_checkpoint.trainer import process_publisher
@@ -110,20 +111,17 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-_alerts: Alerts | None = None
-
-
 def begin(alerts: Alerts) -> None:
     """Make these the alerts of this process, which its checkpoints keep."""
-    global _alerts
-    _alerts = alerts
+    process_context().keep(alerts)
     process_kept_states().register("alerts", alerts.state, alerts.restore)
 
 
 def process_alerts() -> Alerts:
     """Those of the run in this process, which `begin` has put here."""
-    assert _alerts is not None, "no run has begun that has alerts"
-    return _alerts
+    alerts = process_context().find(Alerts)
+    assert alerts is not None, "no run has begun that has alerts"
+    return alerts
 
 
 @contextmanager

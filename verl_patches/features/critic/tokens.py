@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from verl_patches.features.worker_context import worker_context
+from verl_patches.features.process_context import process_context
 
 
 def response_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -42,4 +42,4 @@ class LastForward:
 
 def last_forward() -> LastForward:
     """That of this process."""
-    return worker_context().of(LastForward)
+    return process_context().of(LastForward)

@@ -19,6 +19,7 @@ from verl_patches.features.dp_sync.sync_window import (
     steps_in_hand,
 )
 from verl_patches.features.measure.step_record import current_record
+from verl_patches.features.process_context import process_context
 
 METRICS = (
     "agreements",
@@ -226,20 +227,18 @@ def _count(**amounts: float) -> None:
         current_record().count(f"rollout/{name}", amounts.get(name, 0))
 
 
-_loop: DecodeLoop | None = None
-
-
 def loop_of(group: Any, limit: int) -> DecodeLoop:
     """The loop of this process's engine, whose data-parallel group is `group`."""
-    global _loop
-    if _loop is None or _loop.group is not group or _loop.window.limit != limit:
-        _loop = DecodeLoop(group, limit)
-    return _loop
+    loop = process_context().find(DecodeLoop)
+    if loop is None or loop.group is not group or loop.window.limit != limit:
+        loop = process_context().keep(DecodeLoop(group, limit))
+    return loop
 
 
 def going() -> DecodeLoop | None:
     """The loop of the rollout that goes on in this process."""
-    return _loop if _loop is not None and _loop.window.going else None
+    loop = process_context().find(DecodeLoop)
+    return loop if loop is not None and loop.window.going else None
 
 
 def agree_once(mine: LocalState, group: Any) -> ReducedState:

@@ -17,6 +17,7 @@ from post_training.report.run_error import RunError, original
 from post_training.rewards import counts, failures
 from verl_patches.features.measure.run_files import RunFiles
 from verl_patches.features.measure.samples import take_samples
+from verl_patches.features.process_context import process_context
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 from verl_patches.features.training_checkpoint.trainer import process_publisher
 
@@ -51,12 +52,9 @@ class FaultsOnDriver:
             files.fault(_RULE_ERROR, clause, step)
 
 
-_faults = FaultsOnDriver("bfloat16")
-
-
 def process_faults() -> FaultsOnDriver:
     """Those of the run that goes on in this process."""
-    return _faults
+    return process_context().find(FaultsOnDriver) or process_context().keep(FaultsOnDriver("bfloat16"))
 
 
 def record_step(step: int, metrics: Mapping[str, Any], patches: Iterable[str], files: RunFiles) -> None:
@@ -76,20 +74,20 @@ def faults_of_run(settings: Any, step: Callable[[], int]) -> Iterator[None]:
         RunError: the loop came to its end, but the run is not what it looks like; or the loop raised one, which gets
             its step.
     """
-    global _faults
     # Experts dealt out by force are other ones in rollout and training, so the gate of float32 says nothing.
-    _faults = FaultsOnDriver("bfloat16" if settings.router_balance.forced else settings.precision)
+    precision = "bfloat16" if settings.router_balance.forced else settings.precision
+    faults = process_context().keep(FaultsOnDriver(precision))
     files = RunFiles(settings.measure.output_dir)
-    process_kept_states().register("faults", lambda: _faults.found.state(), lambda state: _faults.found.restore(state))
+    process_kept_states().register("faults", faults.found.state, faults.found.restore)
     with failures.counted():
         try:
             yield
         except Exception as error:
-            _faults.broken_off(step(), files)
+            faults.broken_off(step(), files)
             first = original(error)
             if isinstance(first, RunError):
                 raise RunError(f"step {step()}: {first}", first.reason) from error
             raise
-    sentence = _faults.found.sentence()
+    sentence = faults.found.sentence()
     if sentence:
-        raise RunError(sentence, "reward_error" if _faults.found.reward_errors else "not_valid")
+        raise RunError(sentence, "reward_error" if faults.found.reward_errors else "not_valid")

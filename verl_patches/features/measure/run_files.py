@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from post_training.masking import masked
 from post_training.report.heartbeat import HEARTBEAT
 from post_training.report.metrics import MEMORY, PATCHES, read_entries
 from post_training.report.samples import FIRST, LAST, Sample
+from verl_patches.features.process_context import process_context
 
-# Of this process: what it has written, and the most of its device's memory by phase.
-_written: set[str] = set()
-_peak_bytes: dict[str, int] = {}
-_end_bytes: dict[str, int] = {}
+
+@dataclass
+class _Written:
+    """What this process has written: executed patches, and the most of its device's memory by phase, in bytes."""
+
+    patches: set[str] = field(default_factory=set)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    end_bytes: dict[str, int] = field(default_factory=dict)
 
 
 class RunFiles:
@@ -85,10 +91,13 @@ class RunFiles:
 
     def memory(self, rank: int, peak_bytes: Mapping[str, int], end_bytes: Mapping[str, int]) -> None:
         """Take in the device memory of a step by phase, and write the highest that this process has had."""
-        for kept, seen in ((_peak_bytes, peak_bytes), (_end_bytes, end_bytes)):
+        written = process_context().of(_Written)
+        for kept, seen in ((written.peak_bytes, peak_bytes), (written.end_bytes, end_bytes)):
             for phase, size in seen.items():
                 kept[phase] = max(size, kept.get(phase, 0))
-        self._replace(f"{MEMORY}/{rank}.json", {"rank": rank, "peak_bytes": _peak_bytes, "end_bytes": _end_bytes})
+        self._replace(
+            f"{MEMORY}/{rank}.json", {"rank": rank, "peak_bytes": written.peak_bytes, "end_bytes": written.end_bytes}
+        )
 
     def _replace(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a file of one JSON object, replacing an earlier one at once."""
@@ -102,11 +111,12 @@ class RunFiles:
 
     def executed(self, labels: Iterable[str]) -> None:
         """Append those of the executed patches that this process has not written yet."""
-        new = sorted(set(labels) - _written)
+        written = process_context().of(_Written).patches
+        new = sorted(set(labels) - written)
         if new:
             name = f"{PATCHES}/{socket.gethostname()}.{os.getpid()}.jsonl"
             self._append(name, {"process": os.getpid(), "executed": new})
-            _written.update(new)
+            written.update(new)
 
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
         if self._folder is None:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from post_training.report.samples import PROMPTS, RESPONSES, Sample, shortened
+from verl_patches.features.process_context import process_context
 
-_held: list[Sample] = []
+
+class _HeldSamples(list[Sample]):
+    """Those of the newest batch that was scored."""
 
 
 def hold_samples(data: Any, result: Any, tokenizer: Any) -> None:
@@ -20,17 +23,15 @@ def hold_samples(data: Any, result: Any, tokenizer: Any) -> None:
         result: what verl's compute_reward returns, token-level rewards [batch, response length] first.
         tokenizer: of the reward manager; with None nothing is kept.
     """
-    _held.clear()
+    held = process_context().keep(_HeldSamples())
     if tokenizer is not None:
         rewards = [value if math.isfinite(value) else None for value in result[0].sum(-1).tolist()]
-        _held.extend(_sample(data[row], group, rewards[row], tokenizer) for row, group in _rows(data))
+        held.extend(_sample(data[row], group, rewards[row], tokenizer) for row, group in _rows(data))
 
 
 def take_samples() -> list[Sample]:
     """The samples that are held; they are forgotten."""
-    taken = list(_held)
-    _held.clear()
-    return taken
+    return process_context().take(_HeldSamples)
 
 
 def _rows(data: Any) -> list[tuple[int, int]]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-_bytes = 0
+from dataclasses import dataclass
+
+from verl_patches.features.process_context import process_context
+
+
+@dataclass
+class _Serialized:
+    size: int = 0
 
 
 def add(size: int) -> None:
     """Count the bytes of one batch."""
-    global _bytes
-    _bytes += size
+    process_context().of(_Serialized).size += size
 
 
 def take() -> int:
     """The bytes since the last call."""
-    global _bytes
-    taken, _bytes = _bytes, 0
-    return taken
+    return process_context().take(_Serialized).size

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from post_training.report.run_error import RunError
+from verl_patches.features.process_context import process_context
 
 _FIRST, _LAST = "start/first/", "start/last/"
 _FAR_AHEAD = 2.0**33  # Unix seconds, in the year 2242
@@ -190,16 +191,11 @@ def _difference(gathered: Sequence[Sequence[str]]) -> str:
     return f"compared with rank 0, rank {rank} {' and '.join(parts)}"
 
 
-_record = StepRecord()
-
-
 def current_record() -> StepRecord:
     """The record of the step that goes on in this process."""
-    return _record
+    return process_context().of(StepRecord)
 
 
 def finish_step(group: dist.ProcessGroup | None = None) -> dict[str, float]:
     """End the step: agree on its metrics over the ranks and begin an empty record. Collective, see `agreed`."""
-    global _record
-    finished, _record = _record, StepRecord()
-    return agreed(finished, group)
+    return agreed(process_context().take(StepRecord), group)

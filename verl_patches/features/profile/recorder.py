@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from verl_patches.features import settings
+from verl_patches.features.process_context import process_context
 from verl_patches.features.profile.feature import ProfileSettings
-from verl_patches.features.worker_context import worker_context
 
 
 class Recorder:
@@ -49,7 +49,7 @@ def method_of_worker() -> Callable[[Any, int | None], None]:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def profile_step(self: Any, step: int | None) -> None:
         chosen = settings.current()
-        recorder = worker_context().of(Recorder)  # of the process: torch_npu has one profiler at a time
+        recorder = process_context().of(Recorder)  # of the process: torch_npu has one profiler at a time
         recorder.turn_to(step, self.rank, chosen.profile, Path(chosen.measure.output_dir))
 
     return profile_step

@@ -20,6 +20,7 @@ from verl_patches.features.dp_sync.agreement import total
 from verl_patches.features.dp_sync.decode_loop import DecodeLoop
 from verl_patches.features.dp_sync.sync_window import ReducedState
 from verl_patches.features.measure.step_record import current_record
+from verl_patches.features.process_context import process_context
 from verl_patches.features.rollout_rebalance.requests import (
     FinishedRequest,
     MovingRequest,
@@ -190,23 +191,21 @@ def _runner(core: Any) -> Any:
     return core.model_executor.driver_worker.worker.model_runner
 
 
-_migration: RequestMigration | None = None
-
-
 @contextmanager
 def migration_of(loop: DecodeLoop) -> Iterator[RequestMigration]:
     """The migration of this process's engine, which its decode loop asks meanwhile."""
-    global _migration
-    if _migration is None or _migration.loop is not loop:
-        _migration = RequestMigration(loop)
-    before, loop.migration = loop.migration, _migration
+    migration = process_context().find(RequestMigration)
+    if migration is None or migration.loop is not loop:
+        migration = process_context().keep(RequestMigration(loop))
+    before, loop.migration = loop.migration, migration
     try:
-        yield _migration
+        yield migration
     finally:
         loop.migration = before
 
 
 def restore_generators(runner: Any, scheduled: Any) -> None:
     """See `RequestMigration.restore_generators`; nothing before anything has moved in this process."""
-    if _migration is not None:
-        _migration.restore_generators(runner, scheduled)
+    migration = process_context().find(RequestMigration)
+    if migration is not None:
+        migration.restore_generators(runner, scheduled)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from verl_patches.features.measure.step_record import current_record
+from verl_patches.features.process_context import process_context
 from verl_patches.features.sample_handles.handles import (
     COUNTED,
     FIRST,
@@ -25,7 +26,6 @@ from verl_patches.features.sample_handles.handles import (
     unpacked,
 )
 from verl_patches.features.sample_handles.plan import Generation, SampleHandleError, owners, plan_exchange
-from verl_patches.features.worker_context import worker_context
 
 if TYPE_CHECKING:
     from verl import DataProto
@@ -241,4 +241,4 @@ def _read(order: Any) -> np.ndarray:
 
 def process_store() -> SampleStore:
     """The store of this process, which verl's actor and reference worker share."""
-    return worker_context().of(SampleStore)
+    return process_context().of(SampleStore)

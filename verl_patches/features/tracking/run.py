@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.masking import masked
+from verl_patches.features.process_context import process_context
 from verl_patches.features.tracking.backends import MLFLOW_STATUS, Ending, backend, set_variables
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 
@@ -133,20 +134,17 @@ class RunTrackers:
         unfinished.replace(self._folder / RECORD)
 
 
-_trackers: RunTrackers | None = None
-
-
 def begin(trackers: RunTrackers) -> None:
     """Make these the trackers of this process, whose runs its checkpoints name."""
-    global _trackers
-    _trackers = trackers
+    process_context().keep(trackers)
     process_kept_states().register("trackers", trackers.state, trackers.go_on)
 
 
 def process_trackers() -> RunTrackers:
     """Those of the run in this process, which `begin` has put here."""
-    assert _trackers is not None, "verl's Tracking has not begun a run"
-    return _trackers
+    trackers = process_context().find(RunTrackers)
+    assert trackers is not None, "verl's Tracking has not begun a run"
+    return trackers
 
 
 @contextmanager
@@ -160,8 +158,9 @@ def closed_at_the_end() -> Iterator[None]:
         ending = "failed"
         raise
     finally:
-        if _trackers is not None:
-            _trackers.close(ending)
+        trackers = process_context().find(RunTrackers)
+        if trackers is not None:
+            trackers.close(ending)
 
 
 def end_left_run(folder: Path, ending: Ending) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from post_training.checkpoint.durable import Written
 from post_training.tensor_parts import host_copy
+from verl_patches.features.process_context import process_context
 from verl_patches.features.training_checkpoint.saving import RankFile
-from verl_patches.features.worker_context import worker_context
 
 GROUPS = {"actor": ("actor_params", "optimizer"), "critic": ("critic_params", "critic_optimizer")}
 """Residency's groups in which a checkpoint's tensors lie, by the role that verl's checkpoint manager has."""
@@ -67,4 +67,4 @@ def _host_view(tensor: torch.Tensor, on_host: OnHost) -> torch.Tensor:
 
 def process_writer() -> BackgroundWriter:
     """The one writer of this process."""
-    return worker_context().of(BackgroundWriter)
+    return process_context().of(BackgroundWriter)

@@ -17,12 +17,14 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from post_training.checkpoint.files import CheckpointError
+from verl_patches.features.process_context import process_context
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import process_signs
 
@@ -115,17 +117,24 @@ class HostAgreement:
         )
 
 
-_agreements: list[tuple[dist.Store, HostAgreement]] = []
+@dataclass(frozen=True)
+class _OfGroup:
+    """The agreement of a default process group, which is known by its store."""
+
+    store: dist.Store
+    agreement: HostAgreement
 
 
 def process_agreement() -> HostAgreement:
     """The agreements of this process in the default process group."""
     store = dist.distributed_c10d._get_default_store()
-    if not _agreements or _agreements[-1][0] is not store:
+    kept = process_context().find(_OfGroup)
+    if kept is None or kept.store is not store:
         silence = WATCH.current().end_s.checkpoint
         own = dist.PrefixStore("checkpoint-agreement", store)
-        _agreements[:] = [(store, HostAgreement(own, dist.get_rank(), dist.get_world_size(), silence))]
-    return _agreements[-1][1]
+        agreement = HostAgreement(own, dist.get_rank(), dist.get_world_size(), silence)
+        kept = process_context().keep(_OfGroup(store, agreement))
+    return kept.agreement
 
 
 def agree(problem: str, value: Any = None) -> list[Any]:

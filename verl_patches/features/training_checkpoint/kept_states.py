@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from verl_patches.features.process_context import process_context
+
 
 class KeptStates:
     """What is read when a checkpoint is written, and given back when a run goes on from it.
@@ -31,9 +33,6 @@ class KeptStates:
                 restore(states[name])
 
 
-_states = KeptStates()
-
-
 def process_kept_states() -> KeptStates:
     """Those of this process."""
-    return _states
+    return process_context().of(KeptStates)

@@ -12,6 +12,7 @@ from typing import Any
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.step_files import ACTOR, CRITIC
+from verl_patches.features.process_context import process_context
 from verl_patches.features.training_checkpoint.circumstances import (
     check_circumstances,
     circumstances,
@@ -136,12 +137,9 @@ class StepPublisher:
         self.finish()
 
 
-_publisher = StepPublisher()
-
-
 def process_publisher() -> StepPublisher:
     """The one publisher of this process."""
-    return _publisher
+    return process_context().of(StepPublisher)
 
 
 def save_step(trainer: Any, keep: CheckpointSettings, in_background: bool = False) -> None:

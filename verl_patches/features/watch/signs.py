@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from verl_patches.features.process_context import process_context
+
 Send = Callable[[str, bytes], None]
 
 TRAINER = "trainer"
@@ -59,6 +61,7 @@ class Signs:
         self._phases: list[str] = []
         self._moves = 0
         self.step: Callable[[], int | None] = lambda: None
+        self.sender: threading.Thread | None = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -90,13 +93,9 @@ class Signs:
         return Sign(name, serial, self._moves, phase, where, self.step(), host, pid, process_start(pid))
 
 
-_signs = Signs()
-_sender: threading.Thread | None = None
-
-
 def process_signs() -> Signs:
     """Those of this process."""
-    return _signs
+    return process_context().of(Signs)
 
 
 def start_in_ray(name: str, interval_s: float) -> None:
@@ -111,8 +110,8 @@ def start_in_ray(name: str, interval_s: float) -> None:
 
 def start_sending(name: str, interval_s: float, send: Send) -> None:
     """Give a sign every `interval_s` seconds from now on, the first at once; only the first call counts."""
-    global _sender
-    if _sender is not None:
+    signs = process_signs()
+    if signs.sender is not None:
         return
     main = threading.main_thread().ident
     pause = threading.Event()
@@ -120,13 +119,13 @@ def start_sending(name: str, interval_s: float, send: Send) -> None:
     def go_on() -> None:
         for serial in range(sys.maxsize):
             try:
-                send(name, _signs.now(name, serial, place_of(sys._current_frames(), main)).packed())
+                send(name, signs.now(name, serial, place_of(sys._current_frames(), main)).packed())
             except Exception:  # Ray's head may be gone for a moment or for good; the next sign is another chance
                 pass
             pause.wait(interval_s)
 
-    _sender = threading.Thread(target=go_on, name="heartbeats", daemon=True)
-    _sender.start()
+    signs.sender = threading.Thread(target=go_on, name="heartbeats", daemon=True)
+    signs.sender.start()
 
 
 def place_of(frames: Mapping[int, FrameType], main: int | None) -> str:

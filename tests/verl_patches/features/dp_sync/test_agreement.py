@@ -23,9 +23,8 @@ GROUP = SimpleNamespace(world_size=1, rank_in_group=0, device_group=None)
 
 
 @pytest.fixture(autouse=True)
-def record(monkeypatch):
+def record(monkeypatch, own_context):
     """Of one rank, whose collectives change nothing."""
-    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
     return step_record.current_record()
 

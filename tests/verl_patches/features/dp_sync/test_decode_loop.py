@@ -11,9 +11,8 @@ from verl_patches.features.dp_sync.sync_window import LocalState
 from verl_patches.features.measure import step_record
 
 
-def test_an_event_counts_its_own_metrics_and_names_the_others(monkeypatch):
-    record = step_record.StepRecord()
-    monkeypatch.setattr(step_record, "_record", record)
+def test_an_event_counts_its_own_metrics_and_names_the_others(own_context):
+    record = own_context.of(step_record.StepRecord)
     _count(agreements=1)
     _count(decode_steps=3, wasted_steps=1)
     counted = {name: record.counts[f"rollout/{name}"] for name in METRICS}
@@ -95,8 +94,7 @@ def test_preempted_requests_wait_first_in_their_order():
     assert list(engine.waiting) == ["first", "second", "old", "new"] and loop.window.progress.broken
 
 
-def test_loop_made_anew_for_another_group_or_limit(monkeypatch):
-    monkeypatch.setattr(decode_loop, "_loop", None)
+def test_loop_made_anew_for_another_group_or_limit(own_context):
     one, other = (SimpleNamespace(rank_in_group=0, world_size=2) for _ in range(2))
     first = decode_loop.loop_of(one, 4)
     assert decode_loop.loop_of(one, 4) is first and decode_loop.going() is None

@@ -122,8 +122,8 @@ def test_narrowed_draws_are_compared_over_the_vocabulary():
     assert draws_are_narrowed(NARROWED) and not draws_are_narrowed(REQUESTS)
 
 
-def test_kept_probability_is_a_mean_over_trained_tokens(monkeypatch):
-    monkeypatch.setattr(step_record, "_record", record := step_record.StepRecord())
+def test_kept_probability_is_a_mean_over_trained_tokens(own_context):
+    record = own_context.of(step_record.StepRecord)
     generated({"responses": torch.zeros(1, 2)}, NARROWED, validate=True)
     assert record.drawn_tokens == 0, "a validation is not trained on"
     generated({"responses": torch.zeros(1, 2)}, NARROWED)

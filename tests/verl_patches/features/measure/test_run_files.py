@@ -24,25 +24,24 @@ def test_steps_are_appended_with_plain_numbers(tmp_path):
     assert second["metrics"] == {"a": 1.0, "f": "[1 2]"}
 
 
-def test_executed_patches_are_written_once_and_read_from_all_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_files, "_written", set())
+def test_executed_patches_are_written_once_and_read_from_all_processes(tmp_path, monkeypatch, own_context):
     files = RunFiles(str(tmp_path))
     files.executed(["b", "a"])
     files.executed(["a", "b"])
     files.executed(["b", "c"])
     assert [entry["executed"] for entry in read_patches(tmp_path)] == [["a", "b"], ["c"]]
     # A process of another node, which may have the same number there.
-    monkeypatch.setattr(run_files, "_written", set())
+    own_context.take(run_files._Written)
     monkeypatch.setattr(run_files.socket, "gethostname", lambda: "other")
     files.executed(["a", "d"])
     assert read_executed(tmp_path) == ["a", "b", "c", "d"] and read_executed(tmp_path / "absent") == []
 
 
-def test_no_two_processes_append_to_one_file_of_patches(tmp_path, monkeypatch):
+def test_no_two_processes_append_to_one_file_of_patches(tmp_path, monkeypatch, own_context):
     """Appends of two nodes to one file of NFS overwrite each other: each process has a file of its own."""
     files, written = RunFiles(str(tmp_path)), {}
     for host, process in (("a", 7), ("b", 7), ("a", 8)):
-        monkeypatch.setattr(run_files, "_written", set())
+        own_context.take(run_files._Written)
         monkeypatch.setattr(run_files.socket, "gethostname", lambda name=host: name)
         monkeypatch.setattr(run_files.os, "getpid", lambda number=process: number)
         files.executed([f"{host}{process}"])

@@ -79,9 +79,7 @@ def test_the_first_and_the_last_step_are_kept_also_where_a_run_goes_back(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["samples.first.json", "samples.last.json"]
 
 
-def test_the_highest_memory_of_each_die_is_kept(tmp_path, monkeypatch):
-    for name in ("_peak_bytes", "_end_bytes"):
-        monkeypatch.setattr(f"verl_patches.features.measure.run_files.{name}", {})
+def test_the_highest_memory_of_each_die_is_kept(tmp_path, own_context):
     files = RunFiles(str(tmp_path))
     files.memory(3, {"update": 5, "ref": 2}, {"update": 1})
     files.memory(3, {"update": 4, "ref": 3}, {"update": 2})

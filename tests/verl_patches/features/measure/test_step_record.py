@@ -68,8 +68,7 @@ def test_difference_of_device_that_drops_nan_is_nan(monkeypatch):
     assert math.isnan(difference.largest) and math.isnan(difference.total)
 
 
-def test_a_step_is_reported_once_and_the_next_begins_empty(lone_rank, monkeypatch):
-    monkeypatch.setattr(step_record, "_record", StepRecord())
+def test_a_step_is_reported_once_and_the_next_begins_empty(lone_rank, own_context):
     record = step_record.current_record()
     with record.timed("reshard"):
         pass

@@ -9,8 +9,8 @@ from verl_patches.features.onpolicy.selection import UpdateColumns
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
+def empty_record(own_context):
+    """Of a step that has just begun."""
 
 
 def micro_batch():

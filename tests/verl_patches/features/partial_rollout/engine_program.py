@@ -86,8 +86,9 @@ def parameters() -> Any:
 def metrics() -> Iterator[dict[str, float]]:
     """What the decode loop counts within, once it is over."""
     from verl_patches.features.measure import step_record
+    from verl_patches.features.process_context import process_context
 
-    step_record._record = step_record.StepRecord()
+    process_context().take(step_record.StepRecord)
     counts: dict[str, float] = {}
     yield counts
     counts |= step_record.current_record().counts

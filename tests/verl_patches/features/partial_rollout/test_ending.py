@@ -13,7 +13,6 @@ from vllm.distributed import parallel_state
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from verl_patches.features import settings
-from verl_patches.features.dp_sync import decode_loop
 from verl_patches.features.dp_sync.decode_loop import DecodeLoop
 from verl_patches.features.dp_sync.sync_window import LocalState, Progress, decide, encode
 from verl_patches.features.partial_rollout.engine import (
@@ -172,10 +171,10 @@ class SharedEngine(Engine):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_rollouts_end_is_not_that_of_the_next_one(monkeypatch, fails):
+def test_a_rollouts_end_is_not_that_of_the_next_one(monkeypatch, own_context, fails):
     """verl's validation generates with the same engines, through vLLM's own method, and all of its answers."""
     loop = DecodeLoop(SimpleNamespace(rank_in_group=0, world_size=2), settings.OverlaySettings().dp_sync.lease_steps)
-    monkeypatch.setattr(decode_loop, "_loop", loop)
+    own_context.keep(loop)
     monkeypatch.setattr(parallel_state, "get_dp_group", lambda: loop.group)
     monkeypatch.setattr(settings, "_current", settings.OverlaySettings())
     engine = SharedEngine(loop, fails)

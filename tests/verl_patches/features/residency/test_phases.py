@@ -5,14 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_patches.features.measure import step_record
+from verl_patches.features.process_context import process_context
 from verl_patches.features.residency import phases
 from verl_patches.features.residency.phases import GROUPS, PHASES, Phase, Residency
 from verl_patches.features.residency.storages import StorageGroup
 
 
 @pytest.fixture(autouse=True)
-def empty_record(monkeypatch):
-    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
+def empty_record(own_context):
+    """Of a step that has just begun."""
 
 
 class Recorded:
@@ -127,7 +128,7 @@ def bytes_copied_out(group, sequence):
     residency.register(group, StorageGroup(lambda: [tensor]))
     found = []
     for phase in sequence:
-        record = step_record._record = step_record.StepRecord()
+        record = process_context().keep(step_record.StepRecord())
         residency.enter(phase)
         copied = record.counts["residency/device_to_host_bytes"]
         found += [(phase, copied)] if copied else []

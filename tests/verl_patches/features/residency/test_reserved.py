@@ -9,7 +9,6 @@ import torch_npu  # noqa: F401
 
 from overlay import ConfigurationError
 from post_training.reshard.generation import WeightsGeneration
-from verl_patches.features.measure import step_record
 from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.residency import registration, reserved
 from verl_patches.features.residency.phases import Residency
@@ -22,8 +21,7 @@ CYCLE = ("update", "reshard", "rollout", "idle")
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
+def fresh(monkeypatch, own_context):
     generation = WeightsGeneration()
     monkeypatch.setattr(registration, "process_generation", lambda: generation)
 

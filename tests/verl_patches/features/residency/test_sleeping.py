@@ -11,12 +11,11 @@ from verl_patches.features.residency.phases import Residency
 from verl_patches.features.residency.sleeping import SleepingEngine
 
 
-def test_a_phase_in_which_the_engine_sleeps_has_nothing_of_it(monkeypatch):
+def test_a_phase_in_which_the_engine_sleeps_has_nothing_of_it(monkeypatch, own_context):
     pool = torch.ones(1 << 20, dtype=torch.uint8, device="npu")
     allocator = SimpleNamespace(get_instance=lambda: SimpleNamespace(get_current_usage=lambda: pool.nbytes))
     camem = SimpleNamespace(CaMemAllocator=allocator)
     monkeypatch.setitem(sys.modules, "vllm_ascend.device_allocator.camem", camem)
-    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
     residency, engine = Residency(lambda: False), SleepingEngine()
     residency.register("kv_cache", engine)
     residency.enter("reshard")

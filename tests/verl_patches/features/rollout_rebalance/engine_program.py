@@ -170,8 +170,9 @@ def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
     import torch
 
     from verl_patches.features.measure import step_record
+    from verl_patches.features.process_context import process_context
 
-    step_record._record = step_record.StepRecord()
+    process_context().take(step_record.StepRecord)
     torch.npu.manual_seed(seed)
     places, prompts, params = zip(*requests, strict=True)
     with counted_preemptions(llm) as preempted:

@@ -52,11 +52,9 @@ class Core:
 
 
 @pytest.fixture
-def record(monkeypatch):
-    made = step_record.StepRecord()
-    monkeypatch.setattr(step_record, "_record", made)
+def record(monkeypatch, own_context):
     monkeypatch.setattr(module, "total", lambda values, group: values)
-    return made
+    return own_context.of(step_record.StepRecord)
 
 
 @pytest.fixture
@@ -211,8 +209,7 @@ def test_bytes_of_an_exchange_are_counted(monkeypatch, requests):
     assert alone._moved_bytes == len(module.encoded(requests))
 
 
-def test_the_mover_of_a_loop_is_asked_while_it_is_there(monkeypatch):
-    monkeypatch.setattr(module, "_migration", None)
+def test_the_mover_of_a_loop_is_asked_while_it_is_there(monkeypatch, own_context):
     asked = []
     monkeypatch.setattr(RequestMigration, "restore_generators", lambda self, *given: asked.append(given))
     module.restore_generators("runner", "scheduled")

@@ -28,7 +28,7 @@ ELEMENTS = 1 << 16
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch):
+def alone(monkeypatch, own_context):
     """One rank, which agrees with itself."""
 
     def agree(problem, value=None):
@@ -37,7 +37,6 @@ def alone(monkeypatch):
         return [value]
 
     monkeypatch.setattr(saving, "agree", agree)
-    monkeypatch.setattr(step_record, "_record", step_record.StepRecord())
 
 
 def training(elements=ELEMENTS):

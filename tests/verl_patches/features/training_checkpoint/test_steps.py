@@ -584,9 +584,8 @@ def test_damaged_lines_set_aside_counted_and_said(trainer, tmp_path, capsys, dam
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_record_that_a_run_writes_may_be_damaged(trainer, tmp_path, monkeypatch, capsys, damage):
+def test_every_record_that_a_run_writes_may_be_damaged(trainer, tmp_path, own_context, capsys, damage):
     """Whatever files a run writes a line at a time, in folders too."""
-    monkeypatch.setattr(run_files, "_written", set())
     files = run_files.RunFiles(str(tmp_path))
     files.step(1, {"a": 0.5}), files.note("ray_ready"), files.fault("kind", "message", 1), files.executed(["patch"])
     files.alert({"step": 1, "alert": "kl", "message": "high"})

@@ -23,7 +23,7 @@ from post_training.reshard.failure import Attempt
 from post_training.reshard.schedule import Bucket, Direction
 from verl_patches.features.training_checkpoint import restoring, saving
 from verl_patches.features.training_checkpoint.host_agreement import checkpoint_progress
-from verl_patches.features.watch import progress, signs
+from verl_patches.features.watch import progress
 from verl_patches.features.watch.feature import PHASES, EndSeconds, WarnSeconds, WatchSettings
 from verl_patches.features.watch.limits import Watch
 from verl_patches.features.watch.progress import count_answers, count_optimizer_steps, file_progress
@@ -66,9 +66,9 @@ class Job:
 
 
 @pytest.fixture
-def job(monkeypatch):
+def job(own_context):
     made = Job("0")
-    monkeypatch.setattr(signs, "_signs", made.signs)
+    own_context.keep(made.signs)
     return made
 
 

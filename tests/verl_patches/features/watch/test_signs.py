@@ -120,8 +120,8 @@ def test_a_collective_of_a_backward_pass_is_in_another_thread():
     assert place_of({1: main}, 1) == "at graph.py:1 in run_backward"
 
 
-def test_a_thread_of_its_own_sends_and_outlives_a_store_that_fails(monkeypatch):
-    monkeypatch.setattr(signs, "_sender", None)
+def test_a_thread_of_its_own_sends_and_outlives_a_store_that_fails(own_context):
+    own = own_context.of(Signs)
     sent: queue.Queue = queue.Queue()
 
     def send(name, content):
@@ -133,14 +133,13 @@ def test_a_thread_of_its_own_sends_and_outlives_a_store_that_fails(monkeypatch):
     received = [sent.get(timeout=30) for _ in range(3)]
     assert [sign.serial for _, sign, _ in received] == [0, 1, 2]
     assert {name for name, _, _ in received} == {"2"}
-    assert {thread for _, _, thread in received} == {signs._sender} != {threading.main_thread()}
+    assert {thread for _, _, thread in received} == {own.sender} != {threading.main_thread()}
     assert all(sign.where != "unknown" for _, sign, _ in received) and sys._getframe() is not None
-    running = signs._sender
+    running = own.sender
     signs.start_sending("2", 0.001, send)
-    assert signs._sender is running
+    assert own.sender is running
 
 
-def test_without_ray_nothing_is_sent(monkeypatch):
-    monkeypatch.setattr(signs, "_sender", None)
+def test_without_ray_nothing_is_sent(own_context):
     signs.start_in_ray("0", 1.0)
-    assert signs._sender is None
+    assert own_context.of(Signs).sender is None

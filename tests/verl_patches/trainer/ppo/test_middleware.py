@@ -25,6 +25,7 @@ from verl_patches.features.overlong.feature import OVERLONG_PENALTY
 from verl_patches.features.profile.feature import PROFILE, ProfileSettings
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.features.tracking.feature import TRACKING
+from verl_patches.features.tracking.run import RunTrackers
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
 from verl_patches.features.watch.signs import process_signs
@@ -172,14 +173,15 @@ def test_training_begins_with_an_event(monkeypatch, tmp_path):
     assert events == ["training_begins"]
 
 
-def test_trackers_learn_how_the_training_ended():
+def test_trackers_learn_how_the_training_ended(own_context):
+    trackers = own_context.keep(RunTrackers.__new__(RunTrackers))
     with (
-        mock.patch("verl_patches.features.tracking.run._trackers") as trackers,
+        mock.patch.object(trackers, "close") as close,
         pytest.raises(ValueError, match="no"),
         of(TRACKING).training(trainer_of()),
     ):
         raise ValueError("no")
-    assert [call.args for call in trackers.close.call_args_list] == [("failed",)]
+    assert [call.args for call in close.call_args_list] == [("failed",)]
 
 
 def test_the_loop_is_watched_in_a_phase_of_its_own(monkeypatch):

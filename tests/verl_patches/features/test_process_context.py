@@ -2,16 +2,16 @@
 
 from verl_patches.features.critic.tokens import LastForward, last_forward
 from verl_patches.features.expert_sets.records import StepChoices, process_choices
-from verl_patches.features.worker_context import WorkerContext, worker_context
+from verl_patches.features.process_context import ProcessContext, process_context
 
 
 def test_of_a_kind_there_is_one():
-    context = WorkerContext()
+    context = ProcessContext()
     first = context.of(StepChoices)
     assert context.of(StepChoices) is first and context.of(LastForward) is not first
-    assert WorkerContext().of(StepChoices) is not first
+    assert ProcessContext().of(StepChoices) is not first
 
 
 def test_features_keep_theirs_in_the_context_of_the_process():
-    assert last_forward() is worker_context().of(LastForward)
-    assert process_choices() is worker_context().of(StepChoices)
+    assert last_forward() is process_context().of(LastForward)
+    assert process_choices() is process_context().of(StepChoices)
