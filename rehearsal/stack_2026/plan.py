@@ -39,6 +39,7 @@ WEIGHTS = ("alltoallv", "naive")
 # group is scored by the best one. Megatron-core scores it by (experts of a token / chosen groups) of them.
 CHANGES = {
     "deepseek_v3": {
+        "n_routed_experts": 64,
         "num_experts_per_tok": 4,
         "topk_group": 2,
         "kv_lora_rank": 512,
