@@ -63,7 +63,7 @@ def test_dry_run_starts_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_tiny_deepseek_is_routed_as_published():
-    """vLLM-Ascend's kernel scores a group by its two best experts, as DeepSeek-V3 does; Megatron-core by its own rule."""
+    """A group is scored by its two best experts: by vLLM-Ascend's kernel for routers, and by Megatron-core's rule."""
     import torch
     from vllm_ascend.ops.fused_moe.experts_selector import check_npu_moe_gating_top_k
 
