@@ -1,8 +1,5 @@
 """The rehearsal after rehearse.sh has read the command line and set up the environment."""
 
-import os
-import shlex
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,15 +10,14 @@ from typing import Any
 
 from post_training.arguments import absolute
 from post_training.command_parser import CommandParser
-from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
 from post_training.masking import masked_output
 from post_training.report.run_folder import at
 from post_training.terminal import escape_output
+from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.jobs import DEFAULT_JOB, JOBS
 from rehearsal.plan import CHIPS, OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, job_of, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
-DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
 _DESCRIPTION = """
 Rehearse a post-training job on emulated dies, in the environment that rehearse.sh sets up.
 
@@ -100,61 +96,28 @@ def print_plan(plan: Plan, config: Mapping[str, Any] | None) -> None:
             value = at(config, key)
             if value is not None:  # the other back-end's keys are not there
                 print(f"  {key} = {value}")
-    print(f"output\n  {plan.output}\ncheckpoint\n  {plan.checkpoint}\nenvironment")
-    for name, value in sorted(plan.environment().items()):
-        print(f"  export {name}={shlex.quote(value)}")
-    print("commands")
-    commands = [] if plan.checkpoint.exists() else [plan.checkpoint_command()]
-    for command in (*commands, plan.data_command(), plan.run_command()):
-        print("  " + shlex.join([str(ENVIRONMENT_PYTHON), *command[1:]]))
+    print_commands(plan, ENVIRONMENT_PYTHON)
 
 
 def rehearse(plan: Plan, dry_run: bool) -> int:
     """Carries out or only checks and prints a plan; returns the exit status."""
-    import psutil
-
-    from post_training.data import DataError
-    from post_training.disks import FULL, describe_full_disk
-    from post_training.processes.command import Interrupted, SignalFlag
-    from post_training.report import ReportError
-    from post_training.run_lock import FolderInUse
     from rehearsal.display import make_console, print_summary
-    from rehearsal.emulated_dies import remove_emulated_dies
-    from rehearsal.preflight import PreflightError
-    from rehearsal.stages import Rehearsal, RunFailed, check_before_anything
-    from verl_patches.trainer.isolated_ray import FolderError, private_folder
+    from rehearsal.stages import Rehearsal, check_before_anything
 
     console = make_console()
-    try:
+
+    def run() -> None:
         if dry_run:
             print_plan(plan, check_before_anything(plan))
-            return DONE
-        with SignalFlag() as signals:
-            # rehearse.sh is this same process, so its start is the start of the user's command.
-            launched = psutil.Process().create_time()
-            with private_folder("rehearsal", on_removal=remove_emulated_dies) as folder:
-                summary = Rehearsal(console, signals, launched).carry_out(replace(plan, folder=folder))
-    except (PreflightError, DataError, FolderError, FolderInUse) as error:
-        return _fail(str(error), REJECTED)
-    except ReportError as error:
-        return _fail(str(error), FAILED)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        return _fail(describe_full_disk([error.filename or plan.output, plan.output]) or str(error), FAILED)
-    except RunFailed as error:
-        return _fail(f"{error}\nThe whole log: {error.log}", FAILED)
-    except Interrupted as interrupted:
-        return _fail(
-            f"{interrupted} ended the run; everything it started has been stopped.", SIGNALLED + interrupted.number
+            return
+        summary = in_private_folder(
+            lambda signals, launched, folder: Rehearsal(console, signals, launched).carry_out(
+                replace(plan, folder=folder)
+            )
         )
-    print_summary(console, summary, plan.output)
-    return DONE
+        print_summary(console, summary, plan.output)
 
-
-def _fail(sentence: str, status: int) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
-    return status
+    return status_of(run, plan.output)
 
 
 def main() -> int:
@@ -165,15 +128,9 @@ def main() -> int:
 
 def _main() -> int:
     options, dry_run = parse_arguments()
-    try:
-        check_inherited(os.environ)
-    except EnvironmentRejected as error:
-        return _fail(str(error), REJECTED)
-    dropped = drop_inherited(os.environ, emulated=True)
-    if dropped:
-        print(f"not taken over from the environment, because they are another job's: {' '.join(dropped)}")
-    for each in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(each, lambda number, _: sys.exit(SIGNALLED + number))
+    rejected = take_environment()
+    if rejected is not None:
+        return rejected
     plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
     if dry_run and find_spec("hydra") is None:
         # Without the environment there is nothing to compose the configuration with.

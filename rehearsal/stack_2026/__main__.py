@@ -1,8 +1,5 @@
 """The rehearsal of the stack of 2026, after rehearse.sh has read the command line and set up the environment."""
 
-import os
-import shlex
-import signal
 import sys
 from dataclasses import replace
 from datetime import datetime
@@ -10,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from post_training.command_parser import CommandParser
-from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
 from post_training.masking import masked_output
 from post_training.terminal import escape_output
+from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.stack_2026.jobs import JOBS
 from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, WEIGHTS, Options, Plan, make_plan
 
-DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
 _DESCRIPTION = """
 Rehearse a post-training with unmodified verl 0.9.1 and vLLM-Ascend 0.23.0 on emulated dies.
 
@@ -74,73 +70,34 @@ def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
             values[name] = getattr(job, name)
 
 
-def print_plan(plan: Plan) -> None:
-    """Prints what a run would do, as commands that can be copied into a shell."""
-    print(f"output\n  {plan.output}\ncheckpoint\n  {plan.checkpoint}\nenvironment")
-    for name, value in sorted(plan.environment().items()):
-        print(f"  export {name}={shlex.quote(value)}")
-    print("commands")
-    commands = [] if plan.checkpoint.exists() else [plan.checkpoint_command()]
-    for command in (*commands, plan.data_command(), plan.run_command()):
-        print("  " + shlex.join(command))
-
-
 def rehearse(plan: Plan) -> int:
     """Carries out a plan; returns the exit status."""
-    import psutil
-
-    from post_training.processes.command import Interrupted, SignalFlag
-    from post_training.report import ReportError
-    from post_training.run_lock import FolderInUse
     from rehearsal.display import make_console
-    from rehearsal.emulated_dies import remove_emulated_dies
-    from rehearsal.preflight import PreflightError
     from rehearsal.stack_2026.stages import Rehearsal, print_summary
-    from rehearsal.stages import RunFailed
-    from verl_patches.trainer.isolated_ray import FolderError, private_folder
 
     console = make_console()
-    try:
-        with SignalFlag() as signals:
-            # rehearse.sh is this same process, so its start is the start of the user's command.
-            launched = psutil.Process().create_time()
-            with private_folder("rehearsal", on_removal=remove_emulated_dies) as folder:
-                summary = Rehearsal(console, signals, launched).carry_out(replace(plan, folder=folder))
-    except (PreflightError, FolderError, FolderInUse) as error:
-        return _fail(str(error), REJECTED)
-    except ReportError as error:
-        return _fail(str(error), FAILED)
-    except RunFailed as error:
-        return _fail(f"{error}\nThe whole log: {error.log}", FAILED)
-    except Interrupted as interrupted:
-        return _fail(
-            f"{interrupted} ended the run; everything it started has been stopped.", SIGNALLED + interrupted.number
+
+    def run() -> None:
+        summary = in_private_folder(
+            lambda signals, launched, folder: Rehearsal(console, signals, launched).carry_out(
+                replace(plan, folder=folder)
+            )
         )
-    print_summary(console, summary, plan.output)
-    return DONE
+        print_summary(console, summary, plan.output)
 
-
-def _fail(sentence: str, status: int) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
-    return status
+    return status_of(run, plan.output)
 
 
 def main() -> int:
     """The command line; returns the exit status."""
     with masked_output():
         options, dry_run = parse_arguments()
-        try:
-            check_inherited(os.environ)
-        except EnvironmentRejected as error:
-            return _fail(str(error), REJECTED)
-        dropped = drop_inherited(os.environ, emulated=True)
-        if dropped:
-            print(f"not taken over from the environment, because they are another job's: {' '.join(dropped)}")
-        for each in (signal.SIGINT, signal.SIGQUIT):
-            signal.signal(each, lambda number, _: sys.exit(SIGNALLED + number))
+        rejected = take_environment()
+        if rejected is not None:
+            return rejected
         plan = make_plan(options, datetime.now().strftime("%Y%m%d-%H%M%S"))
         if dry_run:
-            print_plan(plan)
+            print_commands(plan)
             return DONE
         return rehearse(plan)
 

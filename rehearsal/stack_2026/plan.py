@@ -39,6 +39,7 @@ WEIGHTS = ("alltoallv", "naive")
 # group is scored by the best one. Megatron-core scores it by (experts of a token / chosen groups) of them.
 CHANGES = {
     "deepseek_v3": {
+        "n_routed_experts": 64,
         "num_experts_per_tok": 4,
         "topk_group": 2,
         "kv_lora_rank": 512,
@@ -274,7 +275,8 @@ def _plugins(options: Options) -> Iterator[str]:
 
 def _processes(plan: Plan) -> Iterator[str]:
     """Few processes, on a machine with few cores. Ray counts logical slots, not cores."""
-    yield from (f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1")
+    # One that prepares prompts and stores answers is busy for longer than the engines generate.
+    yield from (f"{_ROLLOUT}.agent.num_workers=2", "reward.num_workers=1")
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield from (
         f"ray_kwargs.ray_init.num_cpus={4 * plan.options.dies + 8}",

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from rehearsal.stack_2026.__main__ import main, parse_arguments
-from rehearsal.stack_2026.plan import BACKENDS, MODELS, Options, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, Options, make_plan
+from rehearsal.tiny_model.architecture import TINY_MODELS
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -59,3 +60,16 @@ def test_dry_run_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["rehearse.sh", "--dry-run", "--output", str(tmp_path / "run")])
     assert main() == 0
     assert "rehearsal.stack_2026.training" in capsys.readouterr().out and not (tmp_path / "run").exists()
+
+
+def test_tiny_deepseek_is_routed_as_published():
+    """A group is scored by its two best experts: by vLLM-Ascend's kernel for routers, and by Megatron-core's rule."""
+    import torch
+    from vllm_ascend.ops.fused_moe.experts_selector import check_npu_moe_gating_top_k
+
+    model = TINY_MODELS["deepseek_v3"] | CHANGES["deepseek_v3"]
+    groups, chosen, experts = model["n_group"], model["topk_group"], model["num_experts_per_tok"]
+    assert check_npu_moe_gating_top_k(
+        torch.empty(1, model["hidden_size"]), experts, model["norm_topk_prob"], chosen, groups, model["scoring_func"]
+    )
+    assert experts // chosen == 2 and model["n_routed_experts"] % groups == model["n_routed_experts"] % 4 == 0
