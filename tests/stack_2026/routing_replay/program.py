@@ -1,0 +1,349 @@
+"""verl's own training engines, extended, with experts that a test gives to every token.
+
+`main(folder)` writes for each case of `CASES` to `<world>.<rank>.json` how far log-probs and gradients are from those
+of `reference`, and the metrics of the update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from megatron.core import parallel_state
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import (
+    FSDPEngineConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+    McoreEngineConfig,
+    McoreOptimizerConfig,
+)
+from verl.workers.config.engine import EngineRouterReplayConfig
+from verl.workers.engine import EngineRegistry
+
+from tests.stack_2026.vllm_ascend.models import write_checkpoint
+
+# Tokens of each sample, of which the latter half is the answer.
+LENGTHS = (9, 6, 12, 7)
+LEARNING = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An engine and its batch.
+
+    Attributes:
+        backend: of the engine.
+        model: of `tests.stack_2026.vllm_ascend.models`.
+        mode: verl's `router_replay.mode`.
+        packed: samples lie end to end, not padded.
+        recomputes: layers are computed again in the backward pass.
+        micro: samples of a micro batch; 0 for micro batches of 24 tokens.
+        stages: of the pipeline.
+        given: "random" experts, or those that the model itself has "preferred".
+        extended: the engine has this project's replay.
+    """
+
+    backend: str
+    model: str
+    mode: str = "R3"
+    packed: bool = False
+    recomputes: bool = False
+    micro: int = 2
+    stages: int = 1
+    given: str = "random"
+    extended: bool = True
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, dataclasses.astuple(self)))
+
+
+REPLAYED = {
+    1: [
+        Case("megatron", "qwen3moe", recomputes=True),
+        Case("megatron", "deepseek", recomputes=True, micro=0),
+        Case("fsdp2", "qwen3moe", recomputes=True),
+        Case("fsdp2", "qwen3moe", packed=True, micro=0),
+        Case("fsdp2", "deepseek", recomputes=True),
+    ],
+    2: [
+        Case("megatron", "qwen3moe", micro=1),
+        Case("megatron", "deepseek", recomputes=True),
+        Case("megatron", "qwen3moe", recomputes=True, stages=2),
+        Case("fsdp2", "qwen3moe", recomputes=True, micro=1),
+    ],
+}
+COMPARED = {
+    1: [
+        Case("megatron", "qwen3moe", mode="disabled"),
+        Case("fsdp2", "deepseek", mode="disabled"),
+        Case("megatron", "qwen3moe", mode="disabled", given="preferred"),
+        Case("fsdp2", "deepseek", mode="disabled", given="preferred"),
+        Case("megatron", "deepseek", given="preferred"),
+    ],
+    2: [],
+}
+# verl without what this project adds to its engines.
+UPSTREAM = {1: [Case("megatron", "qwen3moe", extended=False)], 2: []}
+
+
+def experts_of(model: Any, generator: torch.Generator) -> list[torch.Tensor]:
+    """Experts of each sample's tokens, [tokens, layers, experts per token]: drawn from as many groups as a token may use.
+
+    The last token has none, as in a rollout, and dense layers have none.
+    """
+    count = getattr(model, "num_experts", None) or model.n_routed_experts
+    groups, usable = getattr(model, "n_group", 1), getattr(model, "topk_group", 1)
+    found = []
+    for length in LENGTHS:
+        drawn = torch.zeros(length, model.num_hidden_layers, model.num_experts_per_tok, dtype=torch.uint8)
+        for token in range(length - 1):
+            for layer in range(getattr(model, "first_k_dense_replace", 0), model.num_hidden_layers):
+                chosen = torch.randperm(groups, generator=generator)[:usable] * (count // groups)
+                members = (chosen[:, None] + torch.arange(count // groups)).flatten()
+                order = torch.randperm(len(members), generator=generator)[: model.num_experts_per_tok]
+                drawn[token, layer] = members[order]
+        found.append(drawn)
+    return found
+
+
+@dataclasses.dataclass
+class Reference:
+    """Plain transformers in float32: what it computes for samples whose tokens have given experts.
+
+    A router's logits of all other experts are minus infinity, so its own choice is the given one and its own weights are
+    those of the given ones. Rows of `native` tokens are left alone.
+    """
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        self.blocks = [(i, layer.mlp) for i, layer in enumerate(self.model.model.layers) if hasattr(layer.mlp, "gate")]
+
+    def log_probs(self, tokens: torch.Tensor, experts: torch.Tensor | None) -> torch.Tensor:
+        """Of every token but the first, given the ones before."""
+        handles = []
+        for layer, block in self.blocks:
+            if experts is not None:
+                handles.append(block.gate.register_forward_hook(partial(self._masked, experts[:, layer].long())))
+        logits = self.model(input_ids=tokens[None]).logits[0]
+        for handle in handles:
+            handle.remove()
+        return logits[:-1].log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
+
+    def preferred(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The experts that the model itself chooses; none for the last token."""
+        config, found = self.model.config, {}
+        shape = (len(tokens), config.num_hidden_layers, config.num_experts_per_tok)
+        chosen = torch.zeros(shape, dtype=torch.uint8)
+        handles = [
+            block.experts.register_forward_pre_hook(
+                lambda module, inputs, layer=layer: found.update({layer: inputs[1]})
+            )
+            for layer, block in self.blocks
+        ]
+        with torch.no_grad():
+            self.model(input_ids=tokens[None])
+        for handle in handles:
+            handle.remove()
+        for layer, experts in found.items():
+            chosen[:-1, layer] = experts[:-1].to(torch.uint8)
+        return chosen
+
+    @staticmethod
+    def _masked(experts: torch.Tensor, gate: Any, inputs: Any, output: Any) -> Any:
+        logits = output[0] if isinstance(output, tuple) else output
+        mask = torch.full_like(logits, -torch.inf).scatter(1, experts, 0.0)
+        mask[-1] = 0.0  # the rollout did not compute the last token
+        masked = logits + mask
+        if not isinstance(output, tuple):
+            return masked
+        weights, chosen = masked.softmax(-1).topk(gate.top_k, dim=-1)
+        return masked, weights / weights.sum(-1, keepdim=True), chosen
+
+
+def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The sum of all log-probs of answers, times verl's factor for what it averages over ranks."""
+    values = model_output["log_probs"].values()
+    offsets = data["input_ids"].offsets()
+    wanted = torch.ones(len(values), dtype=torch.bool, device=values.device)
+    wanted[offsets[1:] - 1] = False  # the row of the last token predicts another sample's first one
+    return values[wanted].sum() * dist.get_world_size(dp_group), {}
+
+
+def batch_of(samples: list[torch.Tensor], experts: list[torch.Tensor], case: Case) -> Any:
+    """As verl's workers get it."""
+    nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
+    answers = [torch.ones(len(each) // 2, dtype=torch.int64) for each in samples]
+    tensors = {
+        "input_ids": nested(samples),
+        "position_ids": nested([torch.arange(len(each)) for each in samples]),
+        "response_mask": nested(answers),
+        "loss_mask": nested(answers),
+        "routed_experts": nested(experts),
+    }
+    settings = {
+        "use_dynamic_bsz": case.micro == 0,
+        "micro_batch_size_per_gpu": case.micro,
+        "max_token_len_per_gpu": 24,
+        "use_remove_padding": case.packed,
+        "use_fused_kernels": False,
+        "temperature": 1.0,
+        "update_lr_scheduler": True,
+    }
+    if not case.extended:
+        settings["enable_routing_replay"] = True  # verl's workers say so
+    return tu.get_tensordict(tensors, settings)
+
+
+def engine_of(folder: Path, case: Case) -> Any:
+    """verl's engine for an NPU, as its workers build it."""
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        os.environ.pop(name, None)  # Megatron-core keeps the choice of the model before
+    libraries = ["verl_plugin.megatron_float32"] + ["verl_plugin.routing_replay.engines"] * case.extended
+    attention = "flash_attention_2" if case.packed else "eager"
+    model = HFModelConfig(
+        path=str(folder),
+        load_tokenizer=False,
+        external_lib=libraries,
+        use_remove_padding=case.packed,
+        enable_gradient_checkpointing=case.recomputes,
+        override_config={"attn_implementation": attention},
+    )
+    model.tokenizer = SimpleNamespace(pad_token_id=0)
+    common: dict[str, Any] = {
+        "router_replay": EngineRouterReplayConfig(mode=case.mode),
+        "use_dynamic_bsz": case.micro == 0,
+        "use_remove_padding": case.packed,
+    }
+    if case.backend == "megatron":
+        recomputation = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        settings: Any = McoreEngineConfig(
+            vanilla_mbridge=True,
+            expert_model_parallel_size=dist.get_world_size() // case.stages,
+            pipeline_model_parallel_size=case.stages,
+            override_transformer_config=recomputation if case.recomputes else {},
+            **common,
+        )
+        optimizer: Any = McoreOptimizerConfig(lr=LEARNING, total_training_steps=10)
+    else:
+        types = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
+        settings = FSDPEngineConfig(
+            strategy="fsdp2", dtype="float32", mixed_precision=types, use_torch_compile=False, **common
+        )
+        optimizer = FSDPOptimizerConfig(lr=LEARNING, total_training_steps=10)
+    engine = EngineRegistry.new(
+        "language_model",
+        case.backend,
+        model_config=model,
+        engine_config=settings,
+        optimizer_config=optimizer,
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def gradient_of(engine: Any, case: Case) -> torch.Tensor | None:
+    """Of the embedding, from the update; None where another rank has it."""
+    if case.backend == "fsdp2":
+        gradient = engine.module.get_input_embeddings().weight.grad
+        return (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
+    module = engine.module[0].module
+    embedding = getattr(getattr(module, "module", module), "embedding", None)
+    return None if embedding is None else embedding.word_embeddings.weight.main_grad.cpu()
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Samples with their experts, and what transformers computes for them: log-probs with and without, one gradient."""
+
+    samples: list[torch.Tensor]
+    experts: list[torch.Tensor]
+    wanted: list[torch.Tensor]
+    plain: list[torch.Tensor]
+    gradient: torch.Tensor
+
+
+def expected_of(folder: Path, case: Case) -> Expected:
+    """On the host, before any engine is built: verl replaces functions of transformers by those of the NPU."""
+    reference = Reference(folder / case.model)
+    generator = torch.Generator().manual_seed(5)
+    samples = [torch.randint(3, 90, (length,), generator=generator) for length in LENGTHS]
+    drawn = experts_of(reference.model.config, generator)
+    experts = drawn if case.given == "random" else [reference.preferred(each) for each in samples]
+    wanted = [reference.log_probs(*each) for each in zip(samples, experts, strict=True)]
+    plain = [reference.log_probs(each, None) for each in samples]
+    sum(each.sum() for each in (wanted if case.mode == "R3" else plain)).backward()
+    gradient = reference.model.get_input_embeddings().weight.grad
+    return Expected(samples, experts, [each.detach() for each in wanted], [each.detach() for each in plain], gradient)
+
+
+def found_of(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
+    """Forward and update of one case on this rank."""
+    engine = engine_of(folder / case.model, case)
+    ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
+    own = range(rank * len(LENGTHS) // ranks, (rank + 1) * len(LENGTHS) // ranks)
+    mine = [expected.samples[index] for index in own], [expected.experts[index] for index in own]
+    with engine.eval_mode():
+        output = engine.infer_batch(batch_of(*mine, case))
+    with engine.train_mode():
+        update = engine.forward_backward_batch(batch_of(*mine, case), loss_of, forward_only=False)
+        gradient = gradient_of(engine, case)
+    found: dict[str, Any] = {"sources": engine.is_mp_src_rank_with_outputs()}
+    if found["sources"]:
+        logs = [each[:-1].float().cpu() for each in output["model_output"]["log_probs"].unbind()]
+        for name in ("wanted", "plain"):
+            pairs = zip(logs, [getattr(expected, name)[index] for index in own], strict=True)
+            found[name] = max((a - b).abs().max().item() for a, b in pairs)
+        found["metrics"] = {name: values[0] for name, values in update["metrics"].items()}
+    if gradient is not None:
+        found["gradient"] = ((gradient - expected.gradient).abs().max() / expected.gradient.abs().max()).item()
+    return found
+
+
+def upstream_error(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
+    """What an engine says that cannot compute a case."""
+    engine = engine_of(folder / case.model, case)
+    try:
+        with engine.eval_mode():
+            engine.infer_batch(batch_of(expected.samples, expected.experts, case))
+    except RuntimeError as error:
+        return {"error": str(error)}
+    return {"error": ""}
+
+
+def main(folder: Path) -> None:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    cases = (*UPSTREAM[world], *REPLAYED[world], *COMPARED[world])
+    expected = {case: expected_of(folder, case) for case in cases}
+    found = {}
+    for case in cases:  # unextended engines first: an extension is for the whole process
+        found[case.name] = (found_of if case.extended else upstream_error)(folder, case, expected[case])
+        if parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+    (folder / f"{world}.{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def write_models(folder: Path) -> None:
+    """The checkpoints of all cases."""
+    for model in ("qwen3moe", "deepseek"):
+        write_checkpoint(model, folder / model)
+        assert AutoConfig.from_pretrained(folder / model)
