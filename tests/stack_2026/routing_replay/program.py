@@ -100,7 +100,7 @@ UPSTREAM = {1: [Case("megatron", "qwen3moe", extended=False)], 2: []}
 
 
 def experts_of(model: Any, generator: torch.Generator) -> list[torch.Tensor]:
-    """Experts of each sample's tokens, [tokens, layers, experts per token]: drawn from as many groups as a token may use.
+    """Experts of each sample's tokens, [tokens, layers, experts per token], of as many groups as a token may use.
 
     The last token has none, as in a rollout, and dense layers have none.
     """
@@ -123,8 +123,8 @@ def experts_of(model: Any, generator: torch.Generator) -> list[torch.Tensor]:
 class Reference:
     """Plain transformers in float32: what it computes for samples whose tokens have given experts.
 
-    A router's logits of all other experts are minus infinity, so its own choice is the given one and its own weights are
-    those of the given ones. Rows of `native` tokens are left alone.
+    A router's logits of all other experts are minus infinity, so its own choice is the given one and its own weights
+    are those of the given ones.
     """
 
     folder: Path
@@ -233,6 +233,7 @@ def engine_of(folder: Path, case: Case) -> Any:
         recomputation = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
         settings: Any = McoreEngineConfig(
             vanilla_mbridge=True,
+            use_distributed_optimizer=False,  # which would leave each rank a part of the gradients
             expert_model_parallel_size=dist.get_world_size() // case.stages,
             pipeline_model_parallel_size=case.stages,
             override_transformer_config=recomputation if case.recomputes else {},

@@ -1,4 +1,4 @@
-"""verl's engines with the experts of the rollout compute what transformers does with them, and say where they differ."""
+"""verl's engines with the rollout's experts compute what transformers does with them, and say where they differ."""
 
 import json
 from pathlib import Path
