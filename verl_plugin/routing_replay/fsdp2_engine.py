@@ -12,13 +12,12 @@ from torch.nn import functional
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
+from verl_plugin.routing_replay.families import FSDP2_FAMILIES
 from verl_plugin.routing_replay.given import GivenExperts, Rows, Tally, one_hot
 from verl_plugin.routing_replay.passes import FIELD, RoutedPasses
 from verl_plugin.routing_replay.samples import known_rows
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-# How the router of a family is written in transformers 5.
-ROUTERS = ("qwen3_moe", "deepseek_v3")
 
 
 class RoutedFSDP2(RoutedPasses):
@@ -65,7 +64,7 @@ def attached(model: nn.Module, replays: bool, tally: Tally | None) -> Iterator[G
     """Put a `GivenExperts` on each router of a transformers model.
 
     Raises:
-        ValueError: its routers are of no family of `ROUTERS`.
+        ValueError: its routers are of no family of `FSDP2_FAMILIES`.
     """
     for name, block in model.named_modules():
         found = _LAYER.search(f".{name}.")
@@ -82,7 +81,7 @@ def attached(model: nn.Module, replays: bool, tally: Tally | None) -> Iterator[G
         else:
             raise ValueError(
                 f"routing replay: {type(block).__name__} is no block whose router FSDP2 replays; those of "
-                f"{', '.join(ROUTERS)} are. Set actor_rollout_ref.actor.strategy to megatron, or "
+                f"{', '.join(FSDP2_FAMILIES)} are. Set actor_rollout_ref.actor.strategy to megatron, or "
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay to false."
             )
         yield given
