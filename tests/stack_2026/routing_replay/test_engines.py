@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.ranks import run_ranks
-from tests.stack_2026.routing_replay.program import COMPARED, LENGTHS, REPLAYED, UPSTREAM, Case, write_models
+from tests.stack_2026.routing_replay.program import COMPARED, LENGTHS, REPLAYED, UPSTREAM, Case
+from tests.stack_2026.routing_replay.reference import write_models
 
 # Of log-probs near -5, in float32.
 TOLERANCE = 2e-6
