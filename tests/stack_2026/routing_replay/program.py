@@ -52,6 +52,7 @@ class Case:
         stages: of the pipeline.
         given: "random" experts, or those that the model itself has "preferred".
         extended: the engine has this project's replay.
+        reference: another model, which is not trained, is built in the same process after the first.
     """
 
     backend: str
@@ -63,6 +64,7 @@ class Case:
     stages: int = 1
     given: str = "random"
     extended: bool = True
+    reference: bool = False
 
     @property
     def name(self) -> str:
@@ -72,8 +74,8 @@ class Case:
 REPLAYED = {
     1: [
         Case("megatron", "qwen3moe", recomputes=True),
-        Case("megatron", "deepseek", recomputes=True, micro=0),
-        Case("fsdp2", "qwen3moe", recomputes=True),
+        Case("megatron", "deepseek", recomputes=True, micro=0, reference=True),
+        Case("fsdp2", "qwen3moe", recomputes=True, reference=True),
         Case("fsdp2", "qwen3moe", packed=True, micro=0),
         Case("fsdp2", "deepseek", recomputes=True),
     ],
@@ -152,8 +154,8 @@ def batch_of(samples: list[torch.Tensor], experts: list[torch.Tensor], case: Cas
     return tu.get_tensordict(tensors, settings)
 
 
-def engine_of(folder: Path, case: Case) -> Any:
-    """verl's engine for an NPU, as its workers build it."""
+def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
+    """verl's engine for an NPU, as its workers build it: of the actor, or of the reference, which does not train."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)  # Megatron-core keeps the choice of the model before
     libraries = ["verl_plugin.megatron_float32"] + ["verl_plugin.routing_replay.engines"] * case.extended
@@ -168,6 +170,7 @@ def engine_of(folder: Path, case: Case) -> Any:
     )
     model.tokenizer = SimpleNamespace(pad_token_id=0)
     common: dict[str, Any] = {
+        "forward_only": not trains,
         "router_replay": EngineRouterReplayConfig(mode=case.mode),
         "use_dynamic_bsz": case.micro == 0,
         "use_remove_padding": case.packed,
@@ -242,32 +245,55 @@ def found_of(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
     ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
     own = range(rank * len(LENGTHS) // ranks, (rank + 1) * len(LENGTHS) // ranks)
     mine = [expected.samples[index] for index in own], [expected.experts[index] for index in own]
+    found: dict[str, Any] = {"sources": engine.is_mp_src_rank_with_outputs()}
+    if case.reference:
+        second = engine_of(folder / case.model, case, trains=False)
+        with second.eval_mode():
+            logs = log_probs_of(second.infer_batch(batch_of(*mine, case)))
+        found["reference"] = furthest(logs, [expected.wanted[index] for index in own])
     with engine.eval_mode():
         output = engine.infer_batch(batch_of(*mine, case))
     with engine.train_mode():
         update = engine.forward_backward_batch(batch_of(*mine, case), loss_of, forward_only=False)
         gradient = gradient_of(engine, case)
-    found: dict[str, Any] = {"sources": engine.is_mp_src_rank_with_outputs()}
     if found["sources"]:
-        logs = [each[:-1].float().cpu() for each in output["model_output"]["log_probs"].unbind()]
         for name in ("wanted", "plain"):
-            pairs = zip(logs, [getattr(expected, name)[index] for index in own], strict=True)
-            found[name] = max((a - b).abs().max().item() for a, b in pairs)
+            found[name] = furthest(log_probs_of(output), [getattr(expected, name)[index] for index in own])
         found["metrics"] = {name: values[0] for name, values in update["metrics"].items()}
     if gradient is not None:
         found["gradient"] = ((gradient - expected.gradient).abs().max() / expected.gradient.abs().max()).item()
     return found
 
 
-def upstream_error(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
-    """What an engine says that cannot compute a case."""
-    engine = engine_of(folder / case.model, case)
+def log_probs_of(output: dict[str, Any]) -> list[torch.Tensor]:
+    """Of each sample, as `Reference.log_probs`."""
+    return [each[:-1].float().cpu() for each in output["model_output"]["log_probs"].unbind()]
+
+
+def furthest(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """How far two lists of tensors are apart at most."""
+    return max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
+
+
+def upstream_found(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
+    """What verl's own engine says of a case, and how many of its routers verl reaches after it built a second model."""
+    from verl.utils.megatron.router_replay_patch import RouterReplay, RouterReplayAction
+    from verl.utils.megatron.router_replay_utils import iter_model_routers
+    from verl.utils.megatron_utils import unwrap_model
+
+    engine, error = engine_of(folder / case.model, case), ""
     try:
         with engine.eval_mode():
             engine.infer_batch(batch_of(expected.samples, expected.experts, case))
-    except RuntimeError as error:
-        return {"error": str(error)}
-    return {"error": ""}
+    except RuntimeError as raised:
+        error = str(raised)
+    RouterReplay.clear_global_router_replay_action()
+    engine_of(folder / case.model, case, trains=False)
+    RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+    routers = [router for chunk in engine.module for _, router in iter_model_routers(unwrap_model(chunk))]
+    reached = sum(router.router_replay_action is not None for router in routers)
+    RouterReplay.clear_global_router_replay_action()
+    return {"error": error, "routers": len(routers), "reached": reached}
 
 
 def main(folder: Path) -> None:
@@ -278,7 +304,7 @@ def main(folder: Path) -> None:
     expected = {case: expected_of(folder, case) for case in cases}
     found = {}
     for case in cases:  # unextended engines first: an extension is for the whole process
-        found[case.name] = (found_of if case.extended else upstream_error)(folder, case, expected[case])
+        found[case.name] = (found_of if case.extended else upstream_found)(folder, case, expected[case])
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
     (folder / f"{world}.{rank}.json").write_text(json.dumps(found))

@@ -78,7 +78,16 @@ def test_without_replay_others_are_counted(found):
         assert (rank["wanted"] > APART) == bool(others) and rank["plain"] < TOLERANCE, (case, rank)
 
 
+def test_reference_replays_beside_the_actor(found):
+    cases = [case for case in REPLAYED[len(found)] if case.reference]
+    assert cases or len(found) > 1
+    for case in cases:
+        assert found[0][case.name]["reference"] < TOLERANCE
+
+
 def test_upstream_alone_replays_no_padded_batch(found):
-    """Why Megatron's engine is extended: verl places experts as in packed batches."""
+    """Why Megatron's engine is extended: verl places experts as in packed batches, and loses the first model."""
     for case in UPSTREAM[len(found)]:
-        assert "Router replay tensors are not aligned" in found[0][case.name]["error"]
+        upstream = found[0][case.name]
+        assert "Router replay tensors are not aligned" in upstream["error"]
+        assert upstream["routers"] == 2 and upstream["reached"] == 0
