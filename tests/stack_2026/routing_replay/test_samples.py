@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transfer_queue.utils.serial_utils import decode, encode
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.megatron.router_replay_utils import build_r3_replay_mask
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_plugin.routing_replay.agent_loops import compact
 from verl_plugin.routing_replay.given import GivenExperts, Rows, Tally
@@ -65,6 +67,18 @@ def test_samples_carry_experts_as_narrow_as_vllm(dtype, kept):
     assert upstream["routed_experts"].dtype == torch.int16 and found["routed_experts"].dtype == kept
     assert torch.equal(found.pop("routed_experts").to(torch.int16), upstream.pop("routed_experts"))
     assert {name: str(value) for name, value in found.items()} == {n: str(value) for n, value in upstream.items()}
+
+
+def test_transfer_queue_carries_half_the_bytes_of_verl():
+    """Samples of a batch as verl puts them, of unequal lengths."""
+    sent = {}
+    for dtype in (torch.uint8, torch.int16):
+        parts = [torch.full((length, 4, 8), 200, dtype=dtype) for length in (50, 70)]
+        frames = encode(list_of_dict_to_tensordict([{"routed_experts": part} for part in parts]))
+        arrived = decode(frames)["routed_experts"]
+        assert arrived.dtype == dtype and all(map(torch.equal, arrived.unbind(), parts))
+        sent[dtype] = sum(memoryview(frame).nbytes for frame in frames)
+    assert sent[torch.int16] - sent[torch.uint8] == (50 + 70) * 4 * 8
 
 
 def test_output_without_experts_stays_as_it_is():
