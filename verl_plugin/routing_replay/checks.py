@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_plugin.routing_replay.families import FSDP2_FAMILIES
 
+MODES = ("disabled", "R2", "R3")
 ENGINES = "verl_plugin.routing_replay.engines"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 _LIBRARY = "actor_rollout_ref.model.external_lib"
@@ -34,6 +35,8 @@ def replay_problems(config: Mapping[str, Any]) -> Iterator[str]:
     mode = _at(config, mode_key) or "disabled"
     libraries = _at(config, _LIBRARY) or []
     extended = ENGINES in ([libraries] if isinstance(libraries, str) else libraries)
+    if mode not in MODES:
+        yield _invalid(mode_key, mode, "there is no such mode", " or ".join(MODES))
     if mode == "R2" and strategy == "fsdp2":
         yield _invalid(mode_key, mode, "verl records experts on Megatron alone", "R3 or disabled")
     if mode == "R3" and not sends:

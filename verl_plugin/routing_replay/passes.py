@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,7 +68,9 @@ class RoutedPasses:
 
     @property
     def _mode(self) -> str:
-        return self.engine_config.router_replay.mode
+        replay = self.engine_config.router_replay
+        # FSDP2's has no section in verl's files, and what a user adds to them stays a dictionary.
+        return replay.get("mode", "disabled") if isinstance(replay, Mapping) else replay.mode
 
     @contextmanager
     def _forward_of(self, routers: Iterable[GivenExperts], rows: Rows) -> Iterator[None]:

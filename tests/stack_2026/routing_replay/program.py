@@ -188,6 +188,7 @@ def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
         optimizer: Any = McoreOptimizerConfig(lr=LEARNING, total_training_steps=10)
     else:
         types = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
+        common["router_replay"] = {"mode": case.mode}  # as hydra makes it: verl's files have no such section
         settings = FSDPEngineConfig(
             strategy="fsdp2", dtype="float32", mixed_precision=types, use_torch_compile=False, **common
         )

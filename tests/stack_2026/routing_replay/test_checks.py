@@ -19,7 +19,8 @@ def test_keys_of_verl_with_the_engines_pass():
     config = check_job(compose_job(ONE_NODE, REPLAY), MODELS[ONE_NODE])
     assert config["actor_rollout_ref"]["actor"]["megatron"]["router_replay"]["mode"] == "R3"
     check_job(compose_job(ONE_NODE, [SENDS, LOADS]), MODELS[ONE_NODE])  # compared, not replayed
-    check_job(compose_job(ONE_CARD, [SENDS, LOADS, *FSDP2]), MODELS[ONE_NODE])
+    config = check_job(compose_job(ONE_CARD, [SENDS, LOADS, *FSDP2]), MODELS[ONE_NODE])
+    assert config["actor_rollout_ref"]["actor"]["fsdp_config"]["router_replay"] == {"mode": "R3"}
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,7 @@ def test_setting_that_cannot_replay_rejected(overrides, says):
     ("model", "overrides", "says"),
     [
         (MODELS[ONE_CARD], FSDP2, "qwen3 has no experts. Set it to false"),
+        (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R4")], "mode=R4 is invalid: there is no such mode"),
         (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R2")], "verl records experts on Megatron alone"),
         (MODELS[ONE_NODE], [*FSDP2, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "parts of sequences"),
     ],
