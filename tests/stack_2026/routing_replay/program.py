@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 from megatron.core import parallel_state
+from megatron.core.transformer.moe.router import TopKRouter
 from torch.distributed.tensor import DTensor
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
@@ -297,17 +298,56 @@ def upstream_found(folder: Path, case: Case, expected: Expected) -> dict[str, An
     return {"error": error, "routers": len(routers), "reached": reached}
 
 
+class StubRouter(TopKRouter):
+    """A router of a layer without weights, which verl gives its experts."""
+
+    def __init__(self, layer: int) -> None:
+        from verl.utils.megatron.router_replay_patch import RouterReplay
+
+        torch.nn.Module.__init__(self)
+        self.layer_number, self.router_replay = layer + 1, RouterReplay()
+
+
+def placed_as_verl(packed_by: int) -> bool:
+    """Whether rows of packed samples are those that verl gives the routers of a rank of `packed_by` tensor ranks."""
+    from verl.utils.megatron import router_replay_utils as upstream
+
+    from verl_plugin.routing_replay.megatron_engine import RoutedMegatron
+
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=packed_by)
+    generator = torch.Generator().manual_seed(7)
+    samples = [torch.randint(3, 90, (length,), generator=generator) for length in LENGTHS]
+    experts = [torch.randint(0, 200, (length, 2, 4), generator=generator, dtype=torch.uint8) for length in LENGTHS]
+    batch = batch_of(samples, experts, Case("megatron", "qwen3moe", packed=True)).to("npu")
+    engine = object.__new__(RoutedMegatron)
+    engine.engine_config = SimpleNamespace(use_remove_padding=True)
+    engine.tf_config = SimpleNamespace(sequence_parallel=packed_by > 1, fp8=None, num_layers=2)
+    rows = engine._rows(batch)
+    routers = torch.nn.ModuleList([StubRouter(layer) for layer in range(2)])
+    mask = upstream.build_r3_replay_mask(batch["input_ids"], batch["response_mask"])
+    upstream.set_router_replay_data(
+        batch["routed_experts"], None, engine.tf_config, 0, replay_mask=mask, model=SimpleNamespace(decoder=routers)
+    )
+    parallel_state.destroy_model_parallel()
+    return all(
+        torch.equal(rows.experts[:, layer], router.router_replay.target_topk_idx)
+        and torch.equal(rows.known, router.router_replay.target_replay_mask.bool())
+        for layer, router in enumerate(routers)
+    )
+
+
 def main(folder: Path) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
     cases = (*UPSTREAM[world], *REPLAYED[world], *COMPARED[world])
     expected = {case: expected_of(folder, case) for case in cases}
-    found = {}
+    found: dict[str, Any] = {}
     for case in cases:  # unextended engines first: an extension is for the whole process
         found[case.name] = (found_of if case.extended else upstream_found)(folder, case, expected[case])
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
+    found["placed as verl"] = placed_as_verl(world)
     (folder / f"{world}.{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -85,6 +85,11 @@ def test_reference_replays_beside_the_actor(found):
         assert found[0][case.name]["reference"] < TOLERANCE
 
 
+def test_packed_rows_are_those_of_verl(found):
+    """On one rank, and on two tensor-parallel ones that split packed samples, as MindSpeed's layers do."""
+    assert all(rank["placed as verl"] for rank in found)
+
+
 def test_upstream_alone_replays_no_padded_batch(found):
     """Why Megatron's engine is extended: verl places experts as in packed batches, and loses the first model."""
     for case in UPSTREAM[len(found)]:
