@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,25 +34,26 @@ class Rows:
         return self.experts[:, layer], self.known
 
 
-@dataclass
 class Tally:
     """Tokens x layers of a step: how many were compared, were sent elsewhere than in the rollout, and would have been.
 
-    The weights of both sides are the same up to a step's first update, so only passes up to that are counted.
+    Attributes:
+        open: whether passes are counted. The weights of both sides are the same up to a step's first update alone.
     """
 
-    counts: list[torch.Tensor] = field(default_factory=list)
-    open: bool = True
+    def __init__(self) -> None:
+        self.open = True
+        self._counts: list[torch.Tensor] = []
 
     def add(self, known: torch.Tensor, used_others: torch.Tensor, preferred_others: torch.Tensor) -> None:
         """Count the rows of a router, bool [rows] each. Everything stays on the device."""
         if self.open:
             counted = [known.sum(), (used_others & known).sum(), (preferred_others & known).sum()]
-            self.counts.append(torch.stack(counted))
+            self._counts.append(torch.stack(counted))
 
     def take(self, device: Any) -> torch.Tensor:
         """The three numbers of this rank; begins anew."""
-        counts, self.counts = self.counts, []
+        counts, self._counts = self._counts, []
         return torch.stack(counts).sum(0) if counts else torch.zeros(3, dtype=torch.int64, device=device)
 
 
