@@ -15,7 +15,7 @@ def known_rows(input_ids: torch.Tensor, response_mask: torch.Tensor) -> torch.Te
     offsets = input_ids.offsets()
     known = torch.ones(int(offsets[-1]), dtype=torch.bool, device=offsets.device)
     known[offsets[1:] - 1] = False
-    answered = torch.stack([mask.any() for mask in response_mask.unbind()]).to(offsets.device)
+    answered = (response_mask.sum(dim=-1) > 0).to(offsets.device)
     known &= answered.repeat_interleave(offsets.diff())
     return torch.nested.nested_tensor_from_jagged(known, offsets=offsets)
 
