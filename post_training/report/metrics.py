@@ -34,6 +34,8 @@ VALUES_CHANGED_BY_CASTS = "reshard/values_changed_by_casts"
 EXPERT_SETS_DIFFER, EXPERT_SETS_COMPARED = "rollout/expert_sets_differ", "rollout/expert_sets_compared"
 EXPERT_TIES_DIFFER = "rollout/expert_ties_differ"
 """Share of the compared tokens x layers that rollout and training sent to different experts, and their count."""
+EXPERT_SETS_REPLACED, EXPERT_BYTES = "rollout/expert_sets_replaced", "rollout/expert_ids_bytes"
+"""Share of them for which training's router prefers other experts, and the bytes of the experts sent with samples."""
 SKIPPED_UPDATES = ("actor/nonfinite_steps", "critic/nonfinite_steps")
 GENERATED_PROMPTS, TRAINED_PROMPTS = "sampling/generated_prompts", "sampling/trained_prompts"
 GROUPS_WITH_GRADIENT, TRUNCATED_SHARE = "sampling/groups_with_gradient", "sampling/truncated_share"

@@ -50,6 +50,8 @@ CHANGES = {
 }
 DATASET = "arithmetic"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+# The user's override with which samples carry the rollout's experts: docs/routing-replay.md.
+ROUTING_REPLAY = f"{_ROLLOUT}.enable_rollout_routing_replay=true"
 
 
 @dataclass(frozen=True)
@@ -269,6 +271,8 @@ def _plugins(options: Options) -> Iterator[str]:
         yield f"{vllm}.worker_extension_cls=verl_plugin.alltoallv.worker.AlltoallvExtension"
         # Every update is compared bit for bit, which a job of full size would not do.
         yield f"{vllm}.additional_config={{alltoallv:{{bucket_megabytes:16,verify:true}}}}"
+    if ROUTING_REPLAY in options.overrides:
+        modules.append("verl_plugin.routing_replay.engines")
     if modules:
         yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
 

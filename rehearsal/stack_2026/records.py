@@ -18,6 +18,8 @@ LOG_PROB_DIFFERENCE = "rollout_corr/log_ppl_abs_diff"
 _TOKENS = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean")
 # Stages that the reports know by another name than verl has for them.
 _RENAMED = {"timing_s/update_weights": "timing_s/reshard"}
+# verl puts this before every metric that the update returns.
+_OF_UPDATE = "actor/"
 
 
 class RecordWriter:
@@ -60,5 +62,11 @@ def answers_of(metrics: Mapping[str, float | None]) -> int | None:
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     """The metrics that are numbers; None for one that is not finite."""
-    kept = {_RENAMED.get(name, name): value for name, value in metrics.items() if isinstance(value, int | float)}
+    kept = {_record_name(name): value for name, value in metrics.items() if isinstance(value, int | float)}
     return {name: value if math.isfinite(value) else None for name, value in kept.items()}
+
+
+def _record_name(name: str) -> str:
+    """The name under which the reports know a metric of verl."""
+    of_rollout = name.removeprefix(_OF_UPDATE)
+    return of_rollout if of_rollout.startswith("rollout/") else _RENAMED.get(name, name)

@@ -29,6 +29,7 @@ FOR_USERS = [
     "qwen2_5_vl",
     "rehearsal",
     "rollout",
+    "routing-replay",
     "security",
     "seeds",
     "stacks",

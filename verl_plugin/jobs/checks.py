@@ -21,6 +21,7 @@ from verl_plugin.alltoallv.settings import (
     AlltoallvSettings,
 )
 from verl_plugin.jobs.composition import JobError
+from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MEGATRON = f"{_ACTOR}.megatron"
@@ -96,6 +97,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _batch_problems(config)
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
+    yield from replay_problems(config)
 
 
 def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -217,6 +219,7 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
     for key in keys:
         if heads % _at(config, key):
             yield _invalid(key, _at(config, key), f"the model has {heads} attention heads", f"a divisor of {heads}")
+    yield from replay_model_problems(config, model)
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
     positions, answer = values["max_position_embeddings"], config["data"]["max_response_length"]
     if longest > positions:

@@ -48,6 +48,14 @@ def test_naive_weights_load_nothing_of_the_plugin(tmp_path):
         assert "".join(found) == library and not any("alltoallv" in key for key in keys)
 
 
+def test_routing_replay_loads_its_engines(tmp_path):
+    key = "actor_rollout_ref.rollout.enable_rollout_routing_replay=true"
+    for overrides, loads in (((), False), ((key,), True)):
+        keys = make_plan(Options(model="qwen3_moe", overrides=overrides, output=tmp_path), "now").overrides()
+        [library] = [key for key in keys if key.startswith("actor_rollout_ref.model.external_lib=")]
+        assert ("verl_plugin.routing_replay.engines" in library) is loads
+
+
 def test_rehearsal_is_of_deepseek_on_four_dies_by_default(tmp_path):
     options, _ = parse_arguments(["--output", str(tmp_path)])
     assert options == Options(output=tmp_path) and options.steps == 25

@@ -1,0 +1,1 @@
+"""Routing replay on the stack 2026."""
