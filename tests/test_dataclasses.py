@@ -26,7 +26,7 @@ CHANGING = {
     "verl_patches/features/dynamic_sampling/acceptance.py": {"Acceptance"},
     "verl_patches/features/measure/step_record.py": {"LogProbDifference", "StepRecord"},
     "verl_patches/features/expert_sets/records.py": {"StepChoices"},
-    "verl_patches/features/nonfinite/norm.py": {"NormDecision"},
+    "post_training/finite_steps/norm.py": {"NormDecision"},
     "verl_patches/features/step.py": {"Step"},
     "verl_patches/features/temperature/sampled.py": {"Draw"},
     "verl_patches/features/watch/limits.py": {"Seen"},

@@ -16,13 +16,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import torch_npu.contrib.transfer_to_npu  # noqa: F401  (Megatron-core asks for torch.cuda)
 from mbridge.core import LLMBridge, register_model
 from mbridge.models.deepseek_v3 import DeepseekV3Bridge
+from mbridge.models.qwen2 import Qwen2Bridge
 from mbridge.models.qwen3 import Qwen3Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import nn
 
@@ -52,13 +57,53 @@ _WITHOUT_KERNELS = {
 overlay.activate(stack="2026")  # the three patches of the feature megatron_core
 
 
+class _SummedGradient(torch.autograd.Function):
+    """The same values; their gradient is summed over tensor parallel ranks.
+
+    Megatron-core's `copy_to_tensor_model_parallel_region` sums a copy where a gradient is not contiguous, and drops it.
+    """
+
+    @staticmethod
+    def forward(_: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        summed = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed, group=parallel_state.get_tensor_model_parallel_group())
+        return summed
+
+
 class LatentAttention(DotProductAttention):
-    """Megatron-core's own attention, for heads whose values are not as wide as their keys (MLA)."""
+    """Megatron-core's own attention, for heads whose values are not as wide as their keys (MLA).
+
+    All heads of all tensor parallel ranks share the end of a key, which Megatron-core's own linear layer computes on
+    each rank out of its share of the rows. Its gradient is summed over these ranks here; Megatron-core 0.16 does not.
+    """
 
     def __init__(self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if v_channels is not None:  # Megatron-core builds it once without the widths, and then with them
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+        shared = self.config.qk_pos_emb_head_dim
+        own, position = key.split((key.shape[-1] - shared, shared), dim=-1)
+        key = torch.cat((own, _SummedGradient.apply(position)), dim=-1)
+        return super().forward(query, key, *others, **options)
+
+
+class SequenceParallelNorm:
+    """torch's RMSNorm, for the ranks of a tensor parallel group that share a sequence too.
+
+    Each norms its part of the sequence, and Megatron-core adds up the gradients of weights that are marked so. Its own
+    `WrappedTorchNorm` rejects sequence parallelism, which mbridge sets where tensor parallel ranks are several.
+    """
+
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+        norm = nn.RMSNorm(hidden_size, eps=eps)
+        norm.weight.sequence_parallel = config.sequence_parallel
+        return norm
 
 
 class WithoutTransformerEngine(LLMBridge):
@@ -83,9 +128,14 @@ class WithoutTransformerEngine(LLMBridge):
         spec = get_gpt_decoder_block_spec(
             self.config, use_transformer_engine=False, normalization=self.config.normalization, vp_stage=vp_stage
         )
-        if isinstance(self.config, MLATransformerConfig):
-            for layer in spec.layer_specs:
-                layer.submodules.self_attention.submodules.core_attention = LatentAttention
+        spec.layer_norm = SequenceParallelNorm
+        for layer in spec.layer_specs:
+            attention = layer.submodules.self_attention.submodules
+            for part in (layer.submodules, attention):
+                for name in [name for name, value in vars(part).items() if value is WrappedTorchNorm]:
+                    setattr(part, name, SequenceParallelNorm)
+            if isinstance(self.config, MLATransformerConfig):
+                attention.core_attention = LatentAttention
         return spec
 
     def _weight_name_mapping_mcore_local_to_global(self, model: nn.Module, consider_ep: bool = True) -> dict[str, str]:
@@ -115,6 +165,11 @@ def _restore_rope_keys(hf_config: Any) -> None:
     parameters = getattr(hf_config, "rope_parameters", None) or {}
     if "rope_theta" in parameters and not hasattr(hf_config, "rope_theta"):
         hf_config.rope_theta = parameters["rope_theta"]
+
+
+@register_model("qwen2")
+class LocalQwen2Bridge(WithoutTransformerEngine, Qwen2Bridge):
+    """Qwen2.5, with tied embeddings too."""
 
 
 @register_model("qwen3")

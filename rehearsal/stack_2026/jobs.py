@@ -61,10 +61,10 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
 
 def _megatron(dies: int) -> Iterator[str]:
     """Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
-    yield f"actor_rollout_ref.model.external_lib=[verl_plugin.megatron_core,{_ENGINES}]"
+    yield f"actor_rollout_ref.model.external_lib=[verl_plugin.megatron_core,verl_plugin.finite_steps,{_ENGINES}]"
     # They take padded batches, and have no fused permutation of tokens.
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
     yield f"{_ACTOR}.megatron.override_transformer_config.moe_permute_fusion=false"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies}"
-    # Experts beside tensor parallelism need sequence parallelism, which these layers' norms do not have.
-    yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
+    # An odd number of dies has no tensor parallel pairs.
+    yield f"{_ACTOR}.megatron.tensor_model_parallel_size={2 if dies % 2 == 0 else 1}"

@@ -265,6 +265,7 @@ def _plugins(options: Options) -> Iterator[str]:
     if options.backend == "megatron":
         # verl's key of the type has no float32: the module decides.
         modules.append(f"verl_plugin.{'megatron_float32' if options.precision == 'float32' else 'megatron_core'}")
+        modules.append("verl_plugin.finite_steps")
     if options.weights == "alltoallv":
         modules.append("verl_plugin.alltoallv.engines")
         vllm = f"+{_ROLLOUT}.engine_kwargs.vllm"

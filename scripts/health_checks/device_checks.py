@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
-from verl_patches.features.nonfinite.finite import all_finite
+from post_training.finite_steps.finite import all_finite
 
 READY, MAXIMA, FINITE, LARGE, EVENTS, EXCHANGE = (
     "start", "NaN in maxima", "non-finite check", "large tensors", "event order", "empty all-to-all",

@@ -308,7 +308,7 @@ def the_model_is_in_float32(body):
 @demonstrates(f"{WORKER}._build_model_optimizer", NONFINITE)
 def weights_are_looked_at(body):
     worker = SimpleNamespace(_is_actor=True, config=SimpleNamespace(model=SimpleNamespace(path="folder")))
-    with instead_of("verl_patches.features.nonfinite.weights.check_weights"):
+    with instead_of("post_training.finite_steps.weights.check_weights"):
         return asks_ours(lambda: body(lambda self: ([], None), worker))
 
 
@@ -323,7 +323,7 @@ def the_critic_is_in_float32(body):
 @demonstrates(f"{CRITIC_WORKER}._build_critic_model_optimizer", NONFINITE)
 def the_critics_weights_are_looked_at(body):
     worker = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(path="folder")))
-    with instead_of("verl_patches.features.nonfinite.weights.check_weights"):
+    with instead_of("post_training.finite_steps.weights.check_weights"):
         return asks_ours(lambda: body(lambda self: ([], None), worker))
 
 

@@ -226,7 +226,7 @@ def _gradient_spoilt() -> Iterator[None]:
 
 def finds_nonfinite(state: State, value: float) -> bool:
     """Whether the guard's question over all ranks is answered with yes when this rank's tensor holds `value`."""
-    from verl_patches.features.nonfinite.guard import any_nonfinite
+    from post_training.finite_steps.guard import any_nonfinite
 
     return any_nonfinite([torch.tensor([0.0, value, 1.0], device="npu")])
 
@@ -285,7 +285,7 @@ def allocated(state: State) -> int:
 
 
 def _training_tensors(state: State, optimizer: bool = True) -> list[torch.Tensor]:
-    from verl_patches.features.residency.live_tensors import optimizer_tensors, parameter_tensors
+    from post_training.live_tensors import optimizer_tensors, parameter_tensors
     from verl_patches.features.residency.storages import device_storages
 
     tensors = list(parameter_tensors(state["actor"].actor_module))
@@ -306,7 +306,7 @@ def digest(state: State) -> str:
 
 def gradient_digest(state: State) -> str:
     """A digest of the bits of the gradient buffers; call right after an update."""
-    from verl_patches.features.residency.live_tensors import gradient_tensors
+    from post_training.live_tensors import gradient_tensors
 
     total = hashlib.sha256()
     for tensor in gradient_tensors(state["actor"].actor_module):
@@ -607,7 +607,7 @@ def kv_cache_bytes(state: State) -> int:
 
 def training_state_bytes(state: State) -> int:
     """Bytes of the actor's weights, gradients and optimizer state; enters the update phase."""
-    from verl_patches.features.residency.live_tensors import gradient_tensors
+    from post_training.live_tensors import gradient_tensors
     from verl_patches.features.residency.storages import device_storages
 
     phase(state, "update")

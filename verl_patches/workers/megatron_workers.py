@@ -117,7 +117,7 @@ def build_model_optimizer(
 def build_model_of_finite_weights(
     upstream: Callable[..., tuple[Any, ...]], self: ActorRolloutRefWorker, *args: Any, **kwargs: Any
 ) -> tuple[Any, ...]:
-    from verl_patches.features.nonfinite.weights import check_weights
+    from post_training.finite_steps.weights import check_weights
 
     built = upstream(self, *args, **kwargs)
     model = "actor's" if self._is_actor else "reference policy's"
@@ -454,7 +454,7 @@ def build_critic_model_optimizer(
 def build_critic_of_finite_weights(
     upstream: Callable[..., tuple[Any, ...]], self: CriticWorker, *args: Any, **kwargs: Any
 ) -> tuple[Any, ...]:
-    from verl_patches.features.nonfinite.weights import check_weights
+    from post_training.finite_steps.weights import check_weights
 
     built = upstream(self, *args, **kwargs)
     remedy = f"verify what they were loaded from (critic.model.path={self.config.model.path})"

@@ -1,6 +1,7 @@
 """Megatron-core's models as `verl_plugin.megatron_core` builds them, against transformers and their own checkpoint.
 
-Every rank of a group runs it, experts spread over all of them; the first prints what it found as JSON, by model.
+Every rank of a group runs it, experts spread over all of them; with `--tensor` as the first argument all tensors are
+cut over them instead, and they share a sequence. The first rank prints what it found as JSON, by model.
 """
 
 import json
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import torch_npu  # noqa: F401
 from mbridge import AutoBridge
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import finalize_model_grads
 from transformers import AutoModelForCausalLM
 
 import overlay
@@ -24,11 +26,29 @@ TOKENS = 12
 
 
 def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Of a Megatron model for one sequence."""
+    """Of a Megatron model for one sequence, with the whole vocabulary on each rank."""
     length = ids.shape[1]
     positions = torch.arange(length, device="npu")[None]
     hidden = torch.ones(length, length, dtype=torch.bool, device="npu").triu(1)[None, None]
-    return model(input_ids=ids.npu(), position_ids=positions, attention_mask=hidden)
+    logits = model(input_ids=ids.npu(), position_ids=positions, attention_mask=hidden)
+    return tensor_parallel.gather_from_tensor_model_parallel_region(logits)
+
+
+def gradient_differences(bridge: Any, model: Any, reference: Any) -> dict[str, float]:
+    """How far gradients of the embedding and of all norms are from those of transformers, by transformers' name."""
+    names = bridge._weight_name_mapping_mcore_local_to_global(model)
+    own: dict[str, torch.Tensor] = {}
+    for name, parameter in model.module.named_parameters():
+        if "norm" in name:
+            own[bridge._weight_name_mapping_mcore_to_hf(names[name])[0]] = parameter.main_grad
+    own["model.embed_tokens.weight"] = model.module.embedding.word_embeddings.weight.main_grad
+    found = {}
+    for name, gradient in own.items():
+        wanted = reference.get_parameter(name).grad
+        if len(gradient) < len(wanted):
+            wanted = wanted.chunk(len(wanted) // len(gradient))[parallel_state.get_tensor_model_parallel_rank()]
+        found[name] = (gradient.cpu() - wanted).abs().max().item() / wanted.abs().max().item()
+    return found
 
 
 def compare(folder: Path) -> dict[str, float]:
@@ -45,24 +65,27 @@ def compare(folder: Path) -> dict[str, float]:
     expected = reference(input_ids=ids).logits
     found.logsumexp(-1).mean().backward()
     expected.logsumexp(-1).mean().backward()
-    gradient = models[0].module.embedding.word_embeddings.weight
     stored = safetensors.torch.load_file(folder / "model.safetensors")
     with torch.no_grad():
         exported = {name: weight.cpu() for name, weight in bridge.export_weights(models)}
     assert stored.keys() == exported.keys(), stored.keys() ^ exported.keys()
-    own = gradient.main_grad if hasattr(gradient, "main_grad") else gradient.grad
-    wanted = reference.model.embed_tokens.weight.grad
+    if parallel_state.get_tensor_model_parallel_world_size() > 1:
+        finalize_model_grads(models)  # which sums what each rank has of the sequence, and changes experts' biases too
+    gradients = gradient_differences(bridge, models[0], reference)
     return {
         "logits": (found.cpu() - expected).abs().max().item(),
-        "gradient": (own.cpu() - wanted).abs().max().item() / wanted.abs().max().item(),
+        "gradient": max(gradients.values()),
         "differ": sum(not torch.equal(exported[name].float(), weight.float()) for name, weight in stored.items()),
     }
 
 
-def main(folders: list[str]) -> None:
+def main(folders: list[str], tensor: bool) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=dist.get_world_size())
+    cut, spread = (dist.get_world_size(), 1) if tensor else (1, dist.get_world_size())
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=cut, expert_model_parallel_size=spread, expert_tensor_parallel_size=cut
+    )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     results = {Path(folder).name: compare(Path(folder)) for folder in folders}
     if dist.get_rank() == 0:
@@ -72,4 +95,4 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([argument for argument in sys.argv[1:] if argument != "--tensor"], "--tensor" in sys.argv)

@@ -1,4 +1,4 @@
-"""Megatron-core without TransformerEngine computes what transformers does, with experts on one die and on two."""
+"""Megatron-core without TransformerEngine computes what transformers does: on one die, and over two."""
 
 import json
 import os
@@ -33,11 +33,12 @@ def checkpoints(tmp_path_factory) -> list[Path]:
     return [folder / name for name in MODELS]
 
 
-@pytest.mark.parametrize("dies", [1, 2])
-def test_megatron_core_equals_transformers(checkpoints, dies):
-    compared = checkpoints if dies == 1 else checkpoints[1:]  # without experts nothing is spread over dies
+@pytest.mark.parametrize(("dies", "options"), [(1, []), (2, []), (2, ["--tensor"])], ids=["one", "experts", "tensor"])
+def test_megatron_core_equals_transformers(checkpoints, dies, options):
+    compared = checkpoints[1:] if dies == 2 and not options else checkpoints  # without experts nothing is spread
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.verl.megatron_program", *map(str, compared)]
+    command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.verl.megatron_program"]
+    command += [*options, *map(str, compared)]
     environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-3000:]

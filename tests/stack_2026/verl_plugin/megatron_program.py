@@ -1,6 +1,7 @@
 """Ranks that train with Megatron-core, as `verl_plugin.megatron_core` builds it, and hand their weights over.
 
-`main(folder)` writes what it finds of each case to `megatron.<world>.<rank>.json`, as `fsdp_program` does.
+`main(folder)` writes what it finds of each case to `megatron.<run>.<rank>.json`, as `fsdp_program` does, for the run
+that `run.txt` in the folder names.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from megatron.core import parallel_state, tensor_parallel
 import verl_plugin.megatron_core  # noqa: F401
 from post_training.layouts.layout import Shard
 from post_training.layouts.model_tensors import train_tensors
-from tests.stack_2026.verl_plugin.fsdp_program import Case, Rank, measured
+from tests.stack_2026.verl_plugin.fsdp_program import TIED, Case, Rank, measured
 from verl_plugin.alltoallv.megatron_layout import fitted, megatron_placement
 
-# By the size of the world: the sizes of Megatron's tensor and expert parallelism, and the cases.
-CASES: dict[int, tuple[int, int, list[Case]]] = {
-    1: (1, 1, [Case("qwen3", 1), Case("qwen3moe", 1), Case("deepseek", 1)]),
-    2: (1, 2, [Case("qwen3moe", 2, ep=2), Case("qwen3moe", 1), Case("deepseek", 2, dtype="float32")]),
-    4: (1, 4, [Case("qwen3moe", 2, 2, 4), Case("qwen3moe", 4), Case("deepseek", 2)]),
+# By the name of the run: the sizes of Megatron's tensor, pipeline and expert parallelism, and the cases.
+CASES: dict[str, tuple[int, int, int, list[Case]]] = {
+    "one": (1, 1, 1, [Case("qwen3", 1), Case("qwen3moe", 1), Case("deepseek", 1), Case("qwen2.5", 1)]),
+    "experts": (1, 1, 2, [Case("qwen3moe", 2, ep=2), Case("qwen3moe", 1), Case("deepseek", 2, dtype="float32")]),
+    "experts over four": (1, 1, 4, [Case("qwen3moe", 2, 2, 4), Case("qwen3moe", 4), Case("deepseek", 2)]),
+    "tensors": (2, 1, 1, [Case("qwen3moe", 1, 2, 2), Case("qwen2.5", 2), Case("deepseek", 2), Case(TIED, 1)]),
+    "tensors and layers": (2, 2, 1, [Case("qwen3", 4), Case("qwen2.5", 2), Case("deepseek", 1), Case(TIED, 2)]),
 }
 
 
@@ -41,7 +44,7 @@ class MegatronRank(Rank):
         bridge = AutoBridge.from_pretrained(str(checkpoint), dtype=torch.float32)
         self.models = bridge.get_model(bf16=False, wrap_with_ddp=True, data_parallel_random_init=False)
         bridge.load_weights(self.models, str(checkpoint), memory_efficient=False)
-        self.transformer_config = bridge.config
+        self.bridge, self.transformer_config = bridge, bridge.config
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return train_tensors(self.models)
@@ -51,20 +54,36 @@ class MegatronRank(Rank):
         placement = megatron_placement(self.transformer_config, tensors)
         return fitted(self.table.megatron(placement, self.rank), tensors, placement, self.rank)
 
+    def unlike_upstream(self) -> list[str]:
+        """Rollout weights that differ where the naive reference cuts them from what mbridge gathers, as upstream does.
+
+        Collective. mbridge exports bit for bit what training holds, so that nothing of this project's is between.
+        """
+        with torch.no_grad():
+            self.full = {name: value.cpu().clone() for name, value in self.bridge.export_weights(self.models)}
+        return self.differing()
+
     def parameters(self) -> Iterable[torch.Tensor]:
         return (parameter for model in self.models for parameter in model.parameters())
 
 
 def main(folder: Path) -> None:
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
-    tensor, experts, cases = CASES[world]
+    name = (folder / "run.txt").read_text()
+    tensor, pipeline, experts, cases = CASES[name]
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor, expert_model_parallel_size=experts, expert_tensor_parallel_size=tensor
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        expert_model_parallel_size=experts,
+        expert_tensor_parallel_size=tensor,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
-    found: dict[str, Any] = {case.name: measured(MegatronRank(folder, case)) for case in cases}
-    (folder / f"megatron.{world}.{rank}.json").write_text(json.dumps(found))
+    found: dict[str, Any] = {}
+    for case in cases:
+        member = MegatronRank(folder, case)
+        found[case.name] = measured(member) | {"upstream": member.unlike_upstream()}
+    (folder / f"megatron.{name}.{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

@@ -29,7 +29,7 @@ from post_training.reshard import exchange, handover
 from post_training.reshard.generation import WeightsGeneration
 from post_training.reshard.handover import Importer
 from tests.stack_2026.verl_plugin.failing_program import at_second_pack, die, told
-from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, GREW, Case, Rank
+from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, GREW, TIED, Case, Rank
 from verl_plugin.alltoallv.control import Control, Description, control_path
 from verl_plugin.alltoallv.fsdp2_engine import AlltoallvFSDP2
 from verl_plugin.alltoallv.settings import AlltoallvSettings
@@ -40,16 +40,18 @@ TIMEOUT = 8
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Sizes of the two sides, and their cases. megatron: whether Megatron-core trains."""
+    """Sizes of the two sides, and their cases. megatron: sizes of tensor, pipeline and expert parallelism, where
+    Megatron-core trains."""
 
     trainers: int
     workers: int
     cases: tuple[Case, ...]
-    megatron: bool = False
+    megatron: tuple[int, int, int] | None = None
 
     @property
     def name(self) -> str:
-        return f"{'megatron.' if self.megatron else ''}{self.trainers}+{self.workers}"
+        sizes = f"megatron{''.join(map(str, self.megatron))}." if self.megatron else ""
+        return f"{sizes}{self.trainers}+{self.workers}"
 
 
 RUNS = {
@@ -68,7 +70,9 @@ RUNS = {
         ),
         Run(1, 2, (Case("qwen3moe", 1, 2, 2),)),
         Run(3, 1, (Case("qwen3", 1),)),
-        Run(2, 2, (Case("qwen3moe", 2, ep=2), Case("deepseek", 1)), megatron=True),
+        Run(2, 2, (Case("qwen3moe", 2, ep=2), Case("deepseek", 1)), megatron=(1, 1, 2)),
+        Run(2, 1, (Case("qwen3moe", 1), Case("qwen2.5", 1)), megatron=(2, 1, 1)),
+        Run(2, 1, (Case("qwen3", 1), Case(TIED, 1)), megatron=(1, 2, 1)),
     )
 }
 
@@ -241,7 +245,13 @@ def start(run: Run) -> dist.Store:
     if trains and run.megatron:
         from megatron.core import parallel_state, tensor_parallel
 
-        parallel_state.initialize_model_parallel(expert_model_parallel_size=2, expert_tensor_parallel_size=1)
+        tensor, pipeline, experts = run.megatron
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=pipeline,
+            expert_model_parallel_size=experts,
+            expert_tensor_parallel_size=tensor,
+        )
         tensor_parallel.model_parallel_cuda_manual_seed(0)
     return store
 

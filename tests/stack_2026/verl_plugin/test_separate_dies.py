@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import run_ranks
-from tests.stack_2026.verl_plugin.fsdp_program import BUCKET
-from tests.stack_2026.vllm_ascend.models import write_checkpoint
+from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, write_models
 
 PROGRAM = "tests.stack_2026.verl_plugin.separate_program"
 MOST_SENT, MOST_COLLECTIVES, MOST_SECONDS = 1.05, 40, 10
@@ -18,8 +17,7 @@ CULPRIT = 1
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("separate")
-    for model in ("qwen3", "qwen3moe", "deepseek"):
-        write_checkpoint(model, folder / model)
+    write_models(folder)
     return folder
 
 
@@ -36,7 +34,7 @@ def two_and_two(checkpoints: Path) -> list[dict[str, Any]]:
     return ran(checkpoints, "2+2")
 
 
-def check(ranks: list[dict[str, Any]], trainers: int) -> None:
+def check(ranks: list[dict[str, Any]], trainers: int, even: bool = True) -> None:
     """What holds for every case."""
     assert [rank["first"] + rank["second"] + rank["moved"] for rank in ranks] == [[]] * len(ranks)
     assert [rank["bytes_received"] for rank in ranks] == [rank["bound"] for rank in ranks]
@@ -44,7 +42,7 @@ def check(ranks: list[dict[str, Any]], trainers: int) -> None:
     assert [rank["bytes_copied"] for rank in ranks] == [0] * len(ranks)
     assert not any(rank["bytes_sent"] for rank in ranks[trainers:])
     sent = [rank["bytes_sent"] for rank in ranks[:trainers]]
-    assert max(sent) * len(sent) <= MOST_SENT * sum(sent)
+    assert not even or max(sent) * len(sent) <= MOST_SENT * sum(sent)
     assert [rank["metrics"]["alltoallv/bytes_sent"] for rank in ranks[:trainers]] == sent
     for rank in ranks:
         # The allocator of a device rounds each block up to 512 bytes.
@@ -66,12 +64,14 @@ def test_sides_may_differ_in_size(checkpoints, name, trainers):
         check([rank[case] for rank in found], trainers)
 
 
-def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch):
+@pytest.mark.parametrize("name", ["megatron112.2+2", "megatron211.2+1", "megatron121.2+1"])
+def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch, name):
+    """Experts, tensors or layers over two dies; of stages one has more than the other."""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
-    found = ran(checkpoints, "megatron.2+2")
+    found = ran(checkpoints, name)
     assert len(found[0]) == 2
     for case in found[0]:
-        check([rank[case] for rank in found], trainers=2)
+        check([rank[case] for rank in found], trainers=2, even="121" not in name)
 
 
 def test_stale_step_named_everywhere_and_never_sampled(two_and_two):

@@ -5,12 +5,12 @@ import torch
 import torch_npu  # noqa: F401
 
 from post_training import tensor_parts
+from post_training.finite_steps import finite
+from post_training.finite_steps.guard import any_nonfinite
 from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Side
 from post_training.reshard.resharder import LocalCopy, Resharder, copy_local
 from tests.large_operations import LargestOperation
-from verl_patches.features.nonfinite import finite
-from verl_patches.features.nonfinite.guard import any_nonfinite
 from verl_patches.features.residency.storages import StorageGroup
 from verl_patches.features.training_checkpoint.background import _host_view
 

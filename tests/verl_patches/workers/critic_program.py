@@ -18,10 +18,10 @@ import torch.distributed as dist
 from verl import DataProto
 from verl.workers.megatron_workers import CriticWorker
 
+from post_training.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 from tests.device_bytes import bytes_of_tensors
 from verl_patches.features import settings
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.residency.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.storages import device_storages
 from verl_patches.features.training_checkpoint.background import process_writer
 from verl_patches.trainer.main_ppo import compose

@@ -10,13 +10,13 @@ import torch
 import torch_npu  # noqa: F401
 from omegaconf import OmegaConf
 
+from post_training.finite_steps.weights import NonfiniteWeightsError
 from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
 from verl_patches.features.dynamic_batches import schedule as dynamic
 from verl_patches.features.exact_loss.schedule import critics_mode
 from verl_patches.features.learning_rate.rates import STEP
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.nonfinite.weights import NonfiniteWeightsError
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.workers import megatron_workers
 from verl_patches.workers.actor import megatron_actor

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from post_training.finite_steps.guard import NonfiniteGuard
+from post_training.finite_steps.weights import check_weights
+from post_training.live_tensors import gradient_tensors
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.nonfinite.guard import NonfiniteGuard
-from verl_patches.features.nonfinite.weights import check_weights
-from verl_patches.features.residency.live_tensors import gradient_tensors
 
 Metrics = dict[str, Any]
+
+_REMEDY = "set actor_rollout_ref.overlay.nonfinite.enabled=False to train with it"
 
 
 def guarded(trained: Any, role: str, update: Callable[[], Metrics]) -> Metrics:
@@ -25,7 +27,7 @@ def guarded(trained: Any, role: str, update: Callable[[], Metrics]) -> Metrics:
     """
     name, module = f"{role}_optimizer", getattr(trained, f"{role}_module")
     optimizer = getattr(trained, name)
-    guard = NonfiniteGuard(optimizer, lambda: gradient_tensors(module))
+    guard = NonfiniteGuard(optimizer, lambda: gradient_tensors(module), remedy=_REMEDY)
     setattr(trained, name, guard)
     try:
         metrics = update()

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from post_training.finite_steps.weights import NonfiniteWeightsError
 from post_training.report.run_error import RunError
 from post_training.rewards import counts, failures
 from verl_patches.features.measure.feature import MeasureSettings
 from verl_patches.features.measure.run_end import faults_of_run, process_faults
 from verl_patches.features.measure.run_files import RunFiles
-from verl_patches.features.nonfinite.weights import NonfiniteWeightsError
 from verl_patches.features.settings import OverlaySettings
 
 GOOD = {"timing_s/update_actor": 1.0, "training/rollout_logprob_diff_max": 1e-4, "actor/nonfinite_steps": 0.0}

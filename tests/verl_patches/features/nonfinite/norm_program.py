@@ -25,11 +25,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from verl.workers.actor.dp_actor import DataParallelPPOActor
 from verl.workers.critic.dp_critic import DataParallelPPOCritic
 
+from post_training.finite_steps.guard import any_nonfinite
+from post_training.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features import settings
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.nonfinite.guard import any_nonfinite
 from verl_patches.features.nonfinite.updates import guarded
-from verl_patches.features.residency.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 
 LARGE = 1e19
 """Finite, as the norm of some of these is; the square of that norm is not."""

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-from verl_patches.features.nonfinite import finite
-from verl_patches.features.nonfinite.guard import NonfiniteGuard, any_nonfinite
-from verl_patches.features.nonfinite.weights import nonfinite_weights
+from post_training.finite_steps import finite
+from post_training.finite_steps.guard import NonfiniteGuard, any_nonfinite
+from post_training.finite_steps.weights import nonfinite_weights
 
 
 class Optimizer:
@@ -81,6 +81,29 @@ def test_norm_of_a_chain_is_that_of_all_its_gradients(lone_rank, norms, clips):
     is_finite = math.isfinite(expected)
     assert [part.steps for part in chain.chained_optimizers] == [int(is_finite)] * 2
     assert guard.skipped == int(not is_finite)
+
+
+class ChainThatTakesOneNorm(Chain):
+    """As of Megatron-core 0.16, which clips by a norm of inf before anything else asks for one."""
+
+    def get_grad_norm(self):
+        return math.sqrt(sum(part._norm * part._norm for part in self.chained_optimizers))
+
+    def step(self):
+        norm = self.get_grad_norm()
+        for part in self.chained_optimizers:
+            part._norm = part._norm * (1.0 / norm)  # clipped: 0 where the norm is inf
+        return self.step_with_ready_grads(), norm, None
+
+
+@pytest.mark.parametrize("norms", [(3.0, 4.0), (1e200, 1.0), (1.0, math.nan)])
+def test_norm_that_the_chain_itself_takes_decides(lone_rank, norms):
+    chain = ChainThatTakesOneNorm(norms)
+    guard = NonfiniteGuard(chain, lambda: [torch.ones(10).npu()])
+    successful, norm, _ = guard.step()
+    is_finite = norms == (3.0, 4.0)
+    assert successful and math.isfinite(norm) == is_finite and (norm == 5.0 or not is_finite)
+    assert ([part.steps for part in chain.chained_optimizers], guard.skipped) == ([int(is_finite)] * 2, not is_finite)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
+from post_training.finite_steps.weights import NonfiniteWeightsError
 from verl_patches.features.measure.step_record import current_record, finish_step
 from verl_patches.features.nonfinite.updates import guarded
-from verl_patches.features.nonfinite.weights import NonfiniteWeightsError
 
 
 @pytest.fixture(autouse=True)

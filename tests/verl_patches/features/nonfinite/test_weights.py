@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-from verl_patches.features.nonfinite.weights import NonfiniteWeightsError, check_weights, nonfinite_weights
+from post_training.finite_steps.weights import NonfiniteWeightsError, check_weights, nonfinite_weights
 
 
 class Router(torch.nn.Module):

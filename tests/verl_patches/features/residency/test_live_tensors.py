@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import torch
 import torch_npu  # noqa: F401
 
+from post_training.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.kv_cache import CONFIGURATION, KvCache
-from verl_patches.features.residency.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 from verl_patches.features.residency.storages import StorageGroup, device_storages
 
 

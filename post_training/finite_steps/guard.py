@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from verl_patches.features.nonfinite.finite import all_finite
-from verl_patches.features.nonfinite.norm import deciding_by_norm
+from post_training.finite_steps.finite import all_finite
+from post_training.finite_steps.norm import deciding_by_norm
 
 StepResult = tuple[bool, float | None, int | None]
 
@@ -25,6 +25,7 @@ class NonfiniteGuard:
         optimizer: Megatron's, one or several in a chain.
         gradients: the gradients as the backward pass left them on this rank, evaluated at every step.
         group: the ranks that step together; None is the world.
+        remedy: how to train with an optimizer that steps in another way than Megatron's.
     """
 
     def __init__(
@@ -32,10 +33,11 @@ class NonfiniteGuard:
         optimizer: Any,
         gradients: Callable[[], Iterable[torch.Tensor]],
         group: dist.ProcessGroup | None = None,
+        remedy: str = "switch the guard off to train with it",
     ):
         self._optimizer = optimizer
         self._gradients = gradients
-        self._group = group
+        self._group, self._remedy = group, remedy
         self.skipped = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -60,7 +62,7 @@ class NonfiniteGuard:
         if successful and not math.isfinite(norm):
             raise RuntimeError(
                 f"{type(self._optimizer).__name__} stepped with a gradient norm of {norm}: it has no "
-                "step_with_ready_grads to skip; set actor_rollout_ref.overlay.nonfinite.enabled=False to train with it"
+                f"step_with_ready_grads to skip; {self._remedy}"
             )
         return successful, norm, zeros
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 
+from post_training.finite_steps.finite import all_finite
 from post_training.report.run_error import RunError
-from verl_patches.features.nonfinite.finite import all_finite
 
 _SHOWN = 3
 

@@ -18,15 +18,17 @@ import torch.distributed as dist
 
 @dataclass
 class NormDecision:
-    """What was decided in a step. norms: one of each optimizer in the chain, as Megatron computed them."""
+    """What was decided in a step. norms: one of each optimizer in the chain, as Megatron computed them. whole: that of
+    all of them, where the chain computes it itself."""
 
     norms: list[float] = field(default_factory=list)
+    whole: float | None = None
     skipped: bool = False
 
     @property
     def norm(self) -> float:
         """The norm of all gradients."""
-        return math.sqrt(sum(norm**2 for norm in self.norms))
+        return math.sqrt(sum(norm**2 for norm in self.norms)) if self.whole is None else self.whole
 
 
 @contextmanager
@@ -35,6 +37,7 @@ def deciding_by_norm(optimizer: Any, group: dist.ProcessGroup | None) -> Iterato
 
     The norm that Megatron computes for clipping decides, just before it updates anything, in `step_with_ready_grads`;
     one all-reduce there makes the decision the same on all ranks. Where it clips nothing, the norm is computed here.
+    A chain of Megatron-core 0.16 takes one norm over the gradients of all its optimizers, and asks none of them.
     """
     decision, parts = NormDecision(), getattr(optimizer, "chained_optimizers", [optimizer])
 
@@ -46,9 +49,16 @@ def deciding_by_norm(optimizer: Any, group: dist.ProcessGroup | None) -> Iterato
 
         return norm_of
 
+    def noting_whole(upstream: Callable[..., float]) -> Callable[..., float]:
+        def norm_of(*args: Any) -> float:
+            decision.whole = float(norm := upstream(*args))
+            return norm
+
+        return norm_of
+
     def step_unless_nonfinite(upstream: Callable[[], bool]) -> Callable[[], bool]:
         def step() -> bool:
-            if not decision.norms:
+            if not decision.norms and decision.whole is None:
                 for part in parts:
                     part.get_grad_norm()  # which notes it
             decision.skipped = any_rank(not math.isfinite(decision.norm), group)
@@ -61,6 +71,8 @@ def deciding_by_norm(optimizer: Any, group: dist.ProcessGroup | None) -> Iterato
             # One of the two is called: the first in a chain, the second by an optimizer that is alone.
             stack.enter_context(_method(part, "get_grad_norm", noting(part.get_grad_norm)))
             stack.enter_context(_method(part, "clip_grad_norm", noting(part.clip_grad_norm)))
+        if hasattr(optimizer, "get_grad_norm") and optimizer not in parts:
+            stack.enter_context(_method(optimizer, "get_grad_norm", noting_whole(optimizer.get_grad_norm)))
         ready = step_unless_nonfinite(optimizer.step_with_ready_grads)
         stack.enter_context(_method(optimizer, "step_with_ready_grads", ready))
         yield decision

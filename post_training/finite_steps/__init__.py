@@ -1,0 +1,1 @@
+"""Optimizer steps that change nothing where gradients, or their norm, are not finite."""
