@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.fast_tier import Measurement, Selection
+from tests import forked
+from tests.fast_tier import Measurement, Selection, Unmeasured
 from tests.sharing import FileScheduling
 
 # Processes of a node share the memory of its dies; no other run on this machine is to take part.
@@ -28,16 +29,17 @@ settings.load_profile("any_machine")
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
 ROOT = Path(__file__).parents[1]
-# Where two processes share the tests, what takes longest begins early, and the tests of a file stay together; of these
-# folders all do, since they share processes, and ports that the recipe fixes.
-LONGEST = Path(__file__).parent / "verl_patches" / "trainer"
+# Where several processes share the tests, those of a file stay together; of these folders all do, since they share
+# processes, and ports that the recipe fixes. What stays together for longest begins early, so that all end at once.
 TOGETHER = ("tests/worker_processes", "tests/scripts")
+FIRST = ("tests/npu_emulator", "tests/verl_patches/trainer", *TOGETHER, "tests/rehearsal")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the tests that take many minutes too")
     parser.addoption("--fast", action="store_true", help="run the fast tier of tests/fast_tier.py")
     parser.addoption("--measure", action="store_true", help="write what the tests cost to tests/durations.json")
+    parser.addoption("--measure-new", action="store_true", help="the same, of files alone that are not in there")
     parser.addoption(
         "--upstream", type=Path, metavar="FOLDER", help="folder with checkouts of upstream projects, for tests/upstream"
     )
@@ -46,8 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("fast"):
         config.pluginmanager.register(Selection())
-    if config.getoption("measure"):
+    if config.getoption("measure_new"):
+        config.pluginmanager.register(Unmeasured())
+    if config.getoption("measure") or config.getoption("measure_new"):
         config.pluginmanager.register(Measurement())
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        forked.share_templates(without=tuple(MODES))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,7 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "a file of tests hands torch.cuda over to the NPU when it is imported, which spoils the emulator's own "
             "tests: import Megatron, verl and programs that do inside a test, or run them in a process of their own"
         )
-    items.sort(key=lambda item: (not item.path.is_relative_to(EMULATOR), not item.path.is_relative_to(LONGEST)))
+    folders = [ROOT / folder for folder in FIRST]
+    items.sort(key=lambda item: [not item.path.is_relative_to(folder) for folder in folders])
     if not config.getoption("exhaustive"):
         skipped = pytest.mark.skip(reason="takes many minutes; --exhaustive runs it")
         for item in items:

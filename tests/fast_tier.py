@@ -10,11 +10,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.forked import SPENT
 
 ROOT = Path(__file__).resolve().parents[1]
 DURATIONS = Path(__file__).with_name("durations.json")
@@ -26,6 +29,10 @@ NEEDS_CHECKOUTS = "upstream"
 
 def file_of(item: pytest.Item) -> str:
     return item.path.relative_to(ROOT).as_posix()
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in LEFT_OUT)
 
 
 def folder_of(file: str) -> str | None:
@@ -48,12 +55,11 @@ def taken_files(files: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
 
 def split(items: list[pytest.Item], seconds: Mapping[str, float]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests that are in the tier, and the others."""
-    plain = [item for item in items if not any(item.get_closest_marker(name) for name in LEFT_OUT)]
+    plain = [item for item in items if not is_left_out(item)]
     taken = taken_files({file_of(item) for item in plain if folder_of(file_of(item)) != NEEDS_CHECKOUTS}, seconds)
     chosen, others = [], []
     for item in items:
-        marked = any(item.get_closest_marker(name) for name in LEFT_OUT)
-        (others if marked or file_of(item) not in taken else chosen).append(item)
+        (others if is_left_out(item) or file_of(item) not in taken else chosen).append(item)
     return chosen, others
 
 
@@ -70,20 +76,38 @@ class Selection:
         config.hook.pytest_deselected(items=others)
 
 
+class Unmeasured:
+    """Takes the tests that are measured, of files that have not been."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        known, given = measured(), list(items)
+        items[:] = [item for item in given if file_of(item) not in known and not is_left_out(item)]
+        config.hook.pytest_deselected(items=[item for item in given if item not in items])
+
+
 class Measurement:
     """Writes what the tests of each file took that is neither slow nor exhaustive."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
+        self._folder = tempfile.TemporaryDirectory(prefix="spent-")
+        self._by_forks = Path(self._folder.name, "by_forks")
+        self._by_forks.touch()
+        os.environ[SPENT] = str(self._by_forks)
+
+    def _spent(self) -> float:
+        """By this process, its children and the forks that it asked for."""
+        return sum(os.times()[:4]) + sum(map(float, self._by_forks.read_text().split()))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        begin = sum(os.times()[:4])
+        begin = self._spent()
         try:
             return (yield)
         finally:
-            if not any(item.get_closest_marker(name) for name in LEFT_OUT):
-                self._seconds[file_of(item)] += sum(os.times()[:4]) - begin
+            if not is_left_out(item):
+                self._seconds[file_of(item)] += self._spent() - begin
 
     def pytest_sessionfinish(self) -> None:
         merge(DURATIONS, self._seconds)

@@ -1,6 +1,7 @@
 """Plant mutants in a copy of the tree, and print the share that the tests kill.
 
-The mutants are those of the lists in tests/mutations/planted, or drawn at random with --sample.
+The mutants are those of the lists in tests/mutations/planted, some of these with --choose, or drawn at random with
+--sample.
 
 Example:
     python -m tests.mutations --only reshard --near
@@ -35,7 +36,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """Read the command line."""
     parser = CommandParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("--sample", type=int, help="draw N mutants instead of planting those of the list")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the draw (default: 1)")
+    parser.add_argument("--choose", type=int, help="plant N mutants of the list, chosen by --seed")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draw or choice (default: 1)")
     parser.add_argument("--only", metavar="TEXT", help="only mutants whose name or file contains TEXT")
     parser.add_argument(
         "--limit", type=float, default=3600, metavar="SECONDS", help="limit of one run of tests (default: 3600)"
@@ -48,9 +50,20 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     parser.add_argument("--show", action="store_true", help="print the mutants and their tests; plant none")
     values = parser.parse_args(arguments)
-    if values.sample is not None and values.sample < 1:
-        parser.error(f"--sample is {values.sample}: give a number of faults from 1 on")
+    for option in ("sample", "choose"):
+        number = getattr(values, option)
+        if number is not None and number < 1:
+            parser.error(f"--{option} is {number}: give a number of faults from 1 on")
+    if None not in (values.sample, values.choose):
+        parser.error("--sample draws other faults than those of the list: give it or --choose")
     return values
+
+
+def choose(faults: Sequence[Fault], count: int, seed: int) -> list[Fault]:
+    """Some faults of the list in its order; what is added to the list later changes the choice little."""
+    by_hash = sorted(faults, key=lambda fault: sha256(f"{seed} {fault.name}".encode()).digest())
+    chosen = set(by_hash[:count])
+    return [fault for fault in faults if fault in chosen]
 
 
 def chosen_faults(values: argparse.Namespace) -> list[Fault]:
@@ -60,6 +73,8 @@ def chosen_faults(values: argparse.Namespace) -> list[Fault]:
         FaultError: the list cannot be used, or nothing is left.
     """
     faults = read_list() if values.sample is None else draw(values.sample, values.seed)
+    if values.choose is not None:
+        faults = choose(faults, values.choose, values.seed)
     if values.only is not None:
         faults = [fault for fault in faults if values.only in fault.name or values.only in fault.file]
     if values.part is not None:

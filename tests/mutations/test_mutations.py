@@ -12,7 +12,7 @@ import pytest
 from post_training.processes.command import SignalFlag
 from tests.mutations import __main__ as command_line
 from tests.mutations import cheapest_first, selection, workbench
-from tests.mutations.__main__ import Results
+from tests.mutations.__main__ import Results, choose, parse_arguments
 from tests.mutations.drawn import _changes_something, draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
 from tests.mutations.selection import _using, tiers
@@ -73,6 +73,22 @@ def test_the_list_fits_the_tree():
         if entry.file.endswith(".py"):
             ast.parse(entry.source)
             assert _changes_something((ROOT / entry.file).read_text(encoding="utf-8"), entry.source), entry.name
+
+
+def test_choice_depends_on_the_seed_and_little_on_the_list():
+    faults = read_list()
+    chosen = choose(faults, 60, 1)
+    assert len(chosen) == 60 and chosen == [fault for fault in faults if fault in set(chosen)]
+    assert chosen == command_line.chosen_faults(parse_arguments(["--choose", "60"]))
+    assert choose(faults, 60, 2) != chosen
+    assert len(set(choose(faults[10:], 60, 1)) & set(chosen)) > 50
+
+
+@pytest.mark.parametrize("arguments", [["--choose", "0"], ["--choose", "9", "--sample", "9"]])
+def test_choice_that_cannot_be_made_rejected(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        parse_arguments(arguments)
+    assert end.value.code == 2 and "--choose" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

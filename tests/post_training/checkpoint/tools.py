@@ -16,8 +16,8 @@ def convert(source: Path, output: Path, *more: str, workers: int = 2) -> int:
     return run_tool(convert_ckpt_deepseek3.parse_arguments([*paths, *more]), convert_ckpt_deepseek3.plan)
 
 
-def export(shards: Path, model: Path, output: Path, *more: str) -> int:
-    paths = ["--load-dir", str(shards), "--hf-dir", str(model), "--save-dir", str(output), "--workers", "2"]
+def export(shards: Path, model: Path, output: Path, *more: str, workers: int = 2) -> int:
+    paths = ["--load-dir", str(shards), "--hf-dir", str(model), "--save-dir", str(output), "--workers", str(workers)]
     return run_tool(export_hf.parse_arguments([*paths, *more]), export_hf.plan)
 
 

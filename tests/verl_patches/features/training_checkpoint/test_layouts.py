@@ -54,8 +54,11 @@ def saved(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(("model", "before", "after"), PAIRS)
+# Another type of the weights has other optimizers; that says nothing of where the parts lie.
+CASES = [*((*pair, torch.bfloat16) for pair in PAIRS), *((*pair, torch.float32) for pair in PAIRS[::4])]
+
+
+@pytest.mark.parametrize(("model", "before", "after", "dtype"), CASES)
 def test_any_layout_loads_any_checkpoint(saved, model, before, after, dtype):
     full, placement = full_states(model), PLACEMENTS[after]
     for rank in range(placement.world_size):
