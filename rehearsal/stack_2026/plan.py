@@ -280,8 +280,9 @@ def _plugins(options: Options) -> Iterator[str]:
 
 def _processes(plan: Plan) -> Iterator[str]:
     """Few processes, on a machine with few cores. Ray counts logical slots, not cores."""
-    # One that prepares prompts and stores answers is busy for longer than the engines generate.
-    yield from (f"{_ROLLOUT}.agent.num_workers=2", "reward.num_workers=1")
+    # With two processes that prepare prompts, both forked from one, vLLM's servers ended in a check of Ray's: a task
+    # was taken off the list of those that run, and was not on it.
+    yield from (f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1")
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield from (
         f"ray_kwargs.ray_init.num_cpus={4 * plan.options.dies + 8}",
