@@ -68,7 +68,7 @@ class _SummedGradient(torch.autograd.Function):
         return values.view_as(values)
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
         summed = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(summed, group=parallel_state.get_tensor_model_parallel_group())
         return summed
