@@ -66,5 +66,5 @@ def _megatron(dies: int) -> Iterator[str]:
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
     yield f"{_ACTOR}.megatron.override_transformer_config.moe_permute_fusion=false"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies}"
-    # An odd number of dies has no tensor parallel pairs.
-    yield f"{_ACTOR}.megatron.tensor_model_parallel_size={2 if dies % 2 == 0 else 1}"
+    # Experts are what is spread over these few dies.
+    yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
