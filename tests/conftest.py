@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import forked
 from tests.fast_tier import Measurement, Selection
 from tests.sharing import FileScheduling
 
@@ -48,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Selection())
     if config.getoption("measure"):
         config.pluginmanager.register(Measurement())
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        forked.share_templates(without=tuple(MODES))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.forked import SPENT
 
 ROOT = Path(__file__).resolve().parents[1]
 DURATIONS = Path(__file__).with_name("durations.json")
@@ -75,15 +78,23 @@ class Measurement:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
+        self._folder = tempfile.TemporaryDirectory(prefix="spent-")
+        self._by_forks = Path(self._folder.name, "by_forks")
+        self._by_forks.touch()
+        os.environ[SPENT] = str(self._by_forks)
+
+    def _spent(self) -> float:
+        """By this process, its children and the forks that it asked for."""
+        return sum(os.times()[:4]) + sum(map(float, self._by_forks.read_text().split()))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        begin = sum(os.times()[:4])
+        begin = self._spent()
         try:
             return (yield)
         finally:
             if not any(item.get_closest_marker(name) for name in LEFT_OUT):
-                self._seconds[file_of(item)] += sum(os.times()[:4]) - begin
+                self._seconds[file_of(item)] += self._spent() - begin
 
     def pytest_sessionfinish(self) -> None:
         merge(DURATIONS, self._seconds)

@@ -1,4 +1,4 @@
-"""Runs a test program on several ranks: one fresh process imports it once and forks the ranks.
+"""Runs a test program on several ranks: one process imports it once and forks the ranks.
 
 `run_ranks("package.module", world_size, folder)` calls `main(folder)` of that module on every rank, with RANK,
 WORLD_SIZE and a rendezvous of its own in the environment. Nothing may touch a device while the module is imported.
@@ -6,24 +6,30 @@ WORLD_SIZE and a rendezvous of its own in the environment. Nothing may touch a d
 
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import traceback
 from pathlib import Path
 
+from tests import forked
 
-def run_ranks(program: str, world_size: int, folder: Path, timeout: float = 1500) -> None:
-    """Raise AssertionError with the ranks' output when one of them fails or the time is over."""
-    command = [sys.executable, "-m", __name__, program, str(world_size), str(folder)]
+
+def run_ranks(
+    program: str, world_size: int, folder: Path, timeout: float = 1500, imported: tuple[str, ...] = ()
+) -> None:
+    """Raise AssertionError with the ranks' output when one of them fails or the time is over.
+
+    `imported` is what the program imports first, one of the tuples of `tests.forked`.
+    """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = forked.start(imported, __name__, program, world_size, folder, environment=environment, **outputs)
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
+        process.terminate()
         output, _ = process.communicate()
         raise AssertionError(f"{program} did not end within {timeout} s\n{output[-6000:]}") from None
     assert process.returncode == 0, output[-6000:]
@@ -43,6 +49,7 @@ def fork_ranks(program: str, world_size: int, folder: Path) -> int:
     for rank in range(world_size):
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             os._exit(run_one(module.main, folder, rank))
         children.append(child)
@@ -78,4 +85,6 @@ def run_one(main: callable, folder: Path, rank: int) -> int:
 
 
 if __name__ == "__main__":
+    # This process leads a session: whoever ends it ends the ranks.
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     sys.exit(fork_ranks(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

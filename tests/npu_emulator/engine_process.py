@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -12,11 +14,11 @@ def start(
     module: str, *arguments: object, python: str | Path = sys.executable, **variables: str
 ) -> subprocess.Popen[str]:
     """A process of `python` that runs `module` of this folder, with more environment `variables`."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [python, "-W", "ignore", "-m", f"tests.npu_emulator.{module}", *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=environment | variables, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
+    return forked.start(
+        forked.PYTORCH, f"tests.npu_emulator.{module}", *arguments, environment=environment, python=python, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 900) -> str:

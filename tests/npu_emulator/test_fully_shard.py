@@ -2,9 +2,10 @@
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 
 
 @pytest.mark.slow
 def test_fully_sharded_layers_train_as_the_whole_model(tmp_path):
-    run_ranks("tests.npu_emulator.fully_shard_program", 2, tmp_path)
+    run_ranks("tests.npu_emulator.fully_shard_program", 2, tmp_path, imported=PYTORCH)

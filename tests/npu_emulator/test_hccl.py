@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.npu_emulator import collectives_program, refused_collectives_program
 from tests.ranks import run_ranks
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def found_by(program: str, folder: Path) -> list[dict[str, str]]:
-    run_ranks(f"tests.npu_emulator.{program}", 4, folder)
+    run_ranks(f"tests.npu_emulator.{program}", 4, folder, imported=PYTORCH)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(4)]
 
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.npu_emulator.missing_rank_program import TIMEOUT_S
 from tests.ranks import run_ranks
 
@@ -16,7 +17,7 @@ def reports(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("missing")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TASK_QUEUE_ENABLE", "0")
-        run_ranks("tests.npu_emulator.missing_rank_program", 3, folder, timeout=300)
+        run_ranks("tests.npu_emulator.missing_rank_program", 3, folder, timeout=300, imported=PYTORCH)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(3)]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
+from tests.forked import MEGATRON
 from tests.post_training.checkpoint.reference import ReferenceShards, ShardLayout, dequantised, load_folder
 from tests.post_training.checkpoint.synthetic import Synthetic
 from tests.post_training.checkpoint.tools import cast, convert
@@ -55,7 +56,7 @@ def results(tmp_path_factory):
     with torch.no_grad():
         logits = model(attention_mask=batch["attention_mask"].long(), **inputs).logits
     torch.save({"batch": batch, "logits": logits}, folder / "reference.pt")
-    run_ranks("tests.post_training.checkpoint.shard_program", RANKS, folder)
+    run_ranks("tests.post_training.checkpoint.shard_program", RANKS, folder, imported=MEGATRON)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

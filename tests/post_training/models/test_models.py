@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from post_training.layouts.grouped_query import GroupedQueryShape
 from post_training.models.deepseek_v3 import DeepseekV3Shape
 from rehearsal.tiny_model.architecture import tiny_config
+from tests.forked import MEGATRON
 from tests.post_training.layouts import grouped_query_reference
 from tests.post_training.layouts.reference import full_weights
 from tests.post_training.models.small_models import write_models
@@ -33,7 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         if name.endswith("e_score_correction_bias"):
             weights[name] = 5 + weights[name].float() / 5
     save_file(weights, folder / "model.safetensors")
-    run_ranks("tests.post_training.models.model_program", WORLD, folder)
+    run_ranks("tests.post_training.models.model_program", WORLD, folder, imported=MEGATRON)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
@@ -62,7 +63,7 @@ def test_qwen2_moves_between_the_real_models(tmp_path: Path) -> None:
         shape = GroupedQueryShape.from_config(json.loads((tmp_path / name / "config.json").read_text()), bias=True)
         weights = grouped_query_reference.full_weights(shape, torch.bfloat16)
         save_file(weights, tmp_path / name / "model.safetensors")
-    run_ranks("tests.post_training.models.dense_model_program", WORLD, tmp_path)
+    run_ranks("tests.post_training.models.dense_model_program", WORLD, tmp_path, imported=MEGATRON)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
     # Two of four layers a stage, each 7 weights in training and 7 in the rollout; a tied last stage has a copy.
     assert [result["qwen untied"]["training"] for result in found] == [15, 15, 16, 16]

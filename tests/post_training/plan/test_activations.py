@@ -12,6 +12,7 @@ from post_training.models.families import sizes_of, table_for
 from post_training.plan.activations import training_activations
 from post_training.plan.device import Rank
 from post_training.plan.job import Recomputation
+from tests.forked import MEGATRON
 from tests.post_training.models.megatron.deepseek_v3_checkpoint import configuration
 from tests.post_training.plan.test_plan import job
 from tests.ranks import run_ranks
@@ -53,7 +54,7 @@ def measured(tmp_path_factory) -> tuple[dict, list[dict[str, int]]]:
     variants = {name: of_megatron(how) for name, how in KINDS.items()}
     request = {"sequences": SEQUENCES, "tokens": TOKENS, "variants": variants}
     (folder / "request.json").write_text(json.dumps(request))
-    run_ranks("tests.post_training.plan.activation_memory_program", 2, folder)
+    run_ranks("tests.post_training.plan.activation_memory_program", 2, folder, imported=MEGATRON)
     return json.loads((folder / "config.json").read_text()), [
         json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)
     ]

@@ -14,6 +14,7 @@ from post_training.plan.fsdp import fsdp_memory, read_fsdp_job
 from rehearsal.plan import run_environment
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from scripts import plan
+from tests.forked import FSDP
 from tests.ranks import run_ranks
 from tests.worker_processes.processes import VENDOR_ENVIRONMENT
 from verl_patches.trainer.configuration_checks.values import resolved
@@ -244,7 +245,7 @@ def test_a_die_needs_what_the_plan_says(monkeypatch, tmp_path, estimator, dies, 
         VENDOR_ENVIRONMENT | {"NPU_EMULATOR_CAPACITY_MB": "4096", "LOCAL_WORLD_SIZE": str(dies)}
     ).items():
         monkeypatch.setenv(name, value)
-    run_ranks("tests.post_training.plan.fsdp_memory_program", dies, tmp_path, 550)
+    run_ranks("tests.post_training.plan.fsdp_memory_program", dies, tmp_path, 550, imported=FSDP)
     peaks = json.loads((tmp_path / "memory" / "0.json").read_text())["peak_bytes"]
     model = json.loads((tmp_path / "model" / "config.json").read_text())
     planned = fsdp_memory(read_fsdp_job(resolved(compose(ONE_CARD, overrides)), model), 4 << 30).phases

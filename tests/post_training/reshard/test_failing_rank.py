@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.post_training.reshard.failing_rank_program import CULPRIT, TIMEOUT
 from tests.ranks import run_ranks
 
@@ -17,7 +18,7 @@ SURVIVORS = [rank for rank in range(WORLD) if rank != CULPRIT]
 def outcome(folder: Path, way: str) -> dict[int, dict]:
     """What each surviving rank was told."""
     (folder / "way.txt").write_text(way)
-    run_ranks("tests.post_training.reshard.failing_rank_program", WORLD, folder, timeout=300)
+    run_ranks("tests.post_training.reshard.failing_rank_program", WORLD, folder, timeout=300, imported=PYTORCH)
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in SURVIVORS}
 
 

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from post_training.plan.device import _engine_buffers, device_memory
 from post_training.plan.job import read_job
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+from tests.forked import MEGATRON
 from tests.ranks import run_ranks
 from tests.worker_processes.conftest import DATA, random_checkpoint
 from tests.worker_processes.processes import VENDOR_ENVIRONMENT
@@ -48,7 +49,7 @@ def trained(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (VENDOR_ENVIRONMENT | {"LOCAL_WORLD_SIZE": str(dies)}).items():
             patch.setenv(name, value)
-        run_ranks(PROGRAM, dies, folder, 500)
+        run_ranks(PROGRAM, dies, folder, 500, imported=MEGATRON)
     ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(dies)]
     return SimpleNamespace(folder=folder, ranks=ranks, checkpoint=checkpoint)
 
@@ -120,7 +121,7 @@ def test_the_plan_is_what_the_meters_of_a_die_say(monkeypatch, tmp_path):
     (tmp_path / "request.json").write_text(json.dumps({"overrides": overrides, "resumes": False}))
     for name, value in (VENDOR_ENVIRONMENT | {"LOCAL_WORLD_SIZE": "1", "NPU_EMULATOR_CAPACITY_MB": "4096"}).items():
         monkeypatch.setenv(name, value)
-    run_ranks(PROGRAM, 1, tmp_path, 900)
+    run_ranks(PROGRAM, 1, tmp_path, 900, imported=MEGATRON)
     found = json.loads((tmp_path / "rank0.json").read_text())
     peaks = found["peaks"]
     model = json.loads((tmp_path / "model" / "config.json").read_text())

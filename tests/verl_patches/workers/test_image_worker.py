@@ -7,6 +7,7 @@ import pytest
 from rehearsal.image_task import write_image_task
 from rehearsal.plan import DEFAULT_TRAIN_DATA
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+from tests.forked import FSDP
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def found(tmp_path_factory):
         environment.setenv("NPU_EMULATOR_DEVICES", str(RANKS))
         environment.setenv("NPU_EMULATOR_CAPACITY_MB", "1024")
         environment.setenv("OMP_NUM_THREADS", "1")
-        run_ranks("tests.verl_patches.workers.image_worker_program", RANKS, folder)
+        run_ranks("tests.verl_patches.workers.image_worker_program", RANKS, folder, imported=FSDP)
     return [json.loads((folder / f"found.{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+from tests.forked import FSDP
 from tests.post_training.plan.test_fsdp import DATA, ONE_CARD, STEP
 from tests.ranks import run_ranks
 from tests.worker_processes.processes import VENDOR_ENVIRONMENT
@@ -47,7 +48,7 @@ def measured(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (VENDOR_ENVIRONMENT | {"LOCAL_WORLD_SIZE": str(dies)}).items():
                 patch.setenv(name, value)
-            run_ranks(PROGRAM, dies, folder, 400)
+            run_ranks(PROGRAM, dies, folder, 400, imported=FSDP)
         found[dies] = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(dies)]
     return found
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import MEGATRON
 from tests.ranks import run_ranks
 
 RANKS = 4
@@ -33,7 +34,7 @@ GRADIENTS = ("hidden", "weight")
 def measure(folder: Path, requests: list[dict], ranks: int) -> list[list[dict]]:
     """By rank, the results of every request."""
     (folder / "request.json").write_text(json.dumps(requests))
-    run_ranks("benchmarks.vocabulary_ranks", ranks, folder)
+    run_ranks("benchmarks.vocabulary_ranks", ranks, folder, imported=MEGATRON)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import MEGATRON
 from tests.post_training.models.megatron.qwen3_checkpoint import write_checkpoint_and_reference
 from tests.ranks import run_ranks
 
@@ -28,7 +29,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dict
     for name in LAYOUTS:
         (folder / name).mkdir()
         names[name] = write_checkpoint_and_reference(name, folder / name)
-    run_ranks("tests.post_training.models.megatron.qwen3_program", RANKS, folder)
+    run_ranks("tests.post_training.models.megatron.qwen3_program", RANKS, folder, imported=MEGATRON)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)], names
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import MEGATRON
 from tests.post_training.models.megatron.deepseek_v3_checkpoint import write_checkpoint_and_reference
 from tests.post_training.models.megatron.qwen2_checkpoint import write_dense_checkpoint_and_reference
 from tests.ranks import run_ranks
@@ -42,7 +43,7 @@ def results(tmp_path_factory) -> list[dict]:
     folder: Path = tmp_path_factory.mktemp("deepseek_v3")
     write_checkpoint_and_reference(folder)
     write_dense_checkpoint_and_reference(folder)
-    run_ranks("tests.post_training.models.megatron.training_models_program", RANKS, folder)
+    run_ranks("tests.post_training.models.megatron.training_models_program", RANKS, folder, imported=MEGATRON)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -12,6 +12,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import verl_patches.prelude_patch  # noqa: F401
+from tests.forked import MEGATRON
 from tests.post_training.models.megatron.deepseek_v3_checkpoint import VOCABULARY, write_checkpoint_and_reference
 from tests.ranks import run_ranks
 from verl_patches.features.chunked_log_probs.deferred import DeferredLogits, deferring, output_layer
@@ -37,7 +38,7 @@ def results(tmp_path_factory) -> list[dict]:
     write_checkpoint_and_reference(folder)
     (folder / "checkpoint").rename(folder / "deepseek_v3")
     write_tied_checkpoint(folder / "tied_qwen2")
-    run_ranks("tests.verl_patches.features.chunked_log_probs.model_program", RANKS, folder)
+    run_ranks("tests.verl_patches.features.chunked_log_probs.model_program", RANKS, folder, imported=MEGATRON)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 
+from tests.forked import FSDP
 from tests.ranks import run_ranks
 from tests.verl_patches.features.exact_loss.test_gradients import MODES, NOTICEABLE, TOLERANCE
 from tests.verl_patches.features.exact_loss.value_pass import write_value_reference
@@ -44,7 +45,7 @@ def found(request, tmp_path_factory):
         "limits": LIMITS,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
-    run_ranks(PROGRAM, request.param, folder)
+    run_ranks(PROGRAM, request.param, folder, imported=FSDP)
     ranks = [json.loads((folder / f"rank{rank}of{request.param}.json").read_text()) for rank in range(request.param)]
     # Whole gradients and sums over ranks: every rank has the same, but for what upstream reports.
     assert all(rank[name] == ranks[0][name] for rank in ranks for name in CUTS | SEVERAL | OF_DAPO)

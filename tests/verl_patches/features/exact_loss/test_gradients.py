@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+from tests.forked import MEGATRON
 from tests.post_training.models.megatron.qwen3_checkpoint import SIZES
 from tests.ranks import run_ranks
 from tests.verl_patches.features.exact_loss.value_pass import write_value_reference
@@ -52,7 +53,7 @@ def measure(folder, world_size, updates, of_critic):
     write_value_reference(folder, MODES)
     plan = {"updates": updates, "critic": of_critic, "limits": [ALONE, *LIMITS]}
     (folder / "plan.json").write_text(json.dumps(plan))
-    run_ranks(PROGRAM, world_size, folder)
+    run_ranks(PROGRAM, world_size, folder, imported=MEGATRON)
     ranks = [json.loads((folder / f"rank{rank}of{world_size}.json").read_text()) for rank in range(world_size)]
     found = {
         layout: {name: combined([rank[layout][name] for rank in ranks]) for name in updates} for layout in ranks[0]

@@ -9,6 +9,7 @@ from itertools import combinations
 import pytest
 import torch
 
+from tests.forked import MEGATRON
 from tests.post_training.models.megatron.deepseek_v3_checkpoint import build_model
 from tests.ranks import run_ranks
 from tests.verl_patches.features.exact_loss.test_gradients import NOTICEABLE, TOLERANCE
@@ -31,7 +32,7 @@ def gradients(tmp_path_factory):
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     found = {}
     for dies in DIES:
-        run_ranks(PROGRAM, dies, folder)
+        run_ranks(PROGRAM, dies, folder, imported=MEGATRON)
         ranks = [torch.load(folder / f"rank{rank}of{dies}.pt", weights_only=True) for rank in range(dies)]
         found |= {name: whole([rank[name] for rank in ranks], shapes) for name in ranks[0]}
     return found

@@ -13,6 +13,7 @@ from torch import nn
 
 from post_training.layouts.layout import LayerSlot
 from post_training.mismatch.recording import recorded_training_choices
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 from verl_patches.features.expert_sets.keys import drawn, layer_keys, prefix_keys, set_hashes
 from verl_patches.features.expert_sets.records import (
@@ -122,7 +123,7 @@ def test_chunks_of_virtual_stages_record_their_own_layers():
 
 def test_choices_of_all_ranks_are_compared(tmp_path):
     """The rollout's records lie on other ranks than training's, and one of three tokens went elsewhere."""
-    run_ranks("tests.verl_patches.features.expert_sets.test_records", RANKS, tmp_path)
+    run_ranks("tests.verl_patches.features.expert_sets.test_records", RANKS, tmp_path, imported=PYTORCH)
     for rank in range(RANKS):
         plain, *with_ties = json.loads((tmp_path / f"{rank}.json").read_text())
         sixth = pytest.approx(1 / 6)

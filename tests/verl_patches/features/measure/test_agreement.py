@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 from tests.verl_patches.features.measure.agreement_program import SEEN
 
@@ -14,7 +15,7 @@ from tests.verl_patches.features.measure.agreement_program import SEEN
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("metrics")
-    run_ranks("tests.verl_patches.features.measure.agreement_program", 2, folder, 120)
+    run_ranks("tests.verl_patches.features.measure.agreement_program", 2, folder, 120, imported=PYTORCH)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

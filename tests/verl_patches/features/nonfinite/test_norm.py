@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.forked import MEGATRON
 from tests.ranks import run_ranks
 
 CASES = [
@@ -16,7 +17,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict[str, dict]]:
     folder = tmp_path_factory.mktemp("norm")
-    run_ranks("tests.verl_patches.features.nonfinite.norm_program", 2, folder, 300)
+    run_ranks("tests.verl_patches.features.nonfinite.norm_program", 2, folder, 300, imported=MEGATRON)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

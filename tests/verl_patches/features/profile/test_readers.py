@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 
 ROOT = Path(__file__).parents[4]
@@ -26,7 +27,7 @@ pytestmark = [
 def step(tmp_path_factory) -> Path:
     """The folder of a step that two ranks have recorded."""
     folder = tmp_path_factory.mktemp("recorded")
-    run_ranks("tests.verl_patches.features.profile.recorded_program", 2, folder, 120)
+    run_ranks("tests.verl_patches.features.profile.recorded_program", 2, folder, 120, imported=PYTORCH)
     return folder / "profile" / "step_1"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import MEGATRON
 from tests.post_training.models.small_models import SMALL_MODELS, write_models
 from tests.ranks import run_ranks
 
@@ -36,7 +37,7 @@ def hold_against_upstream(folder: Path, world: int, train_layouts: int, every: i
     write_models(folder)
     request = {"models": list(SMALL_MODELS), "train_layouts": train_layouts, "every": every}
     (folder / "request.json").write_text(json.dumps(request))
-    run_ranks("tests.verl_patches.features.reshard.load_weights_program", world, folder)
+    run_ranks("tests.verl_patches.features.reshard.load_weights_program", world, folder, imported=MEGATRON)
     results = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
     assert all(result == results[0] for result in results)
     assert results[0]["wrong bytes found"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 
 WORLD = 4
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.slow
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What each rank found, all on one set of ranks."""
     folder: Path = tmp_path_factory.mktemp("exchange")
-    run_ranks("tests.verl_patches.features.sample_handles.exchange_program", WORLD, folder)
+    run_ranks("tests.verl_patches.features.sample_handles.exchange_program", WORLD, folder, imported=PYTORCH)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 

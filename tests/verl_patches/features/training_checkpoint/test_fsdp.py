@@ -13,6 +13,7 @@ from post_training.checkpoint.training_export import trained_to_huggingface
 from post_training.checkpoint.training_files import open_training_files
 from post_training.layouts.layout import TrainPlacement
 from post_training.models.families import table_for
+from tests.forked import PYTORCH
 from tests.post_training.layouts.grouped_query_reference import SMALL
 from tests.ranks import run_ranks
 from tests.verl_patches.features.training_checkpoint.ranks import (
@@ -38,7 +39,7 @@ def run(request, tmp_path_factory) -> tuple[Path, list[dict]]:
     (folder / "strategy").write_text(request.param)
     (folder / "megatron").mkdir()
     save_all(folder / "megatron", "qwen2", BEFORE, full_states("qwen2"))
-    run_ranks("tests.verl_patches.features.training_checkpoint.fsdp_program", RANKS, folder, 300)
+    run_ranks("tests.verl_patches.features.training_checkpoint.fsdp_program", RANKS, folder, 300, imported=PYTORCH)
     return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 

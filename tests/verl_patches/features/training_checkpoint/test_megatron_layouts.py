@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from post_training.models.families import table_for
+from tests.forked import MEGATRON
 from tests.post_training.models.megatron import deepseek_v3_checkpoint, qwen2_checkpoint, qwen3_checkpoint
 from tests.ranks import run_ranks
 from tests.verl_patches.features.training_checkpoint.ranks import whole_states
@@ -36,7 +37,7 @@ def run(tmp_path_factory) -> tuple[Path, dict[str, float]]:
     qwen3_checkpoint.write_checkpoint_and_reference("qwen3_moe", folder / "qwen3_moe")
     qwen2_checkpoint.write_dense_checkpoint_and_reference(folder / "qwen2")
     (folder / "qwen2" / "dense_checkpoint").rename(folder / "qwen2" / "checkpoint")
-    run_ranks(f"{__package__}.layouts_program", RANKS, folder, timeout=2300)
+    run_ranks(f"{__package__}.layouts_program", RANKS, folder, timeout=2300, imported=MEGATRON)
     losses = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     assert all(each == losses[0] for each in losses)
     return folder, losses[0]
