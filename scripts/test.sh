@@ -13,6 +13,9 @@ source "$project_root/scripts/lib/environment.sh"
 # shellcheck source=scripts/lib/documentation.sh
 source "$project_root/scripts/lib/documentation.sh"
 
+# Many tests wait for a process or a limit of time, so three processes share two cores where all tests are run.
+readonly SHARING=(--numprocesses=3 --dist=loadfile --no-loadscope-reorder)
+
 usage() {
     cat <<'USAGE'
 Usage: bash scripts/test.sh [--fast | --measure | PYTEST ARGUMENTS...]
@@ -45,18 +48,20 @@ USAGE
 
 # Runs the tests of another stack than the default: all that are for it, unless the arguments name a file or a folder.
 run_stack() {
-    local stack=$1 chip=$2 argument tools tests=() settings
+    local stack=$1 chip=$2 argument tools tests=() sharing=() settings
     shift 2
     environment_ensure "$project_root" "$stack"
     tools=$(environment_folder "$project_root" "$stack")/bin
     mapfile -t tests < <(grep -v '^#' "$project_root/tests/stack_$stack/also.txt")
     tests=("tests/stack_$stack" "${tests[@]}")
+    (($#)) || sharing=("${SHARING[@]}")
     for argument in "$@"; do
         [[ ! -e ${argument%%::*} ]] || tests=()
     done
     mapfile -t settings < <("$tools/python" -m rehearsal.environment --stack "$stack" --chip "$chip")
     unset RAY_ADDRESS
-    exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "${tests[@]}" "$@" </dev/null
+    exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest \
+        "${sharing[@]}" "${tests[@]}" "$@" </dev/null
 }
 
 main() {
@@ -94,10 +99,9 @@ main() {
     local settings
     mapfile -t settings < <("$tools/python" -m rehearsal.environment)
     unset RAY_ADDRESS
-    # Much of a test is waiting for ranks, so two processes share them where all or the fast tier are run.
     local sharing=()
     if (($# == 0)) || [[ $* == --fast || $* == --measure ]]; then
-        sharing=(--numprocesses=2 --dist=loadfile --no-loadscope-reorder)
+        sharing=("${SHARING[@]}")
     fi
     exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "${sharing[@]}" "$@" </dev/null
 }

@@ -29,10 +29,10 @@ settings.load_profile("any_machine")
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
 ROOT = Path(__file__).parents[1]
-# Where two processes share the tests, what takes longest begins early, and the tests of a file stay together; of these
-# folders all do, since they share processes, and ports that the recipe fixes.
-LONGEST = Path(__file__).parent / "verl_patches" / "trainer"
+# Where several processes share the tests, those of a file stay together; of these folders all do, since they share
+# processes, and ports that the recipe fixes. What stays together for longest begins early, so that all end at once.
 TOGETHER = ("tests/worker_processes", "tests/scripts")
+FIRST = ("tests/npu_emulator", "tests/verl_patches/trainer", *TOGETHER, "tests/rehearsal")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,7 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "a file of tests hands torch.cuda over to the NPU when it is imported, which spoils the emulator's own "
             "tests: import Megatron, verl and programs that do inside a test, or run them in a process of their own"
         )
-    items.sort(key=lambda item: (not item.path.is_relative_to(EMULATOR), not item.path.is_relative_to(LONGEST)))
+    folders = [ROOT / folder for folder in FIRST]
+    items.sort(key=lambda item: [not item.path.is_relative_to(folder) for folder in folders])
     if not config.getoption("exhaustive"):
         skipped = pytest.mark.skip(reason="takes many minutes; --exhaustive runs it")
         for item in items:

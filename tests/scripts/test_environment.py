@@ -62,6 +62,7 @@ if [[ -e "$TOOLS/break-$name" ]]; then echo "stub broke" >&2; exit 1; fi
 if [[ -e "$TOOLS/hang-$name" ]]; then sleep 600 & echo $! >"$TOOLS/hanging"; echo here >"$TOOLS/ready"; wait; fi
 """
 
+SHARED = "--numprocesses=3,--dist=loadfile,--no-loadscope-reorder"
 # One of each kind that the emulated NPU is made of.
 SOURCES = (
     "csrc/device.cpp",
@@ -196,7 +197,7 @@ def test_space_of_replaced_packages_counts(machine):
 @pytest.mark.parametrize(
     ("arguments", "run"),
     [
-        ([], "run:a2:pytest,tests/stack_2026,tests/overlay/test_pins.py"),
+        ([], f"run:a2:pytest,{SHARED},tests/stack_2026,tests/overlay/test_pins.py"),
         (["-k", "chip"], "run:a2:pytest,tests/stack_2026,tests/overlay/test_pins.py,-k,chip"),
         (["--chip", "a3", "tests/one.py::f"], "run:a3:pytest,tests/one.py::f"),
     ],
