@@ -1,9 +1,13 @@
 """What a fork's CI and pre-commit run is what scripts/test.sh runs, and all of it is there."""
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,3 +54,57 @@ def test_the_workflow_runs_scripts_that_exist():
 def test_a_script_that_is_not_there_is_noticed():
     gone = "bash scripts/gone.sh"
     assert missing_commands({"jobs": {"test": {"steps": [{"uses": "a"}, {"run": gone}]}}}) == [gone]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs .ci/run where the tests of a stack end as `codes` say: its end, and the stacks whose tests were run."""
+    for folder in (".ci", "scripts/lib"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "scripts/test.sh").write_text('echo "$*" >>ran; exit "$((CODE_$2))"\n')
+    (tmp_path / "df").write_text("#!/bin/bash\nprintf '%s\\n' Avail $FREE\n")
+    (tmp_path / "df").chmod(0o755)
+
+    def start(*codes: int, free: int = 10**6, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        given = {f"CODE_{stack}": str(code) for stack, code in zip(("2025", "2026"), codes, strict=True)}
+        environment = os.environ | given | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FREE": str(free)} | variables
+        ended = subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return ended, (tmp_path / "ran").read_text().splitlines()
+
+    return start
+
+
+BOTH = ["--stack 2025", "--stack 2026"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ((0, 0), 0, r"2025: passed after 0 min \d s\n  2026: passed after 0 min \d s\n"),
+        ((1, 0), 1, r"2025: FAILED with exit code 1 after .*\n  2026: passed after .*\n"),
+        ((0, 2), 1, r"2025: passed after .*\n  2026: FAILED with exit code 2 after .*\n"),
+    ],
+)
+def test_both_stacks_run_whatever_becomes_of_the_first(run, codes, code, said):
+    ended, ran = run(*codes)
+    assert ended.returncode == code and ran == BOTH, ended.stderr
+    assert re.search(rf"Tests of the stacks:\n  {said}$", ended.stdout), ended.stdout
+
+
+@pytest.mark.parametrize("codes", [(0, 0), (1, 0)])
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"free": 12000}, r"2026: NOT RUN: \.venv-2026/ takes 9\.5 GB, .*; the disk has 12\.0 GB left"),
+        ({"SECONDS": "4000"}, "2026: NOT RUN: those of the first stack ended after 66 minutes"),
+    ],
+)
+def test_stack_without_room_or_time_left_out_and_named(run, codes, variables, said):
+    ended, ran = run(*codes, **variables)
+    assert ended.returncode == codes[0] and ran == BOTH[:1]
+    assert re.search(said, ended.stdout), ended.stdout
+
+
+def test_environment_that_is_there_needs_no_room(run, tmp_path):
+    (tmp_path / ".venv-2026").mkdir()
+    assert run(0, 0, free=12000)[1] == BOTH
