@@ -18,7 +18,8 @@ readonly SHARING=(--numprocesses=3 --dist=loadfile --no-loadscope-reorder)
 
 usage() {
     cat <<'USAGE'
-Usage: bash scripts/test.sh [--fast | --measure | PYTEST ARGUMENTS...]
+Usage: bash scripts/test.sh [--fast | --measure | --measure-new |
+                             PYTEST ARGUMENTS...]
        bash scripts/test.sh --stack 2026 [--chip NAME] [PYTEST ARGUMENTS...]
 
 Sets up .venv/ and .venv.docs/, runs ruff, mypy, import-linter and shellcheck,
@@ -31,6 +32,7 @@ go to pytest.
   --fast            skip slow and exhaustive tests, and expensive files
   --measure         run all tests and write each file's cost to
                     tests/durations.json
+  --measure-new     run the tests of files that are not in there, and add them
   --exhaustive      include the tests that take many minutes
   FILE, -k TEXT     select tests; .venv/bin/python -m pytest --help lists all
                     of pytest's options
@@ -82,7 +84,7 @@ main() {
     done
     cd "$project_root"
     if [[ $stack != "$ENVIRONMENT_DEFAULT_STACK" ]]; then
-        [[ " $* " != *" --measure "* ]] || fail "--measure is for the tests of stack $ENVIRONMENT_DEFAULT_STACK: leave --stack away."
+        [[ " $* " != *" --measure"* ]] || fail "--measure is for the tests of stack $ENVIRONMENT_DEFAULT_STACK: leave --stack away."
         run_stack "$stack" "${chip:-a2}" "$@"
     fi
     [[ -z $chip ]] || fail "--chip is for --stack 2026: the tests of stack $ENVIRONMENT_DEFAULT_STACK choose their chips."
@@ -100,7 +102,7 @@ main() {
     mapfile -t settings < <("$tools/python" -m rehearsal.environment)
     unset RAY_ADDRESS
     local sharing=()
-    if (($# == 0)) || [[ $* == --fast || $* == --measure ]]; then
+    if (($# == 0)) || [[ $* =~ ^--(fast|measure|measure-new)$ ]]; then
         sharing=("${SHARING[@]}")
     fi
     exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "${sharing[@]}" "$@" </dev/null

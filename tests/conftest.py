@@ -13,7 +13,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import forked
-from tests.fast_tier import Measurement, Selection
+from tests.fast_tier import Measurement, Selection, Unmeasured
 from tests.sharing import FileScheduling
 
 # Processes of a node share the memory of its dies; no other run on this machine is to take part.
@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the tests that take many minutes too")
     parser.addoption("--fast", action="store_true", help="run the fast tier of tests/fast_tier.py")
     parser.addoption("--measure", action="store_true", help="write what the tests cost to tests/durations.json")
+    parser.addoption("--measure-new", action="store_true", help="the same, of files alone that are not in there")
     parser.addoption(
         "--upstream", type=Path, metavar="FOLDER", help="folder with checkouts of upstream projects, for tests/upstream"
     )
@@ -47,7 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("fast"):
         config.pluginmanager.register(Selection())
-    if config.getoption("measure"):
+    if config.getoption("measure_new"):
+        config.pluginmanager.register(Unmeasured())
+    if config.getoption("measure") or config.getoption("measure_new"):
         config.pluginmanager.register(Measurement())
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         forked.share_templates(without=tuple(MODES))

@@ -31,6 +31,10 @@ def file_of(item: pytest.Item) -> str:
     return item.path.relative_to(ROOT).as_posix()
 
 
+def is_left_out(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in LEFT_OUT)
+
+
 def folder_of(file: str) -> str | None:
     """The folder of tests that a file belongs to; None for one that lies beside them."""
     parts = Path(file).parts
@@ -51,12 +55,11 @@ def taken_files(files: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
 
 def split(items: list[pytest.Item], seconds: Mapping[str, float]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests that are in the tier, and the others."""
-    plain = [item for item in items if not any(item.get_closest_marker(name) for name in LEFT_OUT)]
+    plain = [item for item in items if not is_left_out(item)]
     taken = taken_files({file_of(item) for item in plain if folder_of(file_of(item)) != NEEDS_CHECKOUTS}, seconds)
     chosen, others = [], []
     for item in items:
-        marked = any(item.get_closest_marker(name) for name in LEFT_OUT)
-        (others if marked or file_of(item) not in taken else chosen).append(item)
+        (others if is_left_out(item) or file_of(item) not in taken else chosen).append(item)
     return chosen, others
 
 
@@ -71,6 +74,16 @@ class Selection:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:], others = split(items, measured())
         config.hook.pytest_deselected(items=others)
+
+
+class Unmeasured:
+    """Takes the tests that are measured, of files that have not been."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        known, given = measured(), list(items)
+        items[:] = [item for item in given if file_of(item) not in known and not is_left_out(item)]
+        config.hook.pytest_deselected(items=[item for item in given if item not in items])
 
 
 class Measurement:
@@ -93,7 +106,7 @@ class Measurement:
         try:
             return (yield)
         finally:
-            if not any(item.get_closest_marker(name) for name in LEFT_OUT):
+            if not is_left_out(item):
                 self._seconds[file_of(item)] += self._spent() - begin
 
     def pytest_sessionfinish(self) -> None:

@@ -3,11 +3,13 @@
 import json
 from types import SimpleNamespace
 
+from tests import fast_tier
 from tests.fast_tier import (
     LEFT_OUT,
     MOST_SECONDS_OF_A_FILE,
     NEEDS_CHECKOUTS,
     ROOT,
+    Unmeasured,
     folder_of,
     measured,
     merge,
@@ -62,3 +64,14 @@ def test_what_two_processes_measured_is_put_together(tmp_path):
     merge(durations, {one: 1.04})
     merge(durations, {third: 7.0})
     assert json.loads(durations.read_text()) == {one: 1.0, other: 2.0, third: 7.0}
+
+
+def test_files_without_an_entry_are_measured_alone(monkeypatch):
+    known, new = "tests/overlay/test_pins.py", "tests/overlay/test_new.py"
+    monkeypatch.setattr(fast_tier, "measured", lambda: {known: 1.0})
+    slow = "tests/overlay/test_slow.py"
+    items, deselected = [item(known), item(new), item(slow, "slow")], []
+    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items)))
+    Unmeasured().pytest_collection_modifyitems(config, items)
+    names = [[each.path.name for each in some] for some in (items, deselected)]
+    assert names == [["test_new.py"], ["test_pins.py", "test_slow.py"]]
