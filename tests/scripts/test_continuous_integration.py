@@ -99,12 +99,12 @@ def test_both_stacks_run_whatever_becomes_of_the_first(run, codes, code, said):
         ({"SECONDS": "4000"}, "2026: NOT RUN: those of the first stack ended after 66 minutes"),
     ],
 )
-def test_stack_without_room_or_time_left_out_and_named(run, codes, variables, said):
+def test_stack_without_space_or_time_left_out_and_named(run, codes, variables, said):
     ended, ran = run(*codes, **variables)
     assert ended.returncode == codes[0] and ran == BOTH[:1]
     assert re.search(said, ended.stdout), ended.stdout
 
 
-def test_environment_that_is_there_needs_no_room(run, tmp_path):
+def test_environment_that_is_there_needs_no_space(run, tmp_path):
     (tmp_path / ".venv-2026").mkdir()
     assert run(0, 0, free=12000)[1] == BOTH
