@@ -11,12 +11,12 @@ STEPS = 12
 NOISE = 0.12
 
 
-def learn(output: Path, *overrides: str) -> list[dict[str, float]]:
+def learn(output: Path, *overrides: str, steps: int = STEPS) -> list[dict[str, float]]:
     """Rehearse with seed 1; return the metrics of every step."""
-    rehearse(output, "--steps", str(STEPS), "--seed", "1", "--", *overrides)
-    steps = [json.loads(line)["metrics"] for line in (output / "metrics.jsonl").read_text().splitlines()]
-    assert len(steps) == STEPS
-    return steps
+    rehearse(output, "--steps", str(steps), "--seed", "1", "--", *overrides)
+    metrics = [json.loads(line)["metrics"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == steps
+    return metrics
 
 
 def rise(steps: list[dict[str, float]]) -> float:

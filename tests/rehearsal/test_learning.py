@@ -70,10 +70,18 @@ def test_late_in_a_run_most_groups_carry_a_gradient_with_dapo_and_few_without(tm
 
 
 @pytest.mark.slow
-def test_without_a_learning_rate_the_policy_and_its_reward_stay(tmp_path):
-    steps = learn(tmp_path / "run", "actor_rollout_ref.actor.optim.lr=0")
+def test_policy_stays_without_a_learning_rate(rehearsed, tmp_path):
+    """To the bit, in two steps with gradients; the control is the first run, whose policy has left the reference."""
+    steps = learn(tmp_path / "run", "actor_rollout_ref.actor.optim.lr=0", steps=2)
     assert all(step["actor/kl_loss"] == 0 for step in steps)
     assert all(step["actor/grad_norm"] > 0 for step in steps)
+    assert rehearsed[1][1]["actor/kl_loss"] > 0
+
+
+@pytest.mark.exhaustive
+def test_reward_stays_without_a_learning_rate(tmp_path):
+    steps = learn(tmp_path / "run", "actor_rollout_ref.actor.optim.lr=0")
+    assert all(step["actor/kl_loss"] == 0 for step in steps)
     assert abs(rise(steps)) < NOISE
 
 

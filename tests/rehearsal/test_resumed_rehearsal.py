@@ -111,7 +111,13 @@ def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path, marked):
     """Every process is killed after the first checkpoint; the second command ends the run that the first began."""
     output, (environment, mark) = tmp_path / "run", marked
     command = ["bash", str(ROOT / "scripts" / "rehearse.sh")]
-    saving = ["--steps", "3", "--output", str(output), "--", "trainer.save_freq=1", "data.train_batch_size=8"]
+    megatron = "actor_rollout_ref.actor.megatron"
+    one_stage = [
+        f"{megatron}.pipeline_model_parallel_size=1",
+        f"{megatron}.override_transformer_config.num_layer_list=[3]",
+    ]
+    options = ["--steps", "3", "--dies", "2", "--output", str(output), "--", *one_stage]
+    saving = [*options, "trainer.save_freq=1", "data.train_batch_size=8"]
     with (tmp_path / "said").open("w") as said:
         first = subprocess.Popen([*command, *saving], env=environment, stdout=said, stderr=subprocess.STDOUT)
         wait_for(first, output / "checkpoints" / "global_step_1", tmp_path / "said")
