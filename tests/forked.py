@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from npu_emulator import engine
 from rehearsal.prefork import start_template
 from rehearsal.prefork.launch import NPU_DRIVER
 
@@ -38,7 +39,10 @@ READ_AT_IMPORT = (
     "OMP_NUM_THREADS", "PYTORCH_NPU_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD",
 )  # fmt: skip
 SHARED = "TEMPLATES_OF_TESTS"
-"""The variable that names the shared templates: by JSON what each has imported, what it read then, and its client."""
+"""The variable that names the shared templates, by JSON: whose they are, and of each what it has imported, what it read
+then, and its client."""
+# Tests run tests of copies of the tree, and with other interpreters: what these import is not in our templates.
+_OWNER = [str(Path(__file__).resolve().parents[1]), sys.executable]
 SPENT = "SECONDS_SPENT_BY_FORKS"
 """The variable that names the file to which a fork writes what it cost: it is no child of the process that measures."""
 _PROGRAM = """
@@ -77,14 +81,15 @@ def share_templates(without: Sequence[str]) -> None:
         for name in without:
             os.environ.pop(name, None)
         kinds.append((PYTORCH, _read(os.environ), _start_template(PYTORCH)))
-    os.environ[SHARED] = json.dumps(kinds)
+    os.environ[SHARED] = json.dumps([_OWNER, kinds])
 
 
 def _client(imported: tuple[str, ...], environment: Mapping[str, str]) -> str | None:
     """The command line that asks for a fork; None where there is no template for this environment."""
     read = _read(environment)
-    for modules, read_then, client in json.loads(os.environ.get(SHARED, "[]")):
-        if (tuple(modules), tuple(read_then)) == (imported, read):
+    owner, kinds = json.loads(os.environ.get(SHARED, "[[], []]"))
+    for modules, read_then, client in kinds:
+        if (owner, tuple(modules), tuple(read_then)) == (_OWNER, imported, read):
             return client
     return _own_template(imported, read) if read == _read(os.environ) and not NPU_DRIVER.exists() else None
 
@@ -108,4 +113,7 @@ def start(
         command, options["start_new_session"] = [python, "-W", "ignore", "-m", module], True
     else:
         command = [*shlex.split(client), "-c", _PROGRAM.format(module=module, spent=SPENT)]
+        # Whoever imports torch_npu finds CANN's tools; the template's PATH is not the fork's.
+        tools = engine.FOLDER / "toolkit" / "bin"
+        environment = {**environment, "PATH": f"{tools}{os.pathsep}{environment.get('PATH', '')}"}
     return subprocess.Popen([*command, *map(str, arguments)], env=environment, text=True, **options)

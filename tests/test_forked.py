@@ -60,6 +60,31 @@ def test_program_runs_alike_forked_or_not(folder, imported, variables, is_forked
     assert rest == f"['one', 'two words'] a value {folder} __main__\n"
 
 
+@pytest.mark.parametrize("of_this_tree", [True, False])
+def test_shared_template_is_that_of_the_tree(monkeypatch, of_this_tree):
+    environment = {"NPU_EMULATOR_STREAM_SEED": "another than here"}
+    monkeypatch.setenv(forked.SHARED, "")
+    monkeypatch.setattr(forked, "_start_template", lambda imported: f"client of {imported[0]}")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv(*environment.popitem())
+        forked.share_templates(without=())
+        environment = dict(os.environ)
+    monkeypatch.setenv(forked.SHARED, environment[forked.SHARED])
+    if not of_this_tree:
+        monkeypatch.setattr(forked, "_OWNER", ["/another/tree", forked._OWNER[1]])
+    expected = "client of torch" if of_this_tree else None
+    assert forked._client(forked.PYTORCH, environment) == expected
+
+
+def test_fork_finds_the_tools_of_cann(folder):
+    """As after an import of torch_npu, whatever the process of the tests has imported."""
+    (folder / "finds.py").write_text("import shutil\nprint(shutil.which('msprof'))")
+    environment = os.environ | {"PATH": "/usr/bin:/bin"}
+    process = forked.start(IMPORTED, "finds", environment=environment, stdout=subprocess.PIPE)
+    output, _ = process.communicate(timeout=600)
+    assert output.strip().endswith("/toolkit/bin/msprof")
+
+
 def test_fork_says_what_it_cost(folder, monkeypatch):
     monkeypatch.setenv(forked.SPENT, str(folder / "spent"))
     said(IMPORTED)
