@@ -7,6 +7,7 @@ where a job uses these dies. Every line that begins with BAD ends with what to d
 Examples:
     python scripts/doctor.py --cluster scripts/env/a3_256_dies.env
     python scripts/doctor.py --ray 10.0.0.1:6379 --no-self-test
+    python scripts/doctor.py --stack 2026
 
 Exit codes: 0 nothing is bad; 1 something is; 2 the cluster's file cannot be read.
 """
@@ -25,7 +26,8 @@ from post_training.environment_files import read_environment  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from scripts.health_checks.cluster import ask_nodes, compare_nodes  # noqa: E402
 from scripts.health_checks.device_test import check_device  # noqa: E402
-from scripts.health_checks.node import check_node  # noqa: E402
+from scripts.health_checks.finding import Finding  # noqa: E402
+from scripts.health_checks.node import CANN, check_node, check_software  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,14 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--ray", metavar="HOST:PORT", help="the head of a running Ray")
     parser.add_argument("--no-self-test", action="store_true", help="skip the test of dies 0 and 1")
-    stack = "2025, the only one whose versions are known here (default: %(default)s)"
-    parser.add_argument("--stack", default="2025", metavar="NAME", help=stack)
+    stack = "versions to look for; of 2026 packages and dies are checked, no cluster (default: %(default)s)"
+    parser.add_argument("--stack", choices=sorted(CANN), default="2025", metavar="NAME", help=stack)
     options = parser.parse_args(arguments)
     if options.stack != "2025":
-        parser.error(
-            f"--stack={options.stack} is invalid: these checks know the versions of stack 2025. Set it to that, or "
-            "check the installed packages with `python -m overlay check --stack 2026`."
-        )
+        if options.ray:
+            parser.error(f"--ray={options.ray} is invalid: nodes of stack {options.stack} are not compared. Remove it.")
+        return report(check_software(options.stack) + ([] if options.no_self_test else check_device()))
     try:
         settings = read_settings(options.cluster)
         if options.ray:
@@ -60,6 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
         findings += check_device()
     if options.ray:
         findings += compare_nodes(ask_nodes(options.ray, ROOT), int(settings["NODES"]), int(settings["DIES_PER_NODE"]))
+    return report(findings)
+
+
+def report(findings: list[Finding]) -> int:
+    """Print what was found; returns the exit code."""
     for finding in findings:
         print(finding.line())
     bad = sum(bool(finding.remedy) for finding in findings)

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch_npu.contrib.transfer_to_npu  # noqa: F401  (Megatron-core asks for torch.cuda)
-from mbridge.core import LLMBridge, register_model
-from mbridge.models.deepseek_v3 import DeepseekV3Bridge
+from mbridge.core import register_model
 from mbridge.models.qwen2 import Qwen2Bridge
 from mbridge.models.qwen3 import Qwen3Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge
@@ -32,6 +31,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import nn
 
 import overlay
+from verl_plugin.bridges import BridgeOfTransformers5, DeepseekV3OfTransformers5
 
 # A parameter of one expert, as Megatron-core's own experts are named; TransformerEngine's have the number at the end.
 _EXPERT = re.compile(r"\.mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<linear>linear_fc[12])\.weight$")
@@ -42,8 +42,6 @@ _LATENT_NORMS = {
 }
 _INPUT_NORM = {".input_layernorm.weight": ".self_attention.linear_qkv.layer_norm_weight"}
 _DENSE_NORM = {".pre_mlp_layernorm.weight": ".mlp.linear_fc1.layer_norm_weight"}
-# Keys of YaRN that Megatron-core calls as transformers does.
-_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings")
 # What needs kernels of TransformerEngine, of apex or of Megatron's own extensions for CUDA.
 _WITHOUT_KERNELS = {
     "moe_grouped_gemm": False,
@@ -106,21 +104,10 @@ class SequenceParallelNorm:
         return norm
 
 
-class WithoutTransformerEngine(LLMBridge):
+class WithoutTransformerEngine(BridgeOfTransformers5):
     """Builds a bridge's model from Megatron-core's own layers, and gives their parameters the names that it maps."""
 
-    def __init__(self, hf_config: Any, *args: Any, **kwargs: Any) -> None:
-        _restore_rope_keys(hf_config)
-        super().__init__(hf_config, *args, **kwargs)
-
     def _build_base_config(self, **kwargs: Any) -> Any:
-        # mbridge 0.15.1 has an earlier name of it; Megatron-core 0.16 rejects that.
-        if "max_position_embeddings" in kwargs:
-            earlier = kwargs.pop("max_position_embeddings")
-            kwargs.setdefault("original_max_position_embeddings", earlier)
-        # Nor are zero layers for the prediction of more tokens none to Megatron-core.
-        if kwargs.get("mtp_num_layers") == 0:
-            del kwargs["mtp_num_layers"]
         return super()._build_base_config(**{**kwargs, **_WITHOUT_KERNELS})
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:
@@ -160,13 +147,6 @@ class WithoutTransformerEngine(LLMBridge):
         return name
 
 
-def _restore_rope_keys(hf_config: Any) -> None:
-    """Gives a configuration of transformers 5, which has `rope_parameters` alone, the keys that mbridge reads."""
-    parameters = getattr(hf_config, "rope_parameters", None) or {}
-    if "rope_theta" in parameters and not hasattr(hf_config, "rope_theta"):
-        hf_config.rope_theta = parameters["rope_theta"]
-
-
 @register_model("qwen2")
 class LocalQwen2Bridge(WithoutTransformerEngine, Qwen2Bridge):
     """Qwen2.5, with tied embeddings too."""
@@ -183,22 +163,5 @@ class LocalQwen3MoEBridge(WithoutTransformerEngine, Qwen3MoEBridge):
 
 
 @register_model("deepseek_v3")
-class LocalDeepseekV3Bridge(WithoutTransformerEngine, DeepseekV3Bridge):
-    """DeepSeek-V3, with what mbridge 0.15.1 leaves out beside transformers 5: YaRN, and groups of experts.
-
-    mbridge looks for `rope_scaling` among the keys of the configuration, which transformers 5 keeps in
-    `rope_parameters`, and builds plain rotary embeddings; and it lets a token choose among all groups of experts. Both
-    are silent. Weights in float32 are read as they are: mbridge's own reader is for FP8 and bfloat16.
-    """
-
-    def _build_base_config(self, **kwargs: Any) -> Any:
-        rope = getattr(self.hf_config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "yarn":
-            kwargs |= {"rope_type": "yarn", "rotary_scaling_factor": rope["factor"]}
-            kwargs |= {name: rope[name] for name in _YARN if name in rope}
-        kwargs["moe_router_num_groups"] = self.hf_config.n_group
-        kwargs["moe_router_group_topk"] = self.hf_config.topk_group
-        return super()._build_base_config(**kwargs)
-
-    def _get_safetensor_io(self, weights_path: str) -> Any:
-        return LLMBridge._get_safetensor_io(self, weights_path)
+class LocalDeepseekV3Bridge(WithoutTransformerEngine, DeepseekV3OfTransformers5):
+    """DeepSeek-V3."""

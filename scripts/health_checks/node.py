@@ -22,6 +22,8 @@ from scripts.health_checks.installed_files import check_files
 from scripts.health_checks.npus import check_npus
 from scripts.health_checks.occupied_dies import dies_in_use
 
+CANN = {"2025": "8.2.RC1", "2026": "9.1.0"}
+"""Its version, by the stack."""
 OPEN_FILES = 65536
 # Ray keeps objects in shared memory: by default three tenths of the memory, and no more than this.
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
@@ -46,10 +48,15 @@ def check_node(settings: Mapping[str, str], root: Path = Path("/"), job_runs: bo
     return findings
 
 
-def versions() -> dict[str, str]:
+def check_software(stack: str, root: Path = Path("/")) -> list[Finding]:
+    """Look at what is installed, a part of `check_node` for any stack."""
+    return [*python_and_pins(stack), *installed_files(stack), platform_plugin(), cann(root, CANN[stack])]
+
+
+def versions(stack: str = "2025") -> dict[str, str]:
     """The installed version of every pinned distribution; `absent` where there is none."""
     found = {}
-    for upstream in Pins.read().upstreams:
+    for upstream in Pins.read(stack=stack).upstreams:
         name = upstream.distribution or upstream.name
         try:
             found[upstream.name] = importlib.metadata.version(name)
@@ -67,26 +74,30 @@ def emulated() -> bool:
     return True
 
 
-def python_and_pins() -> Iterator[Finding]:
-    """Python, and what the pins give a version to. Upstreams that a workspace holds as source have none here."""
+def python_and_pins(stack: str = "2025") -> Iterator[Finding]:
+    """Python, and what the pins give a version to.
+
+    Upstreams that a workspace of stack 2025 holds as source have none here; stack 2026 has no workspace, but releases.
+    """
     found = ".".join(map(str, sys.version_info[:2]))
     yield Finding("python", found, "" if found == "3.11" else "use Python 3.11, for which the pins are built")
-    installed = versions()
-    for upstream in Pins.read().upstreams:
-        if not upstream.version:
+    installed = versions(stack)
+    for upstream in Pins.read(stack=stack).upstreams:
+        pin = upstream.version or (upstream.release if stack == "2026" else "")
+        if not pin:
             continue
-        version, wanted = installed[upstream.name], {upstream.version, upstream.release} - {""}
-        remedy = "" if version.split("+")[0] in wanted else f"install {upstream.name}=={upstream.version}"
-        yield Finding(upstream.name, f"{version} (pin: {upstream.version})", remedy)
+        version, wanted = installed[upstream.name], {pin, upstream.release} - {""}
+        remedy = "" if version.split("+")[0] in wanted else f"install {upstream.name}=={pin}"
+        yield Finding(upstream.name, f"{version} (pin: {pin})", remedy)
 
 
-def installed_files() -> Iterator[Finding]:
+def installed_files(stack: str = "2025") -> Iterator[Finding]:
     """Whether the files of the pinned upstreams are those that their packages brought.
 
     Upstreams that a workspace holds as source have no list of files; the workspace checks their commits.
     """
     by_site: dict[Path, list[str]] = {}
-    for upstream in Pins.read().upstreams:
+    for upstream in Pins.read(stack=stack).upstreams:
         name = upstream.distribution or upstream.name
         try:
             distribution = importlib.metadata.distribution(name)
@@ -111,7 +122,7 @@ def platform_plugin() -> Finding:
     return Finding("vLLM's platform", ", ".join(named) or "none", "" if "ascend" in named else remedy)
 
 
-def cann(root: Path, pin: str = "8.2.RC1") -> Finding:
+def cann(root: Path, pin: str = CANN["2025"]) -> Finding:
     """CANN's toolkit, where its environment says it is."""
     if emulated():
         return Finding("CANN", "the emulated NPU needs none")
@@ -119,7 +130,7 @@ def cann(root: Path, pin: str = "8.2.RC1") -> Finding:
     texts = [path.read_text(errors="ignore") for path in home.rglob("ascend_toolkit_install.info")]
     match = re.search(r"^version=(\S+)", "\n".join(texts), re.MULTILINE)
     if not match:
-        return Finding("CANN", f"none in {home}", "install CANN 8.2.RC1, or source its set_env.sh first")
+        return Finding("CANN", f"none in {home}", f"install CANN {pin}, or source its set_env.sh first")
     right = match[1].upper() == pin.upper()
     return Finding("CANN", f"{match[1]} (pin: {pin})", "" if right else f"install CANN {pin}")
 

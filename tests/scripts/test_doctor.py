@@ -102,7 +102,7 @@ def test_limits(monkeypatch):
 
 def test_a_pin_that_differs_is_named(monkeypatch):
     assert not remedies(node.python_and_pins())
-    monkeypatch.setattr(node, "versions", lambda: dict.fromkeys(("torch", "torch-npu", "transformers"), "1.0"))
+    monkeypatch.setattr(node, "versions", lambda stack: dict.fromkeys(("torch", "torch-npu", "transformers"), "1.0"))
     found = remedies(node.python_and_pins())
     assert found["torch"] == "install torch==2.5.1" and found["transformers"] == "install transformers==4.51.1"
 
@@ -337,8 +337,21 @@ def test_a_node_that_fails_is_named_with_the_last_line_that_it_said():
     assert found.error == "does not answer: ModuleNotFoundError: no overlay"
 
 
-def test_stack_whose_versions_are_unknown_rejected(capsys):
+def test_unknown_stack_rejected(capsys):
     with pytest.raises(SystemExit) as ended:
-        load_script("scripts/doctor.py").main(["--stack", "2026"])
+        load_script("scripts/doctor.py").main(["--stack", "2024"])
     assert ended.value.code == 2
-    assert "--stack=2026 is invalid" in capsys.readouterr().err
+    assert "2024" in capsys.readouterr().err
+
+
+def test_packages_of_another_stack_are_bad(capsys):
+    assert load_script("scripts/doctor.py").main(["--stack", "2026", "--no-self-test"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (verl,) = (line for line in lines if "0.9.1" in line and "verl" in line)
+    assert verl.startswith("BAD") and "install verl==0.9.1" in verl
+
+
+def test_nodes_of_the_stack_2026_are_not_compared(capsys):
+    with pytest.raises(SystemExit) as ended:
+        load_script("scripts/doctor.py").main(["--stack", "2026", "--ray", "10.0.0.1:6379"])
+    assert ended.value.code == 2 and "--ray=10.0.0.1:6379 is invalid" in capsys.readouterr().err

@@ -15,11 +15,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TESTS = Path("op-plugin", "test", "test_custom_ops")
+# The checkouts for torch_npu 2.5.1.post1 and for 2.10.0.post4, by their branches.
+CHECKOUT, CHECKOUT_2026 = "op-plugin", "op-plugin-26.1.0"
+TESTS = Path("test", "test_custom_ops")
+LIMIT_S = 300
 CHIP, A3 = "Ascend910B3", "Ascend910_9391"
 # A test of more ranks than there are dies returns without a word and counts as passed.
 DIES = 16
@@ -45,10 +48,10 @@ class Outcome:
         return "passed" if self.passed else "skipped"
 
 
-def files(folder: Path, names: Iterable[str] = ()) -> list[Path]:
+def files(folder: Path, names: Iterable[str] = (), checkout: str = CHECKOUT) -> list[Path]:
     """The test files of the checkout in `folder`, or those with the given names."""
     wanted = set(names)
-    return [path for path in sorted((folder / TESTS).glob("test_*.py")) if not wanted or path.name in wanted]
+    return [path for path in sorted((folder / checkout / TESTS).glob("test_*.py")) if not wanted or path.name in wanted]
 
 
 def reached(folder: Path, chip: str = CHIP) -> list[str]:
@@ -57,9 +60,13 @@ def reached(folder: Path, chip: str = CHIP) -> list[str]:
     return [path.name for path in files(folder) if calls_reached(path) and (path.name in of_a3) == (chip == A3)]
 
 
-def calls_reached(test: Path) -> bool:
-    """Whether a file of tests calls an operator of torch_npu that the pinned code bases reach."""
-    operators = {name.rpartition("::")[2] for name in json.loads(REACHED.read_text())["reached"]} - PREPARING
+def calls_reached(test: Path, reached: Collection[str] | None = None) -> bool:
+    """Whether a file of tests calls an operator of torch_npu that the pinned code bases reach.
+
+    `reached` are full names of operators; None for what the pins of 2025 reach.
+    """
+    names = json.loads(REACHED.read_text())["reached"] if reached is None else reached
+    operators = {name.rpartition("::")[2] for name in names} - PREPARING
     return not operators.isdisjoint(_CALL.findall(test.read_text()))
 
 
@@ -75,12 +82,14 @@ def run(
     jobs: int = 1,
     chip: str = CHIP,
     keep: Path | None = None,
+    checkout: str = CHECKOUT,
+    limit: float = LIMIT_S,
 ) -> list[Outcome]:
     """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on a chip.
 
     The queue of the real torch_npu is off: a rejection there would end all later work of a file. Strict mode is on: the
     tests keep to what documents demand, and show where these are wrong. `keep` is a folder for the outcome of each
-    file; a file that has one there is not run again.
+    file; a file that has one there is not run again. A file is ended after `limit` seconds.
     """
     settings = {
         "NPU_EMULATOR_STRICT": "1",
@@ -91,13 +100,13 @@ def run(
         "NPU_EMULATOR_DEVICES": str(DIES),
         "OMP_NUM_THREADS": "1",
     }
-    tests = files(folder, names)
+    tests = files(folder, names, checkout)
     with tempfile.TemporaryDirectory() as scratch:
         results = keep or Path(scratch)
         results.mkdir(parents=True, exist_ok=True)
         waiting = [test for test in tests if not (results / f"{test.stem}.json").exists()]
         program = [sys.executable, "-W", "ignore", "-m", "tests.upstream.op_plugin_program"]
-        subprocess.run([*program, results, str(jobs), *waiting], env=os.environ | settings, check=True)
+        subprocess.run([*program, results, str(jobs), str(limit), *waiting], env=os.environ | settings, check=True)
         return [Outcome(test.name, **json.loads((results / f"{test.stem}.json").read_text())) for test in tests]
 
 
@@ -123,8 +132,8 @@ def main() -> None:
     )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as JSON")
     options = parser.parse_args()
-    if not (options.upstream / TESTS).is_dir():
-        parser.error(f"{options.upstream} lacks {TESTS}")
+    if not (options.upstream / CHECKOUT / TESTS).is_dir():
+        parser.error(f"{options.upstream} lacks {Path(CHECKOUT, TESTS)}")
     names = reached(options.upstream, options.chip) if options.reached else options.file
     outcomes = run(options.upstream, names, options.jobs, options.chip, options.keep)
     for outcome in outcomes:

@@ -1,6 +1,6 @@
 """Files of op-plugin's operator tests, unmodified, on the emulator; started by `tests.upstream.op_plugin`.
 
-    python -m tests.upstream.op_plugin_program RESULTS JOBS FILE ...
+    python -m tests.upstream.op_plugin_program RESULTS JOBS LIMIT_S FILE ...
 
 Each file runs in a process of its own, forked from one that has imported torch. Into RESULTS goes ``<file>.json``: the
 number of tests passed and, by the test's name, why others were skipped or failed.
@@ -18,8 +18,6 @@ import threading
 import types
 import unittest
 from pathlib import Path
-
-LIMIT_S = 300
 
 
 def _do_without_expecttest() -> None:
@@ -67,13 +65,13 @@ def _run_file(file: Path, result: Path) -> None:
     partial.rename(result)
 
 
-def _run_in_a_process(file: Path, results: Path) -> None:
+def _run_in_a_process(file: Path, results: Path, limit: float) -> None:
     """Run one file; one that ends without a result, or not in time, has failed."""
     result = results / f"{file.stem}.json"
     process = multiprocessing.get_context("fork").Process(target=_run_file, args=(file, result))
     process.start()
-    process.join(LIMIT_S)
-    said = f"ended with {process.exitcode}" if process.exitcode is not None else f"not finished after {LIMIT_S} s"
+    process.join(limit)
+    said = f"ended with {process.exitcode}" if process.exitcode is not None else f"not finished after {limit:g} s"
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # itself, and processes that a failed test has left
     process.join()
@@ -81,14 +79,14 @@ def _run_in_a_process(file: Path, results: Path) -> None:
         result.write_text(json.dumps({"failed": {file.name: said}}))
 
 
-def main(results: Path, jobs: int, files: list[Path]) -> None:
+def main(results: Path, jobs: int, limit: float, files: list[Path]) -> None:
     import torch_npu.testing.testcase  # noqa: F401
 
     several_ranks = threading.Lock()  # all files whose tests start ranks use the same port
 
     def run(file: Path) -> None:
         with several_ranks if "multiprocessing" in file.read_text() else contextlib.nullcontext():
-            _run_in_a_process(file, results)
+            _run_in_a_process(file, results, limit)
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         list(pool.map(run, files))
@@ -99,4 +97,4 @@ _do_without_expecttest()
 _use_shared_files()
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), [Path(name) for name in sys.argv[3:]])
+    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), [Path(name) for name in sys.argv[4:]])

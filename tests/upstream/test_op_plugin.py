@@ -28,7 +28,7 @@ TOO_LARGE_FOR_MOST_MACHINES = {"test_atb_reshape_and_cache", "test_npu_exponenti
 @pytest.fixture(scope="module")
 def outcomes(upstream: Path) -> dict[str, op_plugin.Outcome]:
     """What every file gave, by its name."""
-    assert (upstream / op_plugin.TESTS).is_dir(), f"{upstream} lacks {op_plugin.TESTS}"
+    assert op_plugin.files(upstream), f"{upstream} lacks {op_plugin.CHECKOUT}"
     return {Path(outcome.file).stem: outcome for outcome in op_plugin.run(upstream, jobs=2)}
 
 

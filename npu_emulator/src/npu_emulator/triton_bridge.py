@@ -7,6 +7,7 @@ Here it runs in the interpreter of the installed Triton, which copies its tensor
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -37,6 +38,7 @@ class InterpretedKernel:
         if self._interpreted is None:
             from triton.runtime.interpreter import InterpretedFunction
 
+            prepare_interpreter()
             function = self.__wrapped__
             names: dict[str, Any] = {}
             copy = types.FunctionType(
@@ -45,6 +47,41 @@ class InterpretedKernel:
             self._interpreted = InterpretedFunction(copy)  # before the names: kernels may call each other
             names.update({name: real(value) for name, value in function.__globals__.items()})
         return self._interpreted
+
+
+@functools.cache
+def prepare_interpreter() -> None:
+    """Make Triton's interpreter take what kernels for the NPU ask of it.
+
+    The functions of Triton's own library (`tl.randint`, `tl.max`) are kernels, too, which are to be interpreted where
+    they are called. Triton for the NPU takes blocks of any length, and Triton those whose length is a power of two.
+    """
+    import triton._utils
+    import triton.experimental.gluon.language  # it wants kernels of the library that are compiled, when it is imported
+    import triton.language
+    import triton.language.random
+    import triton.language.standard
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    for module in (triton.language, triton.language.random, triton.language.standard):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, JITFunction):
+                setattr(module, name, InterpretedFunction(value.fn))
+    triton._utils.is_power_of_two = lambda length: length > 0
+    TritonSemantic.arange = _arange
+
+
+def _arange(semantic: Any, start: Any, end: Any, *, ret_ty: Any = None) -> Any:
+    """As `TritonSemantic.arange`, for any number of elements."""
+    import triton.language as tl
+
+    first, last = (int(getattr(bound, "value", bound)) for bound in (start, end))
+    if last <= first:
+        raise ValueError(f"tl.arange({first}, {last}) has no elements")
+    kind = tl.block_type(tl.int32, [last - first]) if ret_ty is None else ret_ty
+    return semantic.tensor(semantic.builder.create_make_range(kind.to_ir(semantic.builder), first, last), kind)
 
 
 def real(value: Any) -> Any:

@@ -39,3 +39,20 @@ def test_tokens_are_mapped_to_slots_as_counted_by_hand(kernel):
 def test_kernel_is_launched_over_a_grid_only():
     with pytest.raises(RuntimeError, match=r"_compute_slot_mapping_kernel\[grid\]"):
         REPLACED()
+
+
+def test_sampling_of_vllm_ascend_equals_torch():
+    """Its kernels have blocks of 44032 numbers, no power of two, and call functions of Triton's own library."""
+    from vllm_ascend.worker.v2.sample.gumbel import apply_temperature, gumbel_sample
+
+    logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(5))
+    rows, temperatures = torch.arange(3, dtype=torch.int32).npu(), torch.tensor([0.5, 2.0, 0.0])
+    scaled = logits.npu()
+    apply_temperature(scaled, rows, temperatures.npu())
+    assert torch.equal(scaled.cpu()[:2], logits[:2] / temperatures[:2, None])
+    assert torch.equal(scaled.cpu()[2], logits[2]), "a temperature of 0 is for the best token"
+    seeds, positions = torch.tensor([1, 2, 3]).npu(), torch.tensor([4, 5, 6]).npu()
+    greedy = gumbel_sample(logits.npu(), rows, torch.zeros(3).npu(), seeds, positions, apply_temperature=True)
+    assert greedy.tolist() == logits.argmax(-1).tolist()
+    drawn = gumbel_sample(logits.npu(), rows, torch.full((3,), 50.0).npu(), seeds, positions, apply_temperature=True)
+    assert drawn.tolist() != greedy.tolist(), "at a high temperature noise decides"

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.plan import DEFAULT_TRAIN_DATA
-from rehearsal.stack_2026.plan import CHANGES
-from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+from tests.stack_2026.checkpoints import make_checkpoints
 
-MODELS = ("qwen3", "qwen3_moe", "deepseek_v3")
 # Of logits near 5, in float32.
 TOLERANCE = 2e-5
 # Patches that DeepSeek-V3 reaches without an optimizer.
@@ -24,13 +21,7 @@ REACHED = {
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> list[Path]:
-    """The models of the rehearsal, with random weights, norms and biases."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    for name in MODELS:
-        changes = tuple(CHANGES.get(name, {}).items())
-        request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, "float32", warm_start=None, model_type=name, changes=changes)
-        make_checkpoint(request, folder / name, lambda *_: None)
-    return [folder / name for name in MODELS]
+    return make_checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
 @pytest.mark.parametrize(("dies", "options"), [(1, []), (2, []), (2, ["--tensor"])], ids=["one", "experts", "tensor"])

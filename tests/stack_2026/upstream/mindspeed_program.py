@@ -1,0 +1,120 @@
+"""Ranks that train one step with MindSpeed as verl 0.9's engine starts it, against transformers on the same tokens.
+
+Every rank of a group runs it, experts spread over all of them; the first prints what it found as JSON, by model.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+
+# MindSpeed, before Megatron-core.
+from verl.workers.engine.mindspeed.transformer_impl import _mindspeed_repatch
+
+# isort: split
+import mindspeed
+from mbridge import AutoBridge
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.optimizer import OptimizerConfig
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from verl.models.mcore.model_forward import gptmodel_forward_model_engine
+from verl.utils.megatron.optimizer import get_megatron_optimizer
+from verl.workers.config import McoreEngineConfig
+
+import verl_plugin.mindspeed  # noqa: F401
+
+LENGTHS = (12, 5, 20)
+# A large epsilon: the first step of Adam is then smooth in the gradient, where it is the gradient's sign otherwise.
+STEP = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.95)}
+
+
+def sequences() -> list[torch.Tensor]:
+    """Tokens of the sequences, which verl packs into one."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(9, 500, (length,), generator=generator) for length in LENGTHS]
+
+
+def loss_of(logits: list[torch.Tensor], tokens: list[torch.Tensor]) -> torch.Tensor:
+    """The mean over all tokens but the last of each sequence."""
+    losses = [
+        torch.nn.functional.cross_entropy(each[:-1].float(), ids[1:].to(each.device), reduction="sum")
+        for each, ids in zip(logits, tokens, strict=True)
+    ]
+    return torch.stack(losses).sum() / sum(len(ids) - 1 for ids in tokens)
+
+
+def trained_reference(folder: Path) -> tuple[PreTrainedModel, list[torch.Tensor]]:
+    """transformers' model after a step of torch's AdamW, and its logits before."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = sequences()
+    logits = [model(input_ids=ids[None]).logits[0] for ids in tokens]
+    loss_of(logits, tokens).backward()
+    torch.optim.AdamW(model.parameters(), **STEP).step()  # verl lets Megatron-core decay norms and biases too
+    return model, [each.detach() for each in logits]
+
+
+def _of_mindspeed(layer: torch.nn.Module) -> bool:
+    return type(layer).__module__.startswith("mindspeed.")
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    """How far logits and the weights after a step are from transformers', and which layers are MindSpeed's."""
+    reference, expected = trained_reference(folder)
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
+        os.environ.pop(name, None)
+    bridge = AutoBridge.from_pretrained(str(folder), dtype=torch.float32)
+    models = bridge.get_model(bf16=False, wrap_with_ddp=True, data_parallel_random_init=False)
+    bridge.load_weights(models, str(folder), memory_efficient=False)
+    optimizer = get_megatron_optimizer(
+        models,
+        OptimizerConfig(
+            optimizer="adam", lr=STEP["lr"], adam_eps=STEP["eps"], weight_decay=STEP["weight_decay"],
+            adam_beta1=STEP["betas"][0], adam_beta2=STEP["betas"][1], clip_grad=0.0, bf16=False,
+            params_dtype=torch.float32, use_distributed_optimizer=True,
+        ),
+    )  # fmt: skip
+    tokens = sequences()
+    nested = torch.nested.as_nested_tensor([ids.npu() for ids in tokens], layout=torch.jagged)
+    found = list(gptmodel_forward_model_engine(models[0], nested, {}, data_format="thd").unbind())
+    logits = max((a.detach().cpu() - b).abs().max().item() for a, b in zip(found, expected, strict=True))
+    loss_of(found, tokens).backward()
+    models[0].finish_grad_sync()
+    succeeded, norm, _ = optimizer.step()
+    with torch.no_grad():
+        exported = {name: weight.cpu() for name, weight in bridge.export_weights(models)}
+    with tempfile.TemporaryDirectory() as scratch:
+        reference.save_pretrained(scratch)  # in the names of published checkpoints, expert by expert
+        wanted = safetensors.torch.load_file(Path(scratch, "model.safetensors"))
+    before = safetensors.torch.load_file(folder / "model.safetensors")
+    assert exported.keys() == wanted.keys() == before.keys(), exported.keys() ^ wanted.keys()
+    return {
+        "logits": logits,
+        "stepped": succeeded,
+        "weights": max((exported[name] - weight).abs().max().item() for name, weight in wanted.items()),
+        "moved": max((wanted[name] - weight).abs().max().item() for name, weight in before.items()),
+        "layers": sorted({type(each).__module__ for each in models[0].modules() if _of_mindspeed(each)}),
+    }
+
+
+def main(folders: list[str]) -> None:
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("hccl")
+    _mindspeed_repatch(McoreEngineConfig())
+    parallel_state.initialize_model_parallel(expert_model_parallel_size=dist.get_world_size())
+    tensor_parallel.model_parallel_cuda_manual_seed(0)
+    results = {Path(folder).name: compare(Path(folder)) for folder in folders}
+    if dist.get_rank() == 0:
+        print(json.dumps(results | {"mindspeed": mindspeed.__file__}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,28 @@
+"""Bridges for verl's engine with MindSpeed, whose layers stand in for TransformerEngine's on an NPU.
+
+mbridge 0.15.1 cannot read a configuration of transformers 5, with which verl 0.9.1 is installed. Packages of a registry
+have no MindSpeed: it and Megatron-LM (core_r0.16.0 of both) are checkouts on PYTHONPATH.
+
+    actor_rollout_ref.model.external_lib=verl_plugin.mindspeed
+"""
+
+from mbridge.core import register_model
+from mbridge.models.qwen3 import Qwen3Bridge
+from mbridge.models.qwen3moe import Qwen3MoEBridge
+
+from verl_plugin.bridges import BridgeOfTransformers5, DeepseekV3OfTransformers5
+
+
+@register_model("qwen3")
+class MindSpeedQwen3Bridge(BridgeOfTransformers5, Qwen3Bridge):
+    """Qwen3, dense."""
+
+
+@register_model("qwen3_moe")
+class MindSpeedQwen3MoEBridge(BridgeOfTransformers5, Qwen3MoEBridge):
+    """Qwen3 with experts."""
+
+
+@register_model("deepseek_v3")
+class MindSpeedDeepseekV3Bridge(DeepseekV3OfTransformers5):
+    """DeepSeek-V3."""
