@@ -24,6 +24,7 @@ CHANGING = {
     "scripts/health_checks/device_test.py": {"_Rank"},
     "rehearsal/prefork/template.py": {"_Worker"},
     "verl_patches/features/dynamic_sampling/acceptance.py": {"Acceptance"},
+    "verl_patches/features/measure/serialized.py": {"_Serialized"},
     "verl_patches/features/measure/step_record.py": {"LogProbDifference", "StepRecord"},
     "verl_patches/features/expert_sets/records.py": {"StepChoices"},
     "post_training/finite_steps/norm.py": {"NormDecision"},

@@ -19,7 +19,7 @@ from post_training.report.samples import FIRST, LAST, Sample
 from verl_patches.features.process_context import process_context
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Written:
     """What this process has written: executed patches, and the most of its device's memory by phase, in bytes."""
 
