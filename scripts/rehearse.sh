@@ -24,6 +24,9 @@ outputs/rehearsal/latest. Stops everything that it starts.
   --stack NAME          2025 (default) or 2026: which versions to run, in .venv/
                         or .venv-2026/ (docs/stacks.md)
   --backend NAME        with --stack 2026: megatron (default) or fsdp2
+  --weights NAME        with --stack 2026, how they reach the rollout: alltoallv
+                        (default), or naive, verl's own way
+  --precision NAME      with --stack 2026: float32 (default) or bfloat16
   --data FILE           problems to train on, like deepscaler.json (problem,
                         answer) or GSM8K's jsonl (question, answer)
                         (default: the arithmetic in data/)
@@ -54,7 +57,7 @@ USAGE
 }
 
 main() {
-    local options=() overrides=() dry_run=false known stack=$ENVIRONMENT_DEFAULT_STACK
+    local options=() overrides=() dry_run=false known choices of_2026="" stack=$ENVIRONMENT_DEFAULT_STACK
     while (($#)); do
         case $1 in
             --help) usage; return ;;
@@ -66,10 +69,16 @@ main() {
                 stack=$2
                 shift 2
                 ;;
-            --backend)
+            --backend | --weights | --precision)
                 argument_require_value "$1" $#
-                [[ $2 == fsdp2 || $2 == megatron ]] ||
-                    fail "--backend=$2 is invalid: there is no such training engine. Set it to fsdp2 or megatron."
+                case $1 in
+                    --backend) choices=(megatron fsdp2) ;;
+                    --weights) choices=(alltoallv naive) ;;
+                    --precision) choices=(float32 bfloat16) ;;
+                esac
+                [[ " ${choices[*]} " == *" $2 "* && $2 != *" "* ]] ||
+                    fail "$1=$2 is invalid: there is no such value. Set it to ${choices[0]} or ${choices[1]}."
+                of_2026=$1
                 options+=("$1" "$2")
                 shift 2
                 ;;
@@ -96,6 +105,7 @@ main() {
         esac
     done
 
+    [[ -z $of_2026 || $stack == 2026 ]] || fail "$of_2026 is for --stack 2026: add that, or leave $of_2026 away."
     local python module=rehearsal
     # Each stack has a job of its own.
     [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]] || module=rehearsal.stack_$stack

@@ -424,6 +424,11 @@ def test_launcher_rejects_before_it_sets_up_anything(machine):
     assert rejected(machine.run(*launcher, "--seed", "-1"), '--seed is "-1"')
     assert rejected(machine.run(*launcher, "--model", "llama"), f"the families are {' '.join(sorted(TINY_MODELS))}.")
     assert rejected(machine.run(*launcher, "--faster"), 'Unknown argument "--faster"')
+    for option, good in (("--backend", "fsdp2"), ("--weights", "naive"), ("--precision", "bfloat16")):
+        bad = machine.run(*launcher, "--stack", "2026", option, "none")
+        assert rejected(bad, f"{option}=none is invalid: there is no such value. Set it to ")
+        assert rejected(machine.run(*launcher, option, good), f"{option} is for --stack 2026")
+        assert rejected(machine.run(*launcher, "--stack", "2026", option, good), "No C++ compiler")
     assert not (machine.root / ".venv").exists() and machine.take_calls() == []
 
 
