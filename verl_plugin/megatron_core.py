@@ -76,7 +76,8 @@ class LatentAttention(DotProductAttention):
     """Megatron-core's own attention, for heads whose values are not as wide as their keys (MLA).
 
     All heads of all tensor parallel ranks share the end of a key, which Megatron-core's own linear layer computes on
-    each rank out of its share of the rows. Its gradient is summed over these ranks here; Megatron-core 0.16 does not.
+    each rank out of its share of the rows. Its gradient is summed over these ranks here; Megatron-core 0.16 does not:
+    docs/upstream/megatron-core-tensor-parallel-gradients.md.
     """
 
     def __init__(self, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any) -> None:
