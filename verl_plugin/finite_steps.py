@@ -62,8 +62,8 @@ class FiniteSteps:
 
     def train_batch(self, *args: Any, **options: Any) -> Any:
         """As verl's, with `nonfinite_steps` among the metrics."""
-        outputs = super().train_batch(*args, **options)  # type: ignore[misc]
-        if self.is_mp_src_rank_with_outputs():  # type: ignore[attr-defined]
+        outputs = super().train_batch(*args, **options)  # type: ignore[misc]  # of the engine
+        if self.is_mp_src_rank_with_outputs():  # type: ignore[attr-defined]  # of the engine
             value = int(self._skipped_in_a_row > 0)
             outputs["metrics"][METRIC] = Metric(value=value, aggregation=AggregationType.MEAN)
         return outputs

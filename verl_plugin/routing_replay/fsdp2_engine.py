@@ -29,9 +29,9 @@ class RoutedFSDP2(RoutedPasses):
     def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
         """As upstream, for a micro batch whose rows have the rollout's experts."""
         if not self._in_pass:
-            return super().forward_step(micro_batch, loss_function, forward_only)  # type: ignore[misc]
+            return super().forward_step(micro_batch, loss_function, forward_only)  # type: ignore[misc]  # of the engine
         with self._forward_of(self._given, self._rows(micro_batch)):
-            return super().forward_step(micro_batch, loss_function, forward_only)  # type: ignore[misc]
+            return super().forward_step(micro_batch, loss_function, forward_only)  # type: ignore[misc]  # of the engine
 
     def _routers(self) -> Iterable[GivenExperts]:
         return self._given
@@ -51,7 +51,7 @@ class RoutedFSDP2(RoutedPasses):
         experts, known = batch[FIELD], known_rows(batch["input_ids"], batch["response_mask"])
         if tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
             flat, marks = experts.values(), known.values()
-            padding = self._get_packed_pad_size(len(flat))  # type: ignore[attr-defined]
+            padding = self._get_packed_pad_size(len(flat))  # type: ignore[attr-defined]  # of the engine
             flat = functional.pad(flat.long(), (0, 0, 0, 0, 0, padding))
             return Rows(flat, functional.pad(marks, (0, padding)))
         longest = int(experts.offsets().diff().max())

@@ -33,10 +33,10 @@ class RoutedMegatron(RoutedPasses):
     def forward_step(self, batch_iter: Iterator[Any], model: nn.Module, *processors: Any, **named: Any) -> Any:
         """As upstream, for a micro batch whose rows have the rollout's experts."""
         if not self._in_pass:
-            return super().forward_step(batch_iter, model, *processors, **named)  # type: ignore[misc]
+            return super().forward_step(batch_iter, model, *processors, **named)  # type: ignore[misc]  # of the engine
         batch = next(batch_iter)
         with self._forward_of(self._given[id(model)], self._rows(batch)):
-            return super().forward_step(iter([batch]), model, *processors, **named)  # type: ignore[misc]
+            return super().forward_step(iter([batch]), model, *processors, **named)  # type: ignore[misc]  # of the engine
 
     def _routers(self) -> Iterable[GivenExperts]:
         return [each for routers in getattr(self, "_given", {}).values() for each in routers]

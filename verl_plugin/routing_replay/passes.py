@@ -50,14 +50,14 @@ class RoutedPasses:
             )
         compares = self._mode == "disabled" and not self.engine_config.forward_only
         if experts is None or not (compares or self._mode == "R3"):
-            return super().forward_backward_batch(data, loss_function, forward_only=forward_only)  # type: ignore[misc]
+            return super().forward_backward_batch(data, loss_function, forward_only=forward_only)  # type: ignore[misc]  # of the engine
         known = known_rows(data["input_ids"], data["response_mask"])
         checked(experts, data["input_ids"], known, self.model_config.hf_config)
         # verl's own replay, which this one stands in for.
         tu.assign_non_tensor_data(data, "enable_routing_replay", False)
         try:
             self._in_pass, self._forward_only = True, forward_only
-            output = super().forward_backward_batch(data, loss_function, forward_only=forward_only)  # type: ignore[misc]
+            output = super().forward_backward_batch(data, loss_function, forward_only=forward_only)  # type: ignore[misc]  # of the engine
         finally:
             self._in_pass = False
             for each in self._routers():
@@ -95,7 +95,7 @@ class RoutedPasses:
         self._tally.open = is_last
         if is_last:
             # Ranks that compute parts of the same samples read the same experts.
-            copies = torch.distributed.get_world_size() // self.get_data_parallel_size()  # type: ignore[attr-defined]
+            copies = torch.distributed.get_world_size() // self.get_data_parallel_size()  # type: ignore[attr-defined]  # of the engine
             found |= bytes_metric(read / copies)
             self._read_bytes = 0
         if "metrics" in output:
