@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.models.families import decoder_values, family_of, table_for, variant_findings
+from post_training.report.run_folder import at
 from post_training.user_files import FileError, read_object
 from verl_plugin.alltoallv.settings import (
     EXTENSION,
@@ -22,6 +23,7 @@ from verl_plugin.alltoallv.settings import (
 )
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
+from verl_plugin.sentences import invalid
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MEGATRON = f"{_ACTOR}.megatron"
@@ -71,29 +73,18 @@ def dies_of(config: Mapping[str, Any]) -> int:
     return int(config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"])
 
 
-def _invalid(key: str, value: Any, reason: str, remedy: str) -> str:
-    return f"{key}={value} is invalid: {reason}. Set it to {remedy}."
-
-
-def _at(config: Mapping[str, Any], key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong whatever the model is; the first one counts, because later ones rely on earlier ones."""
-    strategy = _at(config, f"{_ACTOR}.strategy")
+    strategy = at(config, f"{_ACTOR}.strategy")
     if strategy not in _ENGINES:
-        yield _invalid(f"{_ACTOR}.strategy", strategy, "no job of this stack trains with it", " or ".join(_ENGINES))
+        yield invalid(f"{_ACTOR}.strategy", strategy, "no job of this stack trains with it", " or ".join(_ENGINES))
     for key in (*_COUNTS, *(_MEGATRON_COUNTS if strategy == "megatron" else ())):
-        value = _at(config, key)
+        value = at(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            yield _invalid(key, value, "it is no count", "a whole number from 1 on")
-    share = _at(config, f"{_ROLLOUT}.gpu_memory_utilization")
+            yield invalid(key, value, "it is no count", "a whole number from 1 on")
+    share = at(config, f"{_ROLLOUT}.gpu_memory_utilization")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        yield _invalid(f"{_ROLLOUT}.gpu_memory_utilization", share, "it is no share", "a number between 0 and 1")
+        yield invalid(f"{_ROLLOUT}.gpu_memory_utilization", share, "it is no share", "a number between 0 and 1")
     yield from _batch_problems(config)
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
@@ -101,68 +92,68 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    batch, mini = config["data"]["train_batch_size"], _at(config, f"{_ACTOR}.ppo_mini_batch_size")
+    batch, mini = config["data"]["train_batch_size"], at(config, f"{_ACTOR}.ppo_mini_batch_size")
     if batch % mini:
-        yield _invalid(
+        yield invalid(
             f"{_ACTOR}.ppo_mini_batch_size", mini, f"{batch} prompts of a step are no multiple", f"a divisor of {batch}"
         )
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
-    limits = [(f"{_ROLLOUT}.max_num_batched_tokens", not _at(config, f"{_ROLLOUT}.enable_chunked_prefill"))]
-    limits.append((f"{_ACTOR}.ppo_max_token_len_per_gpu", _at(config, f"{_ACTOR}.use_dynamic_bsz")))
+    limits = [(f"{_ROLLOUT}.max_num_batched_tokens", not at(config, f"{_ROLLOUT}.enable_chunked_prefill"))]
+    limits.append((f"{_ACTOR}.ppo_max_token_len_per_gpu", at(config, f"{_ACTOR}.use_dynamic_bsz")))
     for key, applies in limits:
-        if applies and _at(config, key) < longest:
-            yield _invalid(key, _at(config, key), f"a sequence may have {longest} tokens", f"{longest} or more")
+        if applies and at(config, key) < longest:
+            yield invalid(key, at(config, key), f"a sequence may have {longest} tokens", f"{longest} or more")
 
 
 def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[str]:
-    dies, rollout_tp = dies_of(config), _at(config, f"{_ROLLOUT}.tensor_model_parallel_size")
+    dies, rollout_tp = dies_of(config), at(config, f"{_ROLLOUT}.tensor_model_parallel_size")
     if dies % rollout_tp:
-        yield _invalid(
+        yield invalid(
             f"{_ROLLOUT}.tensor_model_parallel_size", rollout_tp, f"{dies} dies are no multiple", f"a divisor of {dies}"
         )
     if strategy != "megatron":
         yield from _replica_problems(config, dies)
         return
-    megatron = _at(config, _MEGATRON)
+    megatron = at(config, _MEGATRON)
     tp, pp = megatron["tensor_model_parallel_size"], megatron["pipeline_model_parallel_size"]
     ep, etp = megatron["expert_model_parallel_size"], megatron["expert_tensor_parallel_size"] or tp
     if megatron["context_parallel_size"] > 1:
-        yield _invalid(_MEGATRON_COUNTS[2], megatron["context_parallel_size"], "alltoallv has no layout for it", "1")
+        yield invalid(_MEGATRON_COUNTS[2], megatron["context_parallel_size"], "alltoallv has no layout for it", "1")
     if dies % (tp * pp):
-        yield _invalid(_MEGATRON_COUNTS[0], tp, f"{dies} dies are no multiple of TP{tp} x PP{pp}", "a divisor")
+        yield invalid(_MEGATRON_COUNTS[0], tp, f"{dies} dies are no multiple of TP{tp} x PP{pp}", "a divisor")
     yield from _replica_problems(config, dies // (tp * pp))
     if etp != tp and (etp != 1 or ep % tp):
         key, reason = (
             f"{_MEGATRON}.expert_tensor_parallel_size",
             f"alltoallv has no layout for it with TP{tp} and EP{ep}",
         )
-        yield _invalid(key, etp, reason, f"{tp}, or to 1 with experts over a multiple of {tp} dies")
+        yield invalid(key, etp, reason, f"{tp}, or to 1 with experts over a multiple of {tp} dies")
     if dies % (ep * etp * pp):
         reason = f"{dies} dies are no multiple of EP{ep} x ETP{etp} x PP{pp}"
-        yield _invalid(_MEGATRON_COUNTS[3], ep, reason, f"a divisor of {dies // (etp * pp) or 1}")
+        yield invalid(_MEGATRON_COUNTS[3], ep, reason, f"a divisor of {dies // (etp * pp) or 1}")
 
 
 def _replica_problems(config: Mapping[str, Any], replicas: int) -> Iterator[str]:
     """The answers of a mini batch are dealt out to the data-parallel replicas of training."""
-    mini, answers = _at(config, f"{_ACTOR}.ppo_mini_batch_size"), _at(config, f"{_ROLLOUT}.n")
+    mini, answers = at(config, f"{_ACTOR}.ppo_mini_batch_size"), at(config, f"{_ROLLOUT}.n")
     if mini * answers % replicas:
         reason = f"its {mini * answers} answers are no multiple of {replicas} replicas"
-        yield _invalid(f"{_ACTOR}.ppo_mini_batch_size", mini, reason, f"a multiple of {replicas}")
+        yield invalid(f"{_ACTOR}.ppo_mini_batch_size", mini, reason, f"a multiple of {replicas}")
 
 
 def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Both keys of the plugin, or neither; and its options."""
-    libraries, vllm = _at(config, LIBRARY_KEY) or [], _at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
+    libraries, vllm = at(config, LIBRARY_KEY) or [], at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
     libraries = [libraries] if isinstance(libraries, str) else libraries
     exports, imports = LIBRARY in libraries, vllm.get("worker_extension_cls") == EXTENSION
     if imports and not exports:
-        yield _invalid(LIBRARY_KEY, libraries, f"vLLM's workers wait for alltoallv ({EXTENSION_KEY})", f"[{LIBRARY}]")
+        yield invalid(LIBRARY_KEY, libraries, f"vLLM's workers wait for alltoallv ({EXTENSION_KEY})", f"[{LIBRARY}]")
     if exports and not imports:
-        yield _invalid(EXTENSION_KEY, vllm.get("worker_extension_cls"), "training sends by alltoallv", EXTENSION)
+        yield invalid(EXTENSION_KEY, vllm.get("worker_extension_cls"), "training sends by alltoallv", EXTENSION)
     try:
         AlltoallvSettings.from_additional_config(vllm.get("additional_config"))
     except (TypeError, AttributeError):
-        yield _invalid(SETTINGS_KEY, vllm.get("additional_config"), "it is no group of options", "{}")
+        yield invalid(SETTINGS_KEY, vllm.get("additional_config"), "it is no group of options", "{}")
     except ValueError as error:
         yield str(error)
 
@@ -188,7 +179,7 @@ def _check_by_verl(config: Any) -> None:
 
 def _read_model(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The config.json of the model's folder, if this machine has it."""
-    path = _at(config, "actor_rollout_ref.model.path")
+    path = at(config, "actor_rollout_ref.model.path")
     file = Path(str(path), "config.json")
     if path is None or not file.is_file():
         return None
@@ -211,17 +202,17 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
         return
     heads, experts = values["num_attention_heads"], values.get("num_experts") or values.get("n_routed_experts") or 0
     keys = [f"{_ROLLOUT}.tensor_model_parallel_size"]
-    if _at(config, f"{_ACTOR}.strategy") == "megatron":
+    if at(config, f"{_ACTOR}.strategy") == "megatron":
         keys.append(_MEGATRON_COUNTS[0])
-        ep = _at(config, _MEGATRON_COUNTS[3])
+        ep = at(config, _MEGATRON_COUNTS[3])
         if experts % ep or (ep > 1 and not experts):
-            yield _invalid(_MEGATRON_COUNTS[3], ep, f"the model has {experts} experts", "a divisor" if experts else "1")
+            yield invalid(_MEGATRON_COUNTS[3], ep, f"the model has {experts} experts", "a divisor" if experts else "1")
     for key in keys:
-        if heads % _at(config, key):
-            yield _invalid(key, _at(config, key), f"the model has {heads} attention heads", f"a divisor of {heads}")
+        if heads % at(config, key):
+            yield invalid(key, at(config, key), f"the model has {heads} attention heads", f"a divisor of {heads}")
     yield from replay_model_problems(config, model)
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
     positions, answer = values["max_position_embeddings"], config["data"]["max_response_length"]
     if longest > positions:
         reason = f"with the prompt a sequence has {longest} tokens, and the model {positions} positions"
-        yield _invalid("data.max_response_length", answer, reason, f"{positions - longest + answer} or less")
+        yield invalid("data.max_response_length", answer, reason, f"{positions - longest + answer} or less")

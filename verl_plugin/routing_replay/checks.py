@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from post_training.report.run_folder import at
 from verl_plugin.routing_replay.families import FSDP2_FAMILIES
+from verl_plugin.sentences import invalid
 
 MODES = ("disabled", "R2", "R3")
 ENGINES = "verl_plugin.routing_replay.engines"
@@ -30,24 +32,24 @@ def replay_problems(config: Mapping[str, Any]) -> Iterator[str]:
     Args:
         config: of a whole job, resolved.
     """
-    strategy, sends = _at(config, f"{_ACTOR}.strategy"), bool(_at(config, _SENDS))
+    strategy, sends = at(config, f"{_ACTOR}.strategy"), bool(at(config, _SENDS))
     mode_key = f"{_ACTOR}.{_GROUPS[strategy]}.router_replay.mode"
-    mode = _at(config, mode_key) or "disabled"
-    libraries = _at(config, _LIBRARY) or []
+    mode = at(config, mode_key) or "disabled"
+    libraries = at(config, _LIBRARY) or []
     extended = ENGINES in ([libraries] if isinstance(libraries, str) else libraries)
     if mode not in MODES:
-        yield _invalid(mode_key, mode, "there is no such mode", " or ".join(MODES))
+        yield invalid(mode_key, mode, "there is no such mode", " or ".join(MODES))
     if mode == "R2" and strategy == "fsdp2":
-        yield _invalid(mode_key, mode, "verl records experts on Megatron alone", "R3 or disabled")
+        yield invalid(mode_key, mode, "verl records experts on Megatron alone", "R3 or disabled")
     if mode == "R3" and not sends:
-        yield _invalid(_SENDS, False, f"{mode_key}=R3 needs the rollout's experts", "true")
+        yield invalid(_SENDS, False, f"{mode_key}=R3 needs the rollout's experts", "true")
     if mode == "R2" and sends:
-        yield _invalid(_SENDS, True, f"{mode_key}=R2 records experts in training", "false")
+        yield invalid(_SENDS, True, f"{mode_key}=R2 records experts in training", "false")
     if not sends:
         return
     if not extended:
         reason = "without this project's engines nothing replays in padded batches, in the reference or on FSDP2"
-        yield _invalid(_LIBRARY, libraries, reason, f"[..., {ENGINES}]")
+        yield invalid(_LIBRARY, libraries, reason, f"[..., {ENGINES}]")
     yield from _reference_problems(config, strategy, mode)
     yield from _split_problems(config, strategy)
     yield from _rollout_problems(config)
@@ -55,54 +57,43 @@ def replay_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def replay_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
     """Where routing replay and the model, its config.json, do not fit each other."""
-    if not _at(config, _SENDS):
+    if not at(config, _SENDS):
         return
     if not (model.get("num_experts") or model.get("n_routed_experts")):
-        yield _invalid(_SENDS, True, f"{model.get('model_type')} has no experts", "false")
-    elif _at(config, f"{_ACTOR}.strategy") == "fsdp2" and model.get("model_type") not in FSDP2_FAMILIES:
+        yield invalid(_SENDS, True, f"{model.get('model_type')} has no experts", "false")
+    elif at(config, f"{_ACTOR}.strategy") == "fsdp2" and model.get("model_type") not in FSDP2_FAMILIES:
         families = " and ".join(FSDP2_FAMILIES)
-        yield _invalid(f"{_ACTOR}.strategy", "fsdp2", f"there it replays the routers of {families} alone", "megatron")
+        yield invalid(f"{_ACTOR}.strategy", "fsdp2", f"there it replays the routers of {families} alone", "megatron")
 
 
 def _reference_problems(config: Mapping[str, Any], strategy: str, mode: str) -> Iterator[str]:
     """Log-probs of actor and reference are subtracted, so both use the same experts."""
-    if not (_at(config, f"{_ACTOR}.use_kl_loss") or _at(config, "algorithm.use_kl_in_reward")):
+    if not (at(config, f"{_ACTOR}.use_kl_loss") or at(config, "algorithm.use_kl_in_reward")):
         return
     key = f"{_REF}.{_GROUPS[strategy]}.router_replay.mode"
-    if (_at(config, key) or "disabled") != mode:
-        yield _invalid(key, _at(config, key) or "disabled", f"the actor has {mode}, and both are compared", mode)
+    if (at(config, key) or "disabled") != mode:
+        yield invalid(key, at(config, key) or "disabled", f"the actor has {mode}, and both are compared", mode)
 
 
 def _split_problems(config: Mapping[str, Any], strategy: str) -> Iterator[str]:
     for part in (_ACTOR, _REF):
         for name, only, reason in _SPLITS[strategy]:
             key = f"{part}.{_GROUPS[strategy]}.{name}"
-            value = _at(config, key)
+            value = at(config, key)
             if value is not None and value not in (only, 1):
-                yield _invalid(key, value, reason, "null" if only is None else str(only).lower())
+                yield invalid(key, value, reason, "null" if only is None else str(only).lower())
 
 
 def _rollout_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    vllm = _at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
+    vllm = at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
     unquantised = "vLLM-Ascend 0.23 records the experts of weights that are not quantised alone"
-    for key, value in ((f"{_ROLLOUT}.quantization", _at(config, f"{_ROLLOUT}.quantization")),
+    for key, value in ((f"{_ROLLOUT}.quantization", at(config, f"{_ROLLOUT}.quantization")),
                        (f"{_ROLLOUT}.engine_kwargs.vllm.quantization", vllm.get("quantization"))):  # fmt: skip
         if value:
-            yield _invalid(key, value, unquantised, "null")
+            yield invalid(key, value, unquantised, "null")
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if (vllm.get(name) or 1) > 1:
             key = f"{_ROLLOUT}.engine_kwargs.vllm.{name}"
-            yield _invalid(key, vllm[name], "vLLM returns no experts with it", "1")
-    if _at(config, f"{_ROLLOUT}.name") != "vllm":
-        yield _invalid(f"{_ROLLOUT}.name", _at(config, f"{_ROLLOUT}.name"), "experts come from vLLM-Ascend", "vllm")
-
-
-def _invalid(key: str, value: Any, reason: str, remedy: str) -> str:
-    return f"{key}={value} is invalid: {reason}. Set it to {remedy}."
-
-
-def _at(config: Mapping[str, Any], key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
+            yield invalid(key, vllm[name], "vLLM returns no experts with it", "1")
+    if at(config, f"{_ROLLOUT}.name") != "vllm":
+        yield invalid(f"{_ROLLOUT}.name", at(config, f"{_ROLLOUT}.name"), "experts come from vLLM-Ascend", "vllm")
