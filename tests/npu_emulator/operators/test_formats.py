@@ -1,10 +1,20 @@
 """Formats of memory where private ones are not allowed, which is the default of Atlas A3."""
 
+import pytest
 import torch
 import torch_npu
 
 
-def test_a_private_format_is_a_plain_one_unless_it_is_allowed():
+@pytest.fixture
+def plain_formats_alone():
+    """As in a new process: vLLM-Ascend's model runner allows others for the whole process when it is imported."""
+    earlier = torch_npu._C._npu_getOption("ALLOW_INTERNAL_FORMAT")
+    torch.npu.config.allow_internal_format = False
+    yield
+    torch.npu.config.allow_internal_format = earlier == b"enable"
+
+
+def test_a_private_format_is_a_plain_one_unless_it_is_allowed(plain_formats_alone):
     """The control is the check `tiles` of the device program, where it is allowed, and memory lies in tiles."""
     x = torch.randn(4, 6, device="npu")
     for cast in (torch_npu.npu_format_cast(x, 29), torch_npu.npu_format_cast_(x.clone(), 29)):
