@@ -7,8 +7,8 @@ process asks a template to fork, hands its output, folder and environment over, 
 Where processes share the tests they share the templates too, which the process that began the tests has started. A
 template imports when it is first asked, and ends with the process that started it.
 
-What a library reads when it is imported is that of the template. A program for which such a variable has another value
-gets an interpreter of its own; so should one whose start is what is tested.
+A library that reads the environment when it is imported has read the template's. A program for which such a variable
+has another value gets its own interpreter, and so should one whose start is under test.
 """
 
 from __future__ import annotations

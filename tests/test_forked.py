@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def said(imported: tuple[str, ...], **variables: str) -> list[str]:
-    """What the program says of whether the module is imported, and of the rest."""
+    """The two parts of what the program prints: whether the module was imported before, and the rest."""
     environment = os.environ | {"GIVEN": "a value"} | variables
     outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = forked.start(imported, "says", "one", "two words", environment=environment, **outputs)

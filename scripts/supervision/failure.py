@@ -44,7 +44,7 @@ def failed_attempt(run: SupervisedRun, start: Start, code: int, hang: str | None
     failure = classify(code, sentence, start.end_of_log(), faults, status.exit_reason)
     failure = failure if hang is None else Failure("hang", hang)
     full_disk = run.full_disk()
-    # A training that met a full disk may have had no room to say so.
+    # A training that met a full disk may have had no space left to say so.
     if full_disk and failure.cause not in ("bad_configuration", "interrupted"):
         failure = Failure("full_disk", full_disk)
     checkpoint = run.checkpoint()

@@ -21,8 +21,8 @@ from scripts.supervision.start import Silence, Start
 
 SIGNALLED = 128
 """An exit code above this names the signal that ended the command."""
-# On a node that gives its dies to another node's training: seconds after the end of a start in which the supervisor of
-# that training has recorded what follows.
+# A node that gives its dies to another node's training waits this many seconds after a start for the decision of that
+# training's supervisor.
 _DECIDED_S = 60.0
 
 

@@ -24,7 +24,7 @@ def received_from_one_that(ending: str, folder: Path) -> object:
     )
     try:
         output, _ = sender.communicate(timeout=300)
-        # Where the sender is a fork, its client says how it ended as a shell does.
+        # The client of a fork reports a signal as a shell does: 128 plus its number.
         killed = (-signal.SIGKILL, 128 + signal.SIGKILL)
         assert sender.returncode in (killed if ending == "killed" else (0,)), output
         with gate.open("r+b", buffering=0) as opened:  # which does not wait for somebody who reads

@@ -104,7 +104,7 @@ class GivenExperts:
             self._later.append(self._running)
 
     def end(self) -> None:
-        """That forward is over; what comes before the next one is recomputation."""
+        """That forward is over. Calls until the next `begin` are recomputation."""
         self._running = None
 
     def release(self) -> None:

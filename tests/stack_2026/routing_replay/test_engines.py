@@ -39,7 +39,7 @@ def found(request: pytest.FixtureRequest, checkpoints: Path) -> list[dict[str, A
 
 
 def of_case(found: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
-    """What the ranks found that have the outputs of their samples."""
+    """The results of the ranks that hold the outputs of their samples."""
     return [rank[case.name] for rank in found if rank[case.name]["sources"]]
 
 

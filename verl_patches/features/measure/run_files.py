@@ -21,7 +21,7 @@ from verl_patches.features.process_context import process_context
 
 @dataclass(frozen=True)
 class _Written:
-    """What this process has written: executed patches, and the most of its device's memory by phase, in bytes."""
+    """What this process has written: the executed patches, and its device's peak memory in each phase, in bytes."""
 
     patches: set[str] = field(default_factory=set)
     peak_bytes: dict[str, int] = field(default_factory=dict)

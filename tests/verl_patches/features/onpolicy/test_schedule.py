@@ -7,10 +7,8 @@ from verl_patches.features.measure import step_record
 from verl_patches.features.onpolicy.schedule import with_measured_difference, with_own_log_probs
 from verl_patches.features.onpolicy.selection import UpdateColumns
 
-
-@pytest.fixture(autouse=True)
-def empty_record(own_context):
-    """Of a step that has just begun."""
+# Each test begins with an empty record of its step.
+pytestmark = pytest.mark.usefixtures("own_context")
 
 
 def micro_batch():

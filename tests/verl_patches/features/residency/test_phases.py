@@ -10,10 +10,8 @@ from verl_patches.features.residency import phases
 from verl_patches.features.residency.phases import GROUPS, PHASES, Phase, Residency
 from verl_patches.features.residency.storages import StorageGroup
 
-
-@pytest.fixture(autouse=True)
-def empty_record(own_context):
-    """Of a step that has just begun."""
+# Each test begins with an empty record of its step.
+pytestmark = pytest.mark.usefixtures("own_context")
 
 
 class Recorded:
