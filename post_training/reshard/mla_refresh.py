@@ -4,8 +4,21 @@ AscendMLAImpl keeps, beside kv_b_proj (heads x (nope + value), latent), a key pa
 value part `W_UV` (heads, latent, value). Upstream makes them once, after loading.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
+
+ABSORBED = ("W_UV", "W_UK_T")
+
+
+def absorbed_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Every derived weight of `model`. They are plain attributes and no parameters, so they have to be looked for."""
+    for module in model.modules():
+        implementation = getattr(module, "impl", None)
+        for name in ABSORBED:
+            if hasattr(implementation, name):
+                yield getattr(implementation, name)
 
 
 def refresh_absorbed_weights(model: nn.Module) -> int:

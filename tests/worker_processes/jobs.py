@@ -500,7 +500,7 @@ def rollout_addresses_moved(state: State) -> dict[str, int]:
 
 def _served_tensors(state: State) -> list[torch.Tensor]:
     """The rollout's parameters and buffers, and the weights that MLA derives from them."""
-    from verl_patches.features.residency.absorbed import absorbed_tensors
+    from post_training.reshard.mla_refresh import absorbed_tensors
 
     model = _rollout_model(state)
     return [*model.parameters(), *model.buffers(), *absorbed_tensors(model)]

@@ -22,10 +22,13 @@ class AlltoallvSettings:
             (rollout.checkpoint_engine.update_weights_bucket_megabytes) carries it to the worker and comes on top. With
             IPC, a verl bucket of 1 spares that memory and a copy: verl then hands over the staging memory itself.
         verify: compare all weights of every update bit for bit with training's. That broadcasts the whole model.
+        discard_on_sleep: a worker that sleeps gives up the weights that the next update writes. Otherwise they are
+            copied to the host and back, as upstream does on NPUs.
     """
 
     bucket_megabytes: int = 1024
     verify: bool = False
+    discard_on_sleep: bool = True
 
     def __post_init__(self) -> None:
         size = self.bucket_megabytes
@@ -34,10 +37,11 @@ class AlltoallvSettings:
                 f"{SETTINGS_KEY}.bucket_megabytes={size!r} is invalid: a bucket has at least 1 MiB. Set it to a whole "
                 "number above 0."
             )
-        if not isinstance(self.verify, bool):
-            raise ValueError(
-                f"{SETTINGS_KEY}.verify={self.verify!r} is invalid: it is a switch. Set it to true or false."
-            )
+        for name in ("verify", "discard_on_sleep"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(
+                    f"{SETTINGS_KEY}.{name}={value!r} is invalid: it is a switch. Set it to true or false."
+                )
 
     @classmethod
     def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> AlltoallvSettings:

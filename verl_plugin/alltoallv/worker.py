@@ -17,12 +17,14 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from post_training.layouts.layout import RolloutPlacement
+from post_training.layouts.model_tensors import wholly_covered
 from post_training.reshard.generation import WeightsGeneration
 from post_training.reshard.handover import HandoverError, Importer
-from post_training.reshard.mla_refresh import refresh_absorbed_weights
+from post_training.reshard.mla_refresh import absorbed_tensors, refresh_absorbed_weights
 from verl_plugin.alltoallv.control import Control, Description, control_path
 from verl_plugin.alltoallv.rollout_layout import restore_expert_order, served_weights
 from verl_plugin.alltoallv.settings import EXTENSION_KEY, AlltoallvSettings
+from verl_plugin.alltoallv.sleep import DiscardingSleep
 
 _TILED = 29  # ACL_FORMAT_FRACTAL_NZ
 _POLL_MILLISECONDS = 500
@@ -33,11 +35,14 @@ class AlltoallvExtension(vLLMColocateWorkerExtension):
 
     device: Any
     _alltoallv: RolloutWeights | None = None
+    _discarding_sleep: DiscardingSleep | None = None
 
     def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
         """Upstream's preparation of the model, which each server asks for when it starts; then answer to training."""
         super().monkey_patch_model(vocab_size, banned_token_ids)
-        self._alltoallv = RolloutWeights(self.model_runner, self._use_mtp_drafter_weight_sync())
+        weights = self._alltoallv = RolloutWeights(self.model_runner, self._use_mtp_drafter_weight_sync())
+        if weights.settings.discard_on_sleep and self._discarding_sleep is None:
+            self._discarding_sleep = DiscardingSleep(self, weights.written, weights.discard)
 
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = False
@@ -71,7 +76,20 @@ class RolloutWeights:
         if runner.vllm_config.load_config.load_format == "dummy":
             self._generation.discard()  # random until the first update
         self._refuse_partial_weights()
-        self.control = Control(_own_path(runner.vllm_config), _description(runner, drafts))
+        description = _description(runner, drafts)
+        self.settings = description.settings
+        self.control = Control(_own_path(runner.vllm_config), description)
+
+    def written(self) -> list[torch.Tensor] | None:
+        """The tensors of which every update writes all elements; None before training has announced one."""
+        manifest, model = self.control.manifest, self._runner.get_model()
+        if manifest is None:
+            return None
+        return [*wholly_covered(served_weights(model), manifest.shards), *absorbed_tensors(model)]
+
+    def discard(self) -> None:
+        """The weights are given up: nothing is sampled before the next update is whole."""
+        self._generation.discard()
 
     def receive(self, receive_weights: Callable[[Callable[[list, bool], None]], None]) -> None:
         """Write one update, which `receive_weights` passes on in lists of named buckets.

@@ -16,20 +16,23 @@ from tests.stack_2026.vllm_ascend.models import write_checkpoint
 pytestmark = pytest.mark.slow
 CASES = [
     # Absorbed weights of MLA, a dense layer, experts; through verl's bucket.
-    Case("deepseek"),
+    Case("deepseek", cycles=50),
     # Experts over two dies, which are awoken transposed; verl hands the staging memory itself over.
     Case("qwen3moe", dies=2, experts_parallel=True, bucket=1),
 ]
+FORGETFUL = dataclasses.replace(CASES[0], cycles=0, keeps=False)
+COPYING = dataclasses.replace(CASES[0], cycles=0, discards=False)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the workers of all cases wrote what they generated."""
     made = tmp_path_factory.mktemp("workers")
-    for model in {case.model for case in CASES}:
+    cases = [*CASES, FORGETFUL, COPYING]
+    for model in {case.model for case in cases}:
         write_checkpoint(model, made / model)
     command = [sys.executable, "-m", "tests.stack_2026.verl_plugin.worker_program", str(made)]
-    command += [json.dumps(dataclasses.asdict(case)) for case in CASES]
+    command += [json.dumps(dataclasses.asdict(case)) for case in cases]
     environment = os.environ | {"NPU_EMULATOR_DEVICES": "2"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-5000:]
@@ -59,3 +62,30 @@ def test_addresses_of_live_weights_stay(folder, case):
 def test_random_weights_are_not_sampled_from(folder):
     for worker in served(folder, CASES[0], 0):
         assert "the rollout weights are not whole" in worker["refusal"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
+def test_a_worker_that_sleeps_copies_next_to_nothing(folder, case):
+    before, after = ([worker["copied"] for worker in served(folder, case, update)] for update in range(UPDATES))
+    weights = [worker["weights"] for worker in served(folder, case, 0)]
+    # Before the first update nobody knows what updates write, and upstream's way copies all.
+    assert all(copied > size for copied, size in zip(before, weights, strict=True))
+    assert all(0 < copied < size for copied, size in zip(after, weights, strict=True))
+    assert all(copied < whole / 3 for copied, whole in zip(after, before, strict=True))
+
+
+def test_switched_off_all_is_copied(folder):
+    worker = served(folder, COPYING, 1)[0]
+    assert worker["copied"] > worker["weights"]
+    assert worker["tokens"] == json.loads((folder / f"{COPYING.name}.1.expected").read_text())
+
+
+def test_without_what_no_update_writes_tokens_are_others(folder):
+    worker = served(folder, FORGETFUL, 1)[0]
+    assert worker["tokens"] != json.loads((folder / f"{FORGETFUL.name}.1.expected").read_text())
+
+
+def test_fifty_cycles_take_no_memory(folder):
+    memory = json.loads((folder / f"{CASES[0].name}.0.memory.json").read_text())
+    assert len(memory) == 50
+    assert memory == memory[:1] * 50  # bytes that torch has allocated and reserved, and those free on the die

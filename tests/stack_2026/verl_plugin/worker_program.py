@@ -37,6 +37,9 @@ class Case:
         dtype: of the rollout; training holds float32.
         shared_memory: verl's hand-over without IPC.
         bucket: verl's own, in MiB.
+        discards: the worker gives its weights up when it sleeps, from the first update on.
+        keeps: and what no update writes is kept, as it should be.
+        cycles: of sleep and update that follow, in which nothing is generated.
     """
 
     model: str
@@ -45,6 +48,9 @@ class Case:
     dtype: str = "float32"
     shared_memory: bool = False
     bucket: int = 4
+    discards: bool = True
+    keeps: bool = True
+    cycles: int = 0
 
     @property
     def name(self) -> str:
@@ -70,10 +76,11 @@ def engine_options(case: Case) -> dict[str, Any]:
     options: dict[str, Any] = {"load_format": "dummy", "enforce_eager": True, "enable_sleep_mode": True}
     if case.dies > 1:
         options |= {"tensor_parallel_size": case.dies, "distributed_executor_backend": "external_launcher"}
+    alltoallv = {"bucket_megabytes": 1, "verify": True, "discard_on_sleep": case.discards}
     return options | {
         "worker_extension_cls": EXTENSION,
         "enable_expert_parallel": case.experts_parallel,
-        "additional_config": {"weight_nz_mode": 0, "alltoallv": {"bucket_megabytes": 1, "verify": True}},
+        "additional_config": {"weight_nz_mode": 0, "alltoallv": alltoallv},
         "max_model_len": 128,
         "dtype": case.dtype,
     }
@@ -81,8 +88,13 @@ def engine_options(case: Case) -> dict[str, Any]:
 
 def serve(case: Case, folder: Path, place: int) -> None:
     """A worker: takes each update after it slept, and generates."""
+    import torch
     from vllm import LLM, SamplingParams
 
+    if not case.keeps:
+        import verl_plugin.alltoallv.sleep
+
+        verl_plugin.alltoallv.sleep.blocks_to_keep = lambda *_: []
     llm = LLM(
         model=str(folder / case.model), skip_tokenizer_init=True, max_num_seqs=8, seed=0, num_gpu_blocks_override=32,
         gpu_memory_utilization=0.3, **engine_options(case),
@@ -92,17 +104,34 @@ def serve(case: Case, folder: Path, place: int) -> None:
     llm.collective_rpc("monkey_patch_model", kwargs={"vocab_size": VOCABULARY})
     refusal = sampling_refused(llm)
     for update in range(UPDATES):
-        llm.sleep(level=1)
-        llm.wake_up(tags=["weights"])
-        llm.collective_rpc("update_weights_from_ipc", kwargs={"use_shm": case.shared_memory})
-        llm.wake_up(tags=["kv_cache"])
+        copied = sleep_and_take_update(llm, case)
         outputs = llm.generate(requests, greedy, use_tqdm=False)
         found = {
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
             "addresses": {name: tensor.data_ptr() for name, tensor in driver_model(llm).named_parameters()},
             "refusal": refusal,
+            "copied": copied,
+            "weights": sum(tensor.nbytes for tensor in driver_model(llm).parameters()),
         }
         (folder / f"{case.name}.{place}.{update}.json").write_text(json.dumps(found))
+    memory = []
+    for _ in range(case.cycles):
+        sleep_and_take_update(llm, case)
+        memory.append([torch.npu.memory_allocated(), torch.npu.memory_reserved(), torch.npu.mem_get_info()[0]])
+    (folder / f"{case.name}.{place}.memory.json").write_text(json.dumps(memory))
+
+
+def sleep_and_take_update(llm: Any, case: Case) -> int:
+    """What verl does between two rollouts. Returns the bytes that sleeping copied to the host."""
+    from npu_emulator import meters
+
+    before = meters.snapshot()["copies"]["device_to_host"]["bytes"]
+    llm.sleep(level=1)
+    copied = meters.snapshot()["copies"]["device_to_host"]["bytes"] - before
+    llm.wake_up(tags=["weights"])
+    llm.collective_rpc("update_weights_from_ipc", kwargs={"use_shm": case.shared_memory})
+    llm.wake_up(tags=["kv_cache"])
+    return copied
 
 
 def sampling_refused(llm: Any) -> str:
@@ -149,9 +178,11 @@ def train(case: Case, folder: Path, place: int) -> None:
     transfer = WeightTransfer(training, control_path(job, place), dist.group.WORLD, torch.device("npu", place))
     handle = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-{place}.sock"
     wait_for(Path(f"/tmp/rl-colocate-alltoallv-{job}-{place}.sock"))
-    for update in range(UPDATES):
+    for update in range(UPDATES + case.cycles):
         sender = BucketedWeightSender(handle, case.bucket, case.shared_memory)
         asyncio.run(sender.async_send_weights(transfer.buckets()))
+        if update >= UPDATES:
+            continue
         (folder / f"{case.name}.{place}.{update}.report").write_text(json.dumps(dataclasses.asdict(transfer.report)))
         if reference is not None:
             tokens = [greedy_tokens(reference, prompt) for prompt in PROMPTS]

@@ -10,8 +10,8 @@ import torch
 from post_training.layouts.model_tensors import rollout_tensors
 from post_training.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
 from post_training.reshard.generation import WeightsGeneration
+from post_training.reshard.mla_refresh import absorbed_tensors
 from verl_patches.features.reshard.generation import process_generation
-from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.kv_cache import KvCache
 from verl_patches.features.residency.phases import Residency
 from verl_patches.features.residency.reserved import RESERVED, ReservedGroup

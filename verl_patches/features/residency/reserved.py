@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from post_training.live_tensors import parameter_tensors
+from post_training.reshard.mla_refresh import absorbed_tensors
 from post_training.tensor_parts import copy_in_parts, host_copy
-from verl_patches.features.residency.absorbed import absorbed_tensors
 from verl_patches.features.residency.feature import reject_expandable_segments
 from verl_patches.features.residency.storages import Resident, bytes_of, device_storages
 

@@ -4,7 +4,7 @@ import torch
 import torch_npu  # noqa: F401
 
 from post_training.live_tensors import gradient_tensors, optimizer_tensors, parameter_tensors
-from verl_patches.features.residency.absorbed import absorbed_tensors
+from post_training.reshard.mla_refresh import absorbed_tensors
 from verl_patches.features.residency.kv_cache import CONFIGURATION, KvCache
 from verl_patches.features.residency.storages import StorageGroup, device_storages
 

@@ -1,0 +1,119 @@
+"""A vLLM worker sleeps without copying the weights that the next update writes anyway.
+
+vLLM-Ascend knows two ways to sleep. Level 1, which verl takes on NPUs, copies every weight to the host and back in each
+step. Level 2 copies none, and loses what no update brings: tables of rotary embeddings, maps of experts, and whatever
+else lies in the pool of weights. Here exactly that is copied, and the rest is given up. It is found by its address, so
+that it does not matter who made it or holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_TO_HOST, _TO_DEVICE = 2, 1  # ACL_MEMCPY_DEVICE_TO_HOST, ACL_MEMCPY_HOST_TO_DEVICE
+_WEIGHTS = "weights"  # the tag that vLLM gives to all that it allocates while it loads a model
+
+
+@dataclass(frozen=True)
+class Block:
+    """Memory that the allocator of torch has given to one storage: its address and its bytes."""
+
+    address: int
+    size: int
+
+
+class DiscardingSleep:
+    """Stands for `sleep` and `wake_up` of a worker.
+
+    Args:
+        worker: vLLM-Ascend's.
+        written: returns the tensors that every update writes from the first to the last element; None before it is
+            known. Then the worker sleeps as upstream does.
+        discarded: called when weights have been given up, so that nobody samples from what comes back.
+    """
+
+    def __init__(
+        self, worker: Any, written: Callable[[], list[torch.Tensor] | None], discarded: Callable[[], None]
+    ) -> None:
+        self._upstream_sleep, self._upstream_wake_up = worker.sleep, worker.wake_up
+        self._written, self._discarded = written, discarded
+        self._blocks: list[Block] = []
+        self._host = torch.empty(0, dtype=torch.uint8)
+        worker.sleep, worker.wake_up = self.sleep, self.wake_up
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that the host holds for a worker that sleeps; 0 while it is awake, and where upstream keeps them."""
+        return sum(block.size for block in self._blocks)
+
+    def sleep(self, level: int = 1) -> None:
+        """Give up what the next update writes, keep the rest of the pool on the host; see the worker's `sleep`."""
+        written = self._written()
+        if written is None or self._blocks:
+            self._upstream_sleep(level)
+            return
+        self._blocks = blocks_to_keep(_pool(), torch.npu.memory_snapshot(), written)
+        if self._host.numel() < self.kept_bytes:
+            self._host = torch.empty(self.kept_bytes, dtype=torch.uint8, pin_memory=True)
+        torch.npu.synchronize()
+        self._copy(_TO_HOST)
+        self._upstream_sleep(level=2)
+        self._discarded()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back what was kept; see the worker's `wake_up`."""
+        self._upstream_wake_up(tags)
+        if tags is None or _WEIGHTS in tags:
+            self._copy(_TO_DEVICE)
+            self._blocks = []
+
+    def _copy(self, direction: int) -> None:
+        from vllm_ascend.device_allocator.camem import memcpy  # of CANN
+
+        place = self._host.data_ptr()
+        for block in self._blocks:
+            to, of = (place, block.address) if direction == _TO_HOST else (block.address, place)
+            if status := memcpy(to, block.size, of, block.size, direction):
+                raise RuntimeError(f"aclrtMemcpy of {block.size} bytes of a sleeping worker returned {status}")
+            place += block.size
+
+
+def _pool() -> list[Block]:
+    """What vLLM-Ascend's allocator holds for weights."""
+    from vllm_ascend.device_allocator.camem import CaMemAllocator
+
+    allocations = CaMemAllocator.get_instance().pointer_to_data.items()
+    return [Block(address, data.handle[1]) for address, data in allocations if data.tag == _WEIGHTS]
+
+
+def blocks_to_keep(
+    pool: Sequence[Block], snapshot: Iterable[Mapping[str, Any]], written: Iterable[torch.Tensor]
+) -> list[Block]:
+    """The used blocks of `pool` of which an update does not write all that is in use.
+
+    Args:
+        pool: allocations.
+        snapshot: segments of torch's allocator with their blocks, as `torch.npu.memory_snapshot` returns them.
+        written: tensors that an update writes whole.
+    """
+    kept = []
+    spans = {(tensor.data_ptr(), tensor.numel() * tensor.itemsize) for tensor in written if _is_dense(tensor)}
+    covered: dict[int, int] = {}
+    for address, size in spans:
+        covered[address] = max(size, covered.get(address, 0))
+    for segment in snapshot:
+        within = any(each.address <= segment["address"] < each.address + each.size for each in pool)
+        for block in segment["blocks"] if within else ():
+            if block["state"] != "inactive" and covered.get(block["address"], 0) < block["requested_size"]:
+                kept.append(Block(block["address"], block["size"]))
+    return kept
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one stretch of memory, in any order of dimensions."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() == span
