@@ -67,12 +67,15 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def request_for(kind: str, dies: int, repeats: int, bucket: int) -> Request:
-    """Tensors over two training ranks where there are four, layers over two stages where there are eight."""
+    """Experts over all ranks of a stage; layers over two stages where eight dies train.
+
+    mbridge 0.15.1 cannot load Megatron-core's own experts where attention is cut over ranks and they are not.
+    """
     from benchmarks.verl_weights_ranks import Request
 
     trainers = dies if kind == "colocated" else dies // 2
-    tensor, pipeline = (2 if trainers >= 4 else 1), (2 if trainers >= 8 else 1)
-    return Request(dies, kind == "separate", repeats, bucket, tensor, pipeline, experts=trainers // pipeline)
+    pipeline = 2 if trainers >= 8 else 1
+    return Request(dies, kind == "separate", repeats, bucket, 1, pipeline, experts=trainers // pipeline)
 
 
 def write_checkpoint(model: str, folder: Path) -> int:
