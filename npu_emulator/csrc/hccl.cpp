@@ -281,6 +281,16 @@ HCCL_API HcclResult HcclGetCommAsyncError(HcclComm, HcclResult* error) {
   *error = HCCL_SUCCESS;
   return HCCL_SUCCESS;
 }
+// Of the codes those that calls here return. vLLM-Ascend's own binding of HCCL does without all of it if this is missing.
+HCCL_API const char* HcclGetErrorString(HcclResult code) {
+  switch (code) {
+    case HCCL_SUCCESS: return "no error";
+    case HCCL_E_PARA: return "parameter error";
+    case HCCL_E_NOT_SUPPORT: return "feature not support";
+    case HCCL_E_SYSCALL: return "system call error";
+    default: return "unknown error";
+  }
+}
 HCCL_API uint32_t HcclGetCommConfigCapability() { return 0; }
 HCCL_API HcclResult HcclSetConfig(HcclConfig, HcclConfigValue) { return HCCL_SUCCESS; }
 

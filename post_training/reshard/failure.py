@@ -13,6 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+MEMBERSHIP_CHECK_S = 10.0
+"""How long a rank waits for heartbeats of the others after a collective has failed."""
+
 
 class ReshardError(RuntimeError):
     """A reshard did not finish. The rollout weights are a mixture until one does."""

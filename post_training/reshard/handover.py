@@ -24,9 +24,14 @@ import torch.distributed as dist
 from post_training.layouts.layout import PADDING, Shard
 from post_training.reshard.agreement import agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Staging, Tensors, pack, scatter
-from post_training.reshard.failure import Attempt, MembershipCheck, agree_on_success, naming_the_missing
+from post_training.reshard.failure import (
+    MEMBERSHIP_CHECK_S,
+    Attempt,
+    MembershipCheck,
+    agree_on_success,
+    naming_the_missing,
+)
 from post_training.reshard.plan import Layouts, RankPlan, make_rank_plan
-from post_training.reshard.resharder import MEMBERSHIP_CHECK_S
 from post_training.reshard.schedule import ALIGNMENT, Bucket, Direction, buckets_of_traffic, schedule, shard_origins
 from post_training.reshard.verification import Batch, Targets, batches, broadcast
 from post_training.tensor_parts import PART_ELEMENTS, zero_in_parts

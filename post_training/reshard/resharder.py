@@ -15,14 +15,17 @@ from post_training.layouts.model_tensors import rollout_tensors, train_tensors
 from post_training.models.families import table_for
 from post_training.reshard.agreement import Types, agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Tensors
-from post_training.reshard.failure import Attempt, MembershipCheck, agree_on_success, naming_the_missing
+from post_training.reshard.failure import (
+    MEMBERSHIP_CHECK_S,
+    Attempt,
+    MembershipCheck,
+    agree_on_success,
+    naming_the_missing,
+)
 from post_training.reshard.plan import LayoutError, Layouts, Plan, Transfers, make_plan
 from post_training.reshard.schedule import bucket_count, schedule, shard_origins
 from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
-
-MEMBERSHIP_CHECK_S = 10.0
-"""How long a rank waits for heartbeats of the others after a collective has failed."""
 
 PLANNING_COLLECTIVES = 3
 """Object collectives of the first run: tensor types, whether every rank can go on, and the digest of the plan."""

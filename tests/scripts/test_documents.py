@@ -28,6 +28,7 @@ FOR_USERS = [
     "overview",
     "qwen2_5_vl",
     "rehearsal",
+    "reshard",
     "rollout",
     "routing-replay",
     "security",

@@ -18,7 +18,9 @@ IMPORTS = """
 import json, sys
 import torch
 import verl, vllm, vllm_ascend, megatron.core, mbridge, transfer_queue, transformers
+from vllm_ascend.distributed.device_communicators.pyhccl_wrapper import HCCLLibrary
 from vllm_ascend.utils import get_ascend_device_type
+HCCLLibrary()  # without one of its functions vLLM-Ascend moves nothing, and says nothing
 print(json.dumps([torch.npu.get_device_name(0), get_ascend_device_type().name]))
 """
 

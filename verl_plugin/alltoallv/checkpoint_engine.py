@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import re
 import socket
 import uuid
 from collections.abc import AsyncGenerator
@@ -27,10 +28,10 @@ from post_training.reshard.handover import HandoverError, HandoverReport
 from verl_plugin.alltoallv.control import control_path
 from verl_plugin.alltoallv.export import OfferedWeights
 from verl_plugin.alltoallv.joint_group import join, leave
-from verl_plugin.alltoallv.settings import LIBRARY, LIBRARY_KEY
+from verl_plugin.alltoallv.settings import BACKEND, LIBRARY, LIBRARY_KEY
 from verl_plugin.alltoallv.transfer import WeightTransfer, ray_job
 
-BACKEND = "alltoallv"
+_STANDALONE = re.compile(r"rollout_standalone_(\d+)")
 OPTIONS_KEY = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKEND}"
 
 
@@ -164,12 +165,22 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
         place = dist.get_rank(self._group) - self._trainers
         return WeightTransfer(
             None if weights is None else weights.training(),
-            None if weights is not None else control_path(ray_job(), place),
+            None if weights is not None else control_path(ray_job(), _worker_number(place)),
             self._group,
             torch.device(get_device_name(), get_device_id()),
             self._bucket_bytes,
             self._store,
         )
+
+
+def _worker_number(place: int) -> int:
+    """The number of the vLLM worker beside this rank among all of the job, `place` being that among rollout ranks.
+
+    In `separate_async` the training dies have replicas too, and verl numbers these first. A process learns the number
+    of its replica from the name that verl gives its worker group; the group's ranks are the replica's.
+    """
+    replica = _STANDALONE.match(os.environ.get("WG_PREFIX", ""))
+    return place if replica is None else int(replica[1]) * int(os.environ["WORLD_SIZE"]) + int(os.environ["RANK"])
 
 
 def _new_identity() -> str:

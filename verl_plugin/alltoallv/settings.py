@@ -11,6 +11,8 @@ EXTENSION_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_c
 EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
 LIBRARY_KEY = "actor_rollout_ref.model.external_lib"
 LIBRARY = "verl_plugin.alltoallv.engines"
+BACKEND = "alltoallv"
+BACKEND_MODULE = "verl_plugin.alltoallv.checkpoint_engine"
 
 
 @dataclass(frozen=True)

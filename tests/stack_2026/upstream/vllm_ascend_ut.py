@@ -56,18 +56,18 @@ def files(upstream: Path, parts: Iterable[str] = ()) -> list[str]:
     return [path[1:] for path in found if not wanted or any(part in path for part in wanted)]
 
 
-def assemble(upstream: Path, place: Path) -> Path:
+def assemble(checkout: Path, package: str, place: Path) -> Path:
     """A copy of the checkout's tests in `place`, among links to its other files and to the package that is installed.
 
-    Tests may write, and import `vllm_ascend` from where they lie, where the checkout's has no compiled libraries.
+    Tests may write, and import the package from where they lie, where the checkout's is not the one under test.
     """
     place.mkdir(parents=True)
-    for path in (upstream / CHECKOUT).iterdir():
+    for path in checkout.iterdir():
         if path.name == "tests":
             shutil.copytree(path, place / path.name)
-        elif path.name != "vllm_ascend":
+        elif path.name != package:
             (place / path.name).symlink_to(path)
-    (place / "vllm_ascend").symlink_to(Path(importlib.util.find_spec("vllm_ascend").origin).parent)
+    (place / package).symlink_to(Path(importlib.util.find_spec(package).origin).parent)
     return place
 
 
@@ -88,7 +88,7 @@ def run(upstream: Path, names: Sequence[str], limit: float = LIMIT_S, keep: Path
     """
     with tempfile.TemporaryDirectory() as scratch:
         own = Path(scratch)
-        place, results = assemble(upstream, own / "place"), keep or own / "results"
+        place, results = assemble(upstream / CHECKOUT, "vllm_ascend", own / "place"), keep or own / "results"
         results.mkdir(parents=True, exist_ok=True)
         tools = Path(npu_emulator.__file__).parent / "toolkit" / "bin"
         environment = os.environ | {

@@ -36,6 +36,8 @@ from verl_plugin.alltoallv.settings import AlltoallvSettings
 
 CULPRIT = 1
 TIMEOUT = 8
+REPLICAS_OF_TRAINERS = 3
+"""vLLM instances on the training dies, which verl's `separate_async` numbers before those of the rollout's own dies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +137,10 @@ class Member:
         self.side = Served(folder, case)
         weights = {name: (tuple(value.shape), value.dtype) for name, value in self.side.target.items()}
         placement = dataclasses.replace(self.side.placement, instances=1)
-        path = control_path(os.environ["VERL_RAY_JOB_ID"], self.rank - self.run.trainers)
+        size, place = placement.world_size, self.rank - self.run.trainers
+        replica = REPLICAS_OF_TRAINERS + place // size
+        os.environ |= {"WG_PREFIX": f"rollout_standalone_{replica}", "WORLD_SIZE": str(size), "RANK": str(place % size)}
+        path = control_path(os.environ["VERL_RAY_JOB_ID"], replica * size + place % size)
         self.control = Control(path, Description(weights, placement, AlltoallvSettings()))
         self.generation = WeightsGeneration()
 

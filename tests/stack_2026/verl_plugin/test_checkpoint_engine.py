@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from post_training.reshard.handover import HandoverError
-from verl_plugin.alltoallv.checkpoint_engine import AlltoallvCheckpointEngine, Member
+from verl_plugin.alltoallv.checkpoint_engine import AlltoallvCheckpointEngine, Member, _worker_number
 
 # As verl's workers do, from the two keys.
 REGISTRY = """
@@ -35,6 +35,14 @@ def test_ranks_that_train_come_first_in_one_group():
     assert {*actor["name"], *rollout["name"]} == set(rollout["name"])
     _, replaced = AlltoallvCheckpointEngine.build_topology(2, 1, [*members[:2], Member("d", None)])
     assert replaced["name"] != rollout["name"]
+
+
+@pytest.mark.parametrize(("group", "number"), [("", 5), ("aZx3Qp", 5), ("rollout_standalone_12", 49)])
+def test_worker_found_by_the_number_of_its_replica(monkeypatch, group, number):
+    """verl's replicas on training dies come first, so the place among rollout ranks does not name a worker."""
+    for name, value in (("WG_PREFIX", group), ("WORLD_SIZE", "4"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    assert _worker_number(5) == number
 
 
 def test_whole_tensors_rejected_with_the_key():

@@ -1,0 +1,1 @@
+"""Tests of benchmarks that need verl 0.9.1."""
