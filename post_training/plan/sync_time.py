@@ -44,8 +44,8 @@ PUBLISHED = (
     PublishedSync(
         "NeMo-RL, NCCL Xfer",
         "DeepSeek-V3 in bfloat16",
-        "256 GPUs to 256 others, which are not named",
-        "PP16 EP16 to 8 x TP32",
+        "GPUs that are not named there",
+        "PP16 EP16 to TP32 DP8",
         (7.65, 9.94),
         "NVIDIA-NeMo/RL, description of the draft pull request 2413",
     ),

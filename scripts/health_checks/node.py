@@ -29,15 +29,18 @@ OPEN_FILES = 65536
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 
 
-def check_node(settings: Mapping[str, str], root: Path = Path("/"), job_runs: bool = False) -> list[Finding]:
+def check_node(
+    settings: Mapping[str, str], root: Path = Path("/"), job_runs: bool = False, stack: str = "2025"
+) -> list[Finding]:
     """Look at this machine.
 
     Args:
         settings: those of the cluster's file.
         root: the top of the file system.
         job_runs: whether the job may have its dies already.
+        stack: whose versions it has to have.
     """
-    findings = [*python_and_pins(), *installed_files(), platform_plugin(), cann(root)]
+    findings = check_software(stack, root)
     findings += npus(int(settings["DIES_PER_NODE"]), root, int(settings.get("NODES", "2")))
     findings += chips(settings, root)
     findings += visible_npus(settings)
