@@ -18,13 +18,11 @@ Usage: bash scripts/train_deepseekv3_256die_{random_init,true_weight}.sh
 
 Start it on every node of the cluster, in any order and with the same
 arguments. The node whose address is MASTER_ADDR starts Ray, waits for the
-others, trains, and stops Ray; the others lend it their dies. Stops everything
-that it starts. A start after a crash first stops what the crashed job left
-behind. A second start beside a running job is rejected.
+others, trains, and stops Ray; the others lend it their dies. A start after a
+crash first stops what the crashed job left behind.
 
   --cluster FILE    settings of the cluster
-                    (default: scripts/env/a3_256_dies.env; stack 2026:
-                    a3_256_dies_2026.env)
+                    (default: scripts/env/a3_256_dies[_2026].env)
   --master HOST     name or address of the head, instead of the file's
                     MASTER_ADDR, where a scheduler chooses the nodes
   --join HOST:PORT  the head of a running Ray: compare its nodes' dies, versions
@@ -35,11 +33,9 @@ behind. A second start beside a running job is rejected.
   --resume DIR      resume the step in DIR; or auto: the newest complete step in
                     OUTPUT_DIR/checkpoints, step 1 if there is none; or never
                     (default: the configuration decides)
-  --check           check configuration and memory of a die, on any machine
-                    (stack 2026)
-  --emulate         no cluster, no download: train a tiny model of the same
-                    family on emulated dies (stack 2026); takes --steps N and
-                    --output DIR
+  --check           check configuration and memory, on any machine (stack 2026)
+  --emulate         no cluster, no download: train a tiny model on emulated dies
+                    (stack 2026); takes --steps N and --output DIR
   --dry-run         print this node's settings and commands, and start nothing
   --describe        print this node's role and command as JSON, start nothing
   --stop            stop the job on this node and what an earlier start left
