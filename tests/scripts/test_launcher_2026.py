@@ -8,6 +8,8 @@ import shlex
 import pytest
 
 from tests.scripts.cluster_files import ROOT, SHIPPED_2026
+from tests.scripts.test_commands_page import help_of
+from tests.scripts.test_documents import commands
 from tests.scripts.test_launcher import LAUNCHER, Machine, head, port
 
 __all__ = ["head", "port"]  # fixtures of the other file
@@ -91,3 +93,13 @@ def test_help_and_default_file_are_of_this_stack(cluster, job):
     cluster.launcher = JOBS[job]
     code, said = cluster.run("--help")
     assert code == 0 and "--emulate" in said and "docs/cluster-2026.md" in said
+
+
+def test_commands_of_the_guide_have_known_options():
+    ours = [line for line in commands((ROOT / "docs" / "cluster-2026.md").read_text()) if " scripts/" in line]
+    assert len(ours) >= 10
+    for line in ours:
+        _, script, *words = shlex.split(line)
+        known = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", help_of(script)))
+        own = words[: words.index("--")] if "--" in words else words
+        assert [word for word in own if word.startswith("--") and word not in known] == [], line
