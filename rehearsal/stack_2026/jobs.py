@@ -20,8 +20,10 @@ class ScaledJob:
         dies: emulated dies, where the user asks for no other number.
         steps: of training, where the user asks for no other number.
         changes: other values of the tiny model's config.json, as published.
-        cluster: the job has pipeline stages, tensors over dies in training, and data-parallel ranks in an instance of
-            vLLM, and keeps all three where the dies suffice.
+        cluster: the job has pipeline stages in training, and data-parallel ranks in an instance of vLLM, and keeps
+            both where the dies suffice.
+        tensors: dies over which training divides tensors, where they suffice. mbridge cannot load latent attention into
+            Megatron-core's own layers on more than one, as these divide its first projections.
     """
 
     model: str
@@ -30,13 +32,14 @@ class ScaledJob:
     steps: int = 10
     changes: Mapping[str, int | str] = field(default_factory=dict)
     cluster: bool = False
+    tensors: int = 1
 
 
 JOBS = {
     "qwen3_0_6b_gsm8k_one_card": ScaledJob("qwen3", "fsdp2", dies=1, changes={"tie_word_embeddings": "true"}),
     "qwen3_30b_a3b_gsm8k_one_node": ScaledJob("qwen3_moe", "megatron", dies=4),
     "deepseek_v3_671b_256_dies": ScaledJob("deepseek_v3", "megatron", dies=4, cluster=True),
-    "qwen3_235b_a22b_128_dies": ScaledJob("qwen3_moe", "megatron", dies=4, cluster=True),
+    "qwen3_235b_a22b_128_dies": ScaledJob("qwen3_moe", "megatron", dies=4, cluster=True, tensors=2),
 }
 # Of the tiny models with experts; the first of two stages has one more than the last.
 _LAYERS = 3
@@ -79,8 +82,8 @@ def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
     transformer = f"{_ACTOR}.megatron.override_transformer_config"
     yield f"{transformer}.moe_permute_fusion=false"
     stages = 2 if job.cluster and dies % 2 == 0 else 1
-    # One node's job: experts are what is spread over few dies.
-    tensors = 2 if job.cluster and dies // stages % 2 == 0 else 1
+    # Where tensors are whole, experts are what is spread over these few dies.
+    tensors = job.tensors if dies // stages % job.tensors == 0 else 1
     yield f"{_ACTOR}.megatron.tensor_model_parallel_size={tensors}"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies // stages}"
     if job.cluster:

@@ -48,7 +48,7 @@ def test_head_checks_starts_ray_waits_and_verl_trains(cluster, port):
     variables = (cluster.tools / "environment").read_text().splitlines()
     (log,) = [line for line in variables if line.startswith("VERL_FILE_LOGGER_PATH=")]
     assert re.fullmatch(rf".*{re.escape(str(cluster.folder))}/out put/[\d-]+/verl_metrics.jsonl", log)
-    for entry in ("HCCL_BUFFSIZE=300", "HCCL_SOCKET_IFNAME=net0", "TASK_QUEUE_ENABLE=1"):
+    for entry in ("HCCL_BUFFSIZE=300", "HCCL_SOCKET_IFNAME=net0", "TASK_QUEUE_ENABLE=1", "RAY_AUTH_MODE=disabled"):
         assert entry in variables
     assert not [line for line in variables if line.startswith("VLLM_USE_V1=")]
 

@@ -173,14 +173,17 @@ def test_unknown_job_rejected(capsys, shared):
 
 @pytest.mark.parametrize("job", CLUSTER)
 def test_job_of_a_cluster_keeps_its_layout_on_few_dies(job):
-    """Stages, tensors and experts of training, and data-parallel ranks of vLLM are there on four dies; checks pass."""
+    """Stages and experts of training, and data-parallel ranks of vLLM are there on four dies; checks pass."""
     given = [
         word for word in scaled_down(JOBS[job], 2, 1, dies=4) if not word.startswith("actor_rollout_ref.model.ext")
     ]
     config = check_job(compose_job(job, given))
     megatron, rollout = at(config, f"{ACTOR}.megatron"), at(config, ROLLOUT)
     sizes = [megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "expert_model")]
-    assert sizes == [2, 2, 2] and [rollout[f"{name}_parallel_size"] for name in ("data", "expert")] == [2, 4]
+    assert sizes == [JOBS[job].tensors, 2, 2] and [rollout[f"{name}_parallel_size"] for name in ("data", "expert")] == [
+        2,
+        4,
+    ]
     full = check_job(compose_job(job), MODELS[job])
     for key in ("algorithm.adv_estimator", f"{ACTOR}.optim.override_optimizer_config", f"{ROLLOUT}.n"):
         assert at(config, key) == at(full, key)
