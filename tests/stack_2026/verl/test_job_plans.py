@@ -1,7 +1,12 @@
 """What the jobs of the stack 2026 need of a die: published sizes, what fits, and remedies that verl 0.9.1 knows."""
 
+import contextlib
+import io
 import json
 import re
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -28,16 +33,19 @@ DIES = {ONE_CARD: 1, ONE_NODE: 16, DIES_256: 256, DIES_128: 128}
 FILE_2026 = ROOT / "scripts" / "env" / "a3_256_dies_2026.env"
 
 
-def planned(capsys, folder, job, *more):
-    """The exit code, and what is printed as JSON."""
-    file = model_folder(folder, job) / "config.json"
-    code = plan.main(["--stack", "2026", "--config-name", job, "--model", str(file), "--json", *more])
-    return code, json.loads(capsys.readouterr().out)
+@cache
+def planned(job, *more):
+    """The exit code, and what is printed as JSON; a plan of 256 dies takes seconds, and several tests look at it."""
+    said = io.StringIO()
+    with TemporaryDirectory() as folder, contextlib.redirect_stdout(said):
+        file = model_folder(Path(folder), job) / "config.json"
+        code = plan.main(["--stack", "2026", "--config-name", job, "--model", str(file), "--json", *more])
+    return code, json.loads(said.getvalue())
 
 
 @pytest.mark.parametrize("job", MODELS)
-def test_state_is_that_of_the_published_parameters(capsys, tmp_path, job):
-    code, found = planned(capsys, tmp_path, job)
+def test_state_is_that_of_the_published_parameters(job):
+    code, found = planned(job)
     assert code == 0 and max(found["phases"].values()) < found["die"] == 61 << 30
     # FSDP2 shards float32 weights; Megatron's distributed optimizer has them as main parameters.
     each = 8 if job == ONE_CARD else 12
@@ -47,7 +55,7 @@ def test_state_is_that_of_the_published_parameters(capsys, tmp_path, job):
 
 def test_671b_fits_with_its_optimizer_on_the_host_alone(capsys, tmp_path):
     key = f"{ACTOR}.optim.override_optimizer_config"
-    code, found = planned(capsys, tmp_path, DIES_256, "--cluster", str(FILE_2026))
+    code, found = planned(DIES_256, "--cluster", str(FILE_2026))
     on_die, other = planned(
         capsys, tmp_path, DIES_256, "--cluster", str(FILE_2026), f"{key}.optimizer_cpu_offload=false"
     )
@@ -72,8 +80,8 @@ def test_671b_fits_with_its_optimizer_on_the_host_alone(capsys, tmp_path):
 
 @pytest.mark.parametrize("job", CLUSTER)
 def test_sync_is_timed_from_the_bytes_of_the_plan(capsys, tmp_path, job):
-    _, memory = planned(capsys, tmp_path, job)
-    code, found = planned(capsys, tmp_path, job, "--time")
+    _, memory = planned(job)
+    code, found = planned(job, "--time")
     assert code == 0
     # No die receives more than it serves; some send more than they receive.
     assert found["received"] < memory["weights_rollout"] < 1.1 * found["received"]
@@ -87,8 +95,8 @@ def test_sync_is_timed_from_the_bytes_of_the_plan(capsys, tmp_path, job):
     assert f"{found['fastest']:.1f} to {found['slowest']:.1f} s, modelled" in said and said.count("not known: ") == 3
 
 
-def test_weights_of_a_die_are_its_experts_and_half_of_the_rest(capsys, tmp_path):
-    _, found = planned(capsys, tmp_path, ONE_NODE)
+def test_weights_of_a_die_are_its_experts_and_half_of_the_rest():
+    _, found = planned(ONE_NODE)
     model = MODELS[ONE_NODE]
     expert = 3 * model["hidden_size"] * model["moe_intermediate_size"]
     experts = model["num_hidden_layers"] * model["num_experts"] * expert
@@ -98,10 +106,10 @@ def test_weights_of_a_die_are_its_experts_and_half_of_the_rest(capsys, tmp_path)
     assert found["weights_rollout"] == pytest.approx(2 * PARAMETERS[ONE_NODE] / 4, rel=0.01)
 
 
-def test_hand_over_is_part_of_the_reshard(capsys, tmp_path):
+def test_hand_over_is_part_of_the_reshard():
     key = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
-    for job in MODELS:
-        sizes = [planned(capsys, tmp_path, job, f"{key}={size}")[1]["phases"]["reshard"] for size in (256, 768)]
+    for job in (ONE_CARD, ONE_NODE):
+        sizes = [planned(job, f"{key}={size}")[1]["phases"]["reshard"] for size in (256, 768)]
         assert sizes[1] - sizes[0] == 512 << 20
 
 
@@ -139,13 +147,13 @@ def test_what_is_not_planned_is_one_sentence(capsys, tmp_path, more, says):
 
 @pytest.mark.parametrize("language", ["", ".zh"])
 @pytest.mark.parametrize("page", ["first-hour-2026", "cluster-2026"])
-def test_numbers_of_the_page_are_those_of_the_plan(capsys, tmp_path, page, language):
+def test_numbers_of_the_page_are_those_of_the_plan(page, language):
     text = (ROOT / "docs" / f"{page}{language}.md").read_text()
     cells = [line.split("|")[2:4] for line in text.splitlines() if line.startswith("| ")]
     shown = [[re.findall(r"\d+\.\d", cell) for cell in row] for row in cells]
     more = ("--cluster", str(FILE_2026)) if page == "cluster-2026" else ()
     for column, job in enumerate(CLUSTER if more else (ONE_CARD, ONE_NODE)):
-        _, found = planned(capsys, tmp_path, job, *more)
+        _, found = planned(job, *more)
         phases = found["phases"]
         names = ("weights", "engine_weights") if job == ONE_CARD else ("weights_training", "weights_rollout")
         weights = [found[name] for name in names]

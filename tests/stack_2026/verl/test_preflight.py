@@ -11,6 +11,8 @@ from rehearsal.stack_2026.scaled_down_job import FIRST_STEP, OF_MEGATRON, Scaled
 from scripts.health_checks.finding import Finding
 from tests.stack_2026.verl.test_jobs import ACTOR, DIES_256, ROLLOUT, model_folder
 
+NORM = "algorithm.norm_adv_by_std_in_grpo=false"
+
 
 @pytest.fixture(autouse=True)
 def dies(monkeypatch):
@@ -30,13 +32,13 @@ def look(tmp_path, *words):
 
 
 def test_job_that_is_well_passes_and_names_the_emulated_run(tmp_path):
-    code, stages = look(tmp_path, "--dry-run", "data.seed=7", "data.max_response_length=2048", f"{ROLLOUT}.n=8")
+    code, stages = look(tmp_path, "--dry-run", NORM, "data.max_response_length=2048", f"{ROLLOUT}.n=8")
     assert code == 0, stages
     assert [state for state, _ in stages.values()] == ["passed", "passed", "left out", "passed", "left out", "left out"]
     command = shlex.split(stages["scaled_down_job"][1].removeprefix("--dry-run: "))
     assert command[1:5] == ["-m", "rehearsal.stack_2026", "--job", DIES_256]
     # Sizes and places are the rehearsal's; everything else is the job's.
-    assert command[command.index("--") + 1 :] == ["data.seed=7", f"{ROLLOUT}.n=8"]
+    assert command[command.index("--") + 1 :] == [NORM, f"{ROLLOUT}.n=8"]
 
 
 @pytest.mark.parametrize(
