@@ -174,8 +174,8 @@ def test_the_whole_report_of_a_node(machine, tmp_path, monkeypatch):
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
     machine("npu-smi", "exit 0")
     looked_at = [Finding("torch", "2.5.1 (pin: 2.5.1)"), Finding("vLLM's files", "not looked at", known=False)]
-    monkeypatch.setattr(node, "python_and_pins", lambda: iter([Finding("python", "3.11"), looked_at[0]]))
-    monkeypatch.setattr(node, "installed_files", lambda: iter(looked_at[1:]))
+    monkeypatch.setattr(node, "python_and_pins", lambda stack: iter([Finding("python", "3.11"), looked_at[0]]))
+    monkeypatch.setattr(node, "installed_files", lambda stack: iter(looked_at[1:]))
     monkeypatch.setattr(node, "platform_plugin", lambda: Finding("vLLM's platform", "ascend"))
     limits = {resource.RLIMIT_NOFILE: (65536, 65536), resource.RLIMIT_MEMLOCK: (65535, 65535)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)

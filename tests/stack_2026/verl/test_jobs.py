@@ -185,8 +185,10 @@ def test_job_of_a_cluster_keeps_its_layout_on_few_dies(job):
         4,
     ]
     full = check_job(compose_job(job), MODELS[job])
-    for key in ("algorithm.adv_estimator", f"{ACTOR}.optim.override_optimizer_config", f"{ROLLOUT}.n"):
+    for key in ("algorithm.adv_estimator", f"{ROLLOUT}.n", f"{ACTOR}.megatron.optimizer_offload"):
         assert at(config, key) == at(full, key)
+    optimizers = [at(each, f"{ACTOR}.optim.override_optimizer_config") for each in (config, full)]
+    assert optimizers[0] == optimizers[1] | {"use_precision_aware_optimizer": False}
     assert stage_layers(megatron, 3) == (2, 1)
 
 
