@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check this node for a job; with --ray, compare all nodes of a running Ray.
+r"""Check this node for a job; with --ray, compare all nodes of a running Ray.
 
 Dies 0 and 1 are tested in child processes, which takes at most ten seconds once they have started. Pass --no-self-test
 where a job uses these dies. Every line that begins with BAD ends with what to do.
@@ -8,6 +8,8 @@ Examples:
     python scripts/doctor.py --cluster scripts/env/a3_256_dies.env
     python scripts/doctor.py --ray 10.0.0.1:6379 --no-self-test
     python scripts/doctor.py --stack 2026
+    python scripts/doctor.py --stack 2026 \
+        --cluster scripts/env/a3_256_dies_2026.env
 
 Exit codes: 0 nothing is bad; 1 something is; 2 the cluster's file cannot be read.
 """
@@ -29,6 +31,8 @@ from scripts.health_checks.device_test import check_device  # noqa: E402
 from scripts.health_checks.finding import Finding  # noqa: E402
 from scripts.health_checks.node import CANN, check_node, check_software  # noqa: E402
 
+CLUSTERS = {"2025": "a3_256_dies.env", "2026": "a3_256_dies_2026.env"}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the health checks and return the exit code."""
@@ -36,31 +40,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cluster",
         type=Path,
-        default=ROOT / "scripts" / "env" / "a3_256_dies.env",
         metavar="FILE",
-        help="settings of the cluster (default: scripts/env/a3_256_dies.env)",
+        help="settings of the cluster (default: scripts/env/a3_256_dies.env; with --stack 2026 and neither this nor "
+        "--ray, packages and dies are checked alone)",
     )
     parser.add_argument("--ray", metavar="HOST:PORT", help="the head of a running Ray")
     parser.add_argument("--no-self-test", action="store_true", help="skip the test of dies 0 and 1")
-    stack = "versions to look for; of 2026 packages and dies are checked, no cluster (default: %(default)s)"
+    stack = "versions to look for (default: %(default)s)"
     parser.add_argument("--stack", choices=sorted(CANN), default="2025", metavar="NAME", help=stack)
     options = parser.parse_args(arguments)
-    if options.stack != "2025":
-        if options.ray:
-            parser.error(f"--ray={options.ray} is invalid: nodes of stack {options.stack} are not compared. Remove it.")
+    if options.stack != "2025" and not (options.cluster or options.ray):
         return report(check_software(options.stack) + ([] if options.no_self_test else check_device()))
     try:
-        settings = read_settings(options.cluster)
+        settings = read_settings(options.cluster or ROOT / "scripts" / "env" / CLUSTERS[options.stack])
         if options.ray:
             check_address(options.ray)
-        findings = check_node(settings, job_runs=bool(options.ray))
+        findings = check_node(settings, job_runs=bool(options.ray), stack=options.stack)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if not options.no_self_test:
         findings += check_device()
     if options.ray:
-        findings += compare_nodes(ask_nodes(options.ray, ROOT), int(settings["NODES"]), int(settings["DIES_PER_NODE"]))
+        facts = ask_nodes(options.ray, ROOT, options.stack)
+        findings += compare_nodes(facts, int(settings["NODES"]), int(settings["DIES_PER_NODE"]))
     return report(findings)
 
 

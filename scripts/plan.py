@@ -11,9 +11,11 @@ Example: the job with true weights on dies of 64 GB; the seconds of its steps; a
     python scripts/plan.py --config-name deepseek_v3_256die_true_weight \
         --model deepseek-v3/config.json --fewer-nodes
 
-The same for the stack 2026:
+The same for the stack 2026; --time models its weight sync:
     .venv-2026/bin/python scripts/plan.py --stack 2026 \
         --config-name qwen3_0_6b_gsm8k_one_card --model qwen3-0.6b/config.json
+    .venv-2026/bin/python scripts/plan.py --stack 2026 --time \
+        --config-name deepseek_v3_671b_256_dies --model deepseek-v3/config.json
 
 Exit codes: 0 everything fits; 1 something does not; 2 the configuration is rejected.
 """
@@ -46,6 +48,7 @@ from post_training.plan.report import JobPlan, Machine, describe, make_job_plan 
 from post_training.plan.step_time.configured import read_cluster, step_job  # noqa: E402
 from post_training.plan.step_time.job import SPREAD, Cluster, StepJob  # noqa: E402
 from post_training.plan.step_time.text import describe_time, time_estimates  # noqa: E402
+from post_training.plan.sync_time import describe_sync, sync_estimates  # noqa: E402
 from post_training.plan.verl_0_9_jobs import make_verl_0_9_plan  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import FileError, read_object  # noqa: E402
@@ -66,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         choices=_CLUSTERS,
         default="2025",
         help="versions of upstream (docs/stacks.md): 2026 plans the jobs of verl_plugin/config, with the Python of "
-        ".venv-2026/, without --time and --fewer-nodes (default: %(default)s)",
+        ".venv-2026/, with --time for the weight sync alone, and without --fewer-nodes (default: %(default)s)",
     )
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="the model's config.json")
     _add_options_of_the_machine(parser)
@@ -81,11 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError("--picture draws the time of a step; give --time too")
         if options.time and options.fewer_nodes:
             raise ValueError("--time and --fewer-nodes are two plans; take one of them away")
-        if options.stack == "2026" and (options.time or options.fewer_nodes):
-            asked = "--time" if options.time else "--fewer-nodes"
-            raise ValueError(f"{asked} is invalid with --stack 2026: only memory is planned there. Take it away")
+        if options.stack == "2026" and (options.picture or options.fewer_nodes):
+            asked = "--picture" if options.picture else "--fewer-nodes"
+            raise ValueError(f"{asked} is invalid with --stack 2026: memory and weight sync are planned. Take it away")
         if options.time:
-            print(_time(options))
+            print(_time(options) if options.stack == "2025" else _sync_time(options))
             return 0
         machine = _machine(options)
         if options.fewer_nodes:
@@ -306,6 +309,14 @@ def _time(options: argparse.Namespace) -> str:
 
         draw_time(job_on, cluster, options.picture)
     return json.dumps(time_estimates(step, cluster), indent=1) if options.json else describe_time(step, cluster)
+
+
+def _sync_time(options: argparse.Namespace) -> str:
+    """The modelled weight sync of a job of the stack 2026, as text or JSON. Raises ValueError for one on FSDP."""
+    plan = _plan(options, _machine(options))
+    if isinstance(plan, FsdpPlan):
+        raise ValueError(f"--time models weights of Megatron, and {options.config_name} trains with FSDP; take it away")
+    return json.dumps(sync_estimates(plan.reshard), indent=1) if options.json else describe_sync(plan.reshard)
 
 
 def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:

@@ -2,7 +2,8 @@
 r"""Check a job before it asks for an NPU.
 
 Runs every check of a start, the plan of memory and disks, the checks of this node against the cluster's file, a test of
-two of its dies, and the job itself on at most 8 emulated dies: train, kill, resume, validate, export, evaluate.
+two of its dies, and the job itself on at most 8 emulated dies: train, kill, resume, validate, export, evaluate; with
+--stack 2026 two steps on 4, with the metrics of the first.
 
 Examples, on any machine; the training gets the same overrides:
     python scripts/preflight.py --cluster FILE \
@@ -10,6 +11,8 @@ Examples, on any machine; the training gets the same overrides:
     python scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k \
         --no-scaled-down-job \
         actor_rollout_ref.model.path=MODEL
+    .venv-2026/bin/python scripts/preflight.py --stack 2026 --cluster FILE \
+        --config-name deepseek_v3_671b_256_dies
 
 Prints the stages, and writes them to preflight.html in the output folder. The emulated run starts once every other
 stage has passed.
@@ -32,6 +35,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -42,19 +46,23 @@ from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output, masked_text  # noqa: E402
 from post_training.models.families import families  # noqa: E402
 from post_training.overrides import setting  # noqa: E402
-from post_training.plan.report import Machine  # noqa: E402
+from post_training.plan.fsdp_report import FsdpPlan  # noqa: E402
+from post_training.plan.report import JobPlan, Machine  # noqa: E402
+from post_training.plan.verl_0_9_jobs import make_verl_0_9_plan  # noqa: E402
 from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from post_training.processes.logs import last_error  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.jobs import JOBS, scale_of  # noqa: E402
 from rehearsal.scaled_down_job import ScaledDownJob  # noqa: E402
+from rehearsal.stack_2026.scaled_down_job import ScaledDownJob2026  # noqa: E402
 from scripts import doctor  # noqa: E402
 from scripts.health_checks.device_test import check_device  # noqa: E402
 from scripts.plan import CANN_MEMORY, configuration_of, die_bytes, make_plan, outside_torch, read_model  # noqa: E402
 from verl_patches.trainer import main_ppo  # noqa: E402
+from verl_plugin.jobs import __main__ as jobs_2026  # noqa: E402
+from verl_plugin.jobs import check_job, compose_job  # noqa: E402
 
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
-_CLUSTER = ROOT / "scripts" / "env" / "a3_256_dies.env"
 _MODEL, _CHECKPOINTS = "actor_rollout_ref.model.path", "trainer.default_local_dir"
 _SIGNALLED = 128
 
@@ -75,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     try:
         cluster = doctor.read_settings(options.cluster) if options.cluster else {}
-        options.die = die_bytes(options.die_memory, options.cluster or _CLUSTER)
+        options.die = die_bytes(options.die_memory, _cluster_file(options))
         options.chip = cluster.get("CHIP")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -101,7 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(description=__doc__)
-    parser.add_argument("--config-name", required=True, metavar="NAME", help="a file of verl_patches/trainer/config")
+    names = "a file of verl_patches/trainer/config, or of verl_plugin/config"
+    parser.add_argument("--config-name", required=True, metavar="NAME", help=names)
+    stack = "versions of upstream: docs/stacks.md (default: %(default)s)"
+    parser.add_argument("--stack", choices=sorted(doctor.CLUSTERS), default="2025", metavar="NAME", help=stack)
     cluster = "settings of the cluster: sets model, data and nodes, and this node is checked"
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=cluster)
     parser.add_argument(
@@ -139,13 +150,18 @@ def _of_cluster(cluster: dict[str, str]) -> list[str]:
     ]
 
 
+def _cluster_file(options: argparse.Namespace) -> Path:
+    """The cluster's file, or the one of the stack that says what there is where none is given."""
+    given: Path | None = options.cluster
+    return given or ROOT / "scripts" / "env" / doctor.CLUSTERS[options.stack]
+
+
+# A stage by its name and what it is about, with the function that looks.
+_Look = tuple[str, str, Callable[[], tuple[str, str]]]
+
+
 def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) -> list[Stage]:
-    scaled = ScaledDownJob.of_job(options.config_name, given, options.output / "scaled_down_job")
-
-    def ends_well(name: str, command: Callable[[], list[str]]) -> Callable[[], tuple[str, str]]:
-        return lambda: _run(command(), options.output / f"{name}.log", signals)
-
-    cheap: list[tuple[str, str, Callable[[], tuple[str, str]]]] = [
+    cheap: list[_Look] = [
         ("checks", "keys, types, sizes, layout, data, reward, trackers, room on disks, as a start makes them",
          lambda: _checks(options, given)),
         ("plan", "memory of a die by phase, of hosts, and checkpoints against free space",
@@ -153,22 +169,46 @@ def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) 
         ("node", "this node against the cluster's file, as doctor.py does it", lambda: _node(options)),
         ("device", "dies 0 and 1: NaN, large tensors, events and all-to-all, as doctor.py tests them", _device),
     ]  # fmt: skip
-    emulated: list[tuple[str, str, Callable[[], tuple[str, str]]]] = [
+    emulation = _emulation_2026 if options.stack == "2026" else _emulation
+    command, emulated = emulation(options, given, signals)
+    stages: list[Stage] = []
+    for name, about, look in (*cheap, *emulated):
+        begun = time.monotonic()
+        why_not = "" if len(stages) < len(cheap) else _why_not(options, command, stages)
+        if name == "evaluation" and not why_not and _reads_images(options.config_name):
+            why_not = "evaluate.py shows a model no images"
+        state, said = (LEFT_OUT, why_not) if why_not else look()
+        stages.append(_shown(Stage(name, about, state, said, time.monotonic() - begun)))
+    return stages
+
+
+def _emulation(options: argparse.Namespace, given: list[str], signals: SignalFlag) -> tuple[list[str], list[_Look]]:
+    """The command of the scaled-down job, and its stages."""
+    scaled = ScaledDownJob.of_job(options.config_name, given, options.output / "scaled_down_job")
+
+    def ends_well(name: str, command: Callable[[], list[str]]) -> Callable[[], tuple[str, str]]:
+        return lambda: _run(command(), options.output / f"{name}.log", signals)
+
+    return scaled.proof(), [
         ("scaled_down_job", "the job on at most 8 emulated dies: trained, killed, continued, and compared bit for bit",
          ends_well("scaled_down_job", scaled.proof)),
         ("validation", "what the scaled-down job's validation after its last step found", lambda: _validation(scaled)),
         ("export", "the scaled-down job's last checkpoint as a HuggingFace folder", ends_well("export", scaled.export)),
         ("evaluation", "answers of the export, judged by the job's reward", ends_well("evaluation", scaled.evaluation)),
     ]  # fmt: skip
-    stages: list[Stage] = []
-    for name, about, look in (*cheap, *emulated):
-        begun = time.monotonic()
-        why_not = "" if len(stages) < len(cheap) else _why_not(options, scaled, stages)
-        if name == "evaluation" and not why_not and _reads_images(options.config_name):
-            why_not = "evaluate.py shows a model no images"
-        state, said = (LEFT_OUT, why_not) if why_not else look()
-        stages.append(_shown(Stage(name, about, state, said, time.monotonic() - begun)))
-    return stages
+
+
+def _emulation_2026(
+    options: argparse.Namespace, given: list[str], signals: SignalFlag
+) -> tuple[list[str], list[_Look]]:
+    """The same for the stack 2026."""
+    scaled = ScaledDownJob2026.of_job(options.config_name, given, options.output / "scaled_down_job")
+    return scaled.training(), [
+        ("scaled_down_job", "the job on emulated dies, and every update of its weights compared bit for bit",
+         lambda: _run(scaled.training(), options.output / "scaled_down_job.log", signals)),
+        ("first_step", "metrics of the scaled-down job's first step, to compare the cluster's with",
+         lambda: _first_step(scaled)),
+    ]  # fmt: skip
 
 
 def _reads_images(config_name: str) -> bool:
@@ -178,10 +218,10 @@ def _reads_images(config_name: str) -> bool:
     return any(family.reads_images for family in families() if model_type in family.model_types)
 
 
-def _why_not(options: argparse.Namespace, scaled: ScaledDownJob, before: Sequence[Stage]) -> str:
+def _why_not(options: argparse.Namespace, command: Sequence[str], before: Sequence[Stage]) -> str:
     """Why a stage of the scaled-down job is left out; empty where it is not."""
     if options.dry_run:
-        return f"--dry-run: {shlex.join(scaled.proof())}"
+        return f"--dry-run: {shlex.join(command)}"
     if options.no_scaled_down_job:
         return "--no-scaled-down-job"
     return "something above failed" if any(stage.state == FAILED for stage in before) else ""
@@ -198,8 +238,11 @@ def _shown(stage: Stage) -> Stage:
 def _checks(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
     """What the entry point rejects with --check, which every launcher asks before it starts anything."""
     said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        code = main_ppo.main(["--config-name", options.config_name, "--check", *given])
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        if options.stack == "2026":
+            code = jobs_2026.main(["--config-name", options.config_name, *given])
+        else:
+            code = main_ppo.main(["--config-name", options.config_name, "--check", *given])
     return (PASSED if code == 0 else FAILED), said.getvalue().strip().removeprefix("error: ")
 
 
@@ -207,18 +250,28 @@ def _plan(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
     try:
         model = read_model(options.model) if options.model else None
         own = [setting(_MODEL, options.model.parent)] if options.model else []
-        config, swaps = configuration_of(options.config_name, [*own, *given], model, options.chip)
+        config, planned = _configured(options, [*own, *given], model)
         folder = Path(config["actor_rollout_ref"]["model"]["path"]).expanduser()
         if model is None and not (folder / "config.json").is_file():
             return LEFT_OUT, f"{folder} has no config.json here; give one with --model"
         model = model or read_model(folder / "config.json")
-        outside = outside_torch(options.cluster or _CLUSTER, CANN_MEMORY)
+        outside = outside_torch(_cluster_file(options), CANN_MEMORY)
         disk = _free(Path(config["trainer"]["default_local_dir"])) if config["trainer"]["save_freq"] > 0 else 0
-        machine = Machine(options.die, disk=disk, outside=outside)
-        problems = make_plan(config, model, options.swap_optimizer or swaps, machine).problems()
+        problems = planned(model, Machine(options.die, disk=disk, outside=outside)).problems()
     except (ValueError, OSError) as error:
         return FAILED, str(error)
     return (FAILED if problems else PASSED), "\n".join(problems)
+
+
+def _configured(
+    options: argparse.Namespace, words: list[str], model: dict[str, Any] | None
+) -> tuple[dict[str, Any], Callable[[dict[str, Any], Machine], JobPlan | FsdpPlan]]:
+    """The checked configuration, and what plans it for a model and a machine. Raises ValueError for a rejected one."""
+    if options.stack == "2026":
+        checked = check_job(compose_job(options.config_name, words), model)
+        return checked, lambda model, machine: make_verl_0_9_plan(checked, model, machine)
+    config, swaps = configuration_of(options.config_name, words, model, options.chip)
+    return config, lambda model, machine: make_plan(config, model, options.swap_optimizer or swaps, machine)
 
 
 def _free(folder: Path) -> int:
@@ -232,7 +285,7 @@ def _node(options: argparse.Namespace) -> tuple[str, str]:
         return LEFT_OUT, "no --cluster was given"
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = doctor.main(["--cluster", str(options.cluster), "--no-self-test"])
+        code = doctor.main(["--cluster", str(options.cluster), "--no-self-test", "--stack", options.stack])
     lines = said.getvalue().splitlines()
     return (PASSED, said.getvalue()) if code == 0 else (FAILED, "\n".join(x for x in lines if not x.startswith("ok")))
 
@@ -265,6 +318,15 @@ def _validation(scaled: ScaledDownJob) -> tuple[str, str]:
     if not found:
         return FAILED, f"the last step has no metric of a validation; see {scaled.unbroken / 'run.log'}"
     return PASSED, "\n".join(f"{name} = {value}" for name, value in found.items())
+
+
+def _first_step(scaled: ScaledDownJob2026) -> tuple[str, str]:
+    """The metrics that docs/cluster-2026.md has a cluster's first step compared with."""
+    found = scaled.first_step()
+    missing = [name for name, value in found.items() if value is None]
+    if missing:
+        return FAILED, f"the first step has no finite {', '.join(missing)}; see {scaled.run}"
+    return PASSED, "\n".join(f"{name} = {value:.4g}" for name, value in found.items())
 
 
 def _write_page(options: argparse.Namespace, stages: Sequence[Stage], passed: bool) -> None:

@@ -35,6 +35,8 @@ REMEDIES = {
     "update": f"lower {_ACTOR}.ppo_max_token_len_per_gpu, or use more dies",
     "disk": "lower trainer.max_actor_ckpt_to_keep, or set trainer.save_freq=-1",
 }
+_ON_HOST = f"{_ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload"
+MEGATRON_REMEDIES = {**REMEDIES, "update": f"set {_ON_HOST}=true, {REMEDIES['update']}"}
 
 
 def make_verl_0_9_plan(config: Mapping[str, Any], model: Mapping[str, Any], machine: Machine) -> JobPlan | FsdpPlan:
@@ -51,10 +53,12 @@ def make_verl_0_9_plan(config: Mapping[str, Any], model: Mapping[str, Any], mach
     if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
         plan = make_fsdp_plan(read_verl_0_9_fsdp_job(config, model), machine, remedies=REMEDIES)
         return replace(plan, device=replace(plan.device, phases=_with(plan.device.phases, 2 * staged + handed)))
-    job_plan = make_job_plan(read_verl_0_9_job(config, model), machine, remedies=REMEDIES)
-    device = replace(job_plan.device, phases=_with(job_plan.device.phases, handed))
+    job_plan = make_job_plan(read_verl_0_9_job(config, model), machine, remedies=MEGATRON_REMEDIES)
+    device, job = replace(job_plan.device, phases=_with(job_plan.device.phases, handed)), job_plan.job
+    # An optimizer on the host has gradients in float32 there, beside 12 bytes of state for an element.
+    gradients = device.optimizer // 3 if job.swaps_optimizer else 0
     # vLLM-Ascend sleeps at level 1: what it serves is copied to the host.
-    away = job_plan.host.away + device.weights_rollout * job_plan.job.dies_per_node
+    away = job_plan.host.away + (device.weights_rollout + gradients) * job.dies_per_node
     return replace(job_plan, device=device, host=replace(job_plan.host, away=away))
 
 
@@ -124,7 +128,7 @@ def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Jo
     return Job(
         sizes=sizes_of(model),
         table=table,
-        train=_train_placement(actor["megatron"], table.layers, dies),
+        train=_train_placement(actor["megatron"], stage_layers(actor["megatron"], table.layers), dies),
         rollout=_rollout_placement(rollout, dies),
         itemsize=_itemsize(rollout),
         prompts=data["train_batch_size"],
@@ -143,7 +147,7 @@ def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Jo
         recomputation=_recomputation(actor["megatron"]["override_transformer_config"]),
         saves_every=max(config["trainer"]["save_freq"], 0),
         keeps=config["trainer"]["max_actor_ckpt_to_keep"] or 0,
-        swaps_optimizer=False,
+        swaps_optimizer=_optimizer_on_host(actor["optim"].get("override_optimizer_config") or {}),
         weighs_in_float32=True,  # the larger of both: which one MindSpeed's layers do is their options' to say
     )
 
@@ -156,7 +160,43 @@ def _itemsize(rollout: Mapping[str, Any]) -> int:
     return 4 if rollout["dtype"] == "float32" else 2
 
 
-def _train_placement(megatron: Mapping[str, Any], layers: int, dies: int) -> TrainPlacement:
+def _optimizer_on_host(options: Mapping[str, Any]) -> bool:
+    """Whether Megatron-core keeps all of Adam's state on the host. Raises ValueError for a part of it."""
+    share = options.get("optimizer_offload_fraction", 0.0) if options.get("optimizer_cpu_offload") else 0.0
+    if share not in (0, 1):
+        key = f"{_ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction"
+        raise ValueError(
+            f"{key}={share} is invalid for a plan: it has all of the state in one place. Set it to 1.0 or 0.0."
+        )
+    return bool(share)
+
+
+def stage_layers(megatron: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Layers of each pipeline stage: equal ones, but for a first and a last one whose number is given.
+
+    Args:
+        megatron: the `megatron` group of verl's configuration of the actor.
+        layers: of the model.
+
+    Raises:
+        ValueError: the others cannot have equal numbers; the sentence names the key.
+    """
+    stages, given = megatron["pipeline_model_parallel_size"], megatron.get("override_transformer_config") or {}
+    ends = [given.get(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last")]
+    first, last = ([] if number is None else [number] for number in ends)
+    between, left = stages - len(first + last), layers - sum(first + last)
+    equal = left >= between and left % between == 0 if between > 0 else between == left == 0
+    if not equal or min(first + last, default=1) < 1:
+        beside = ", beside the first and the last one as given" if first + last else ""
+        raise ValueError(
+            f"{_ACTOR}.megatron.pipeline_model_parallel_size={stages} is invalid: {left} of {layers} layers do not "
+            f"fill {between} stages alike{beside}. Set override_transformer_config.num_layers_in_first_pipeline_stage "
+            "and num_layers_in_last_pipeline_stage so that they do."
+        )
+    return (*first, *([left // between] * between if between else ()), *last)
+
+
+def _train_placement(megatron: Mapping[str, Any], layers: tuple[int, ...], dies: int) -> TrainPlacement:
     """Experts that are whole lie on the tensor-parallel ranks too, as `moe_tp_extend_ep` of MindSpeed says it."""
     tp, pp, ep = (megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "expert_model"))
     whole = (megatron["expert_tensor_parallel_size"] or tp) == 1
@@ -165,7 +205,7 @@ def _train_placement(megatron: Mapping[str, Any], layers: int, dies: int) -> Tra
         pp=pp,
         ep=max(ep // tp, 1) if whole else ep,
         dp=dies // (tp * pp),
-        num_layer_list=(layers // pp,) * pp,
+        num_layer_list=layers,
         moe_tp_extend_ep=whole,
     )
 

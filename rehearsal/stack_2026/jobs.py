@@ -12,7 +12,7 @@ _ENGINES = "verl_plugin.alltoallv.engines"
 
 @dataclass(frozen=True)
 class ScaledJob:
-    """How a job of one node becomes one of emulated dies.
+    """How a job of real dies becomes one of emulated dies.
 
     Attributes:
         model: the tiny model's family.
@@ -20,6 +20,10 @@ class ScaledJob:
         dies: emulated dies, where the user asks for no other number.
         steps: of training, where the user asks for no other number.
         changes: other values of the tiny model's config.json, as published.
+        cluster: the job has pipeline stages in training, and data-parallel ranks in an instance of vLLM, and keeps
+            both where the dies suffice.
+        tensors: dies over which training divides tensors, where they suffice. mbridge cannot load latent attention into
+            Megatron-core's own layers on more than one, as these divide its first projections.
     """
 
     model: str
@@ -27,12 +31,18 @@ class ScaledJob:
     dies: int
     steps: int = 10
     changes: Mapping[str, int | str] = field(default_factory=dict)
+    cluster: bool = False
+    tensors: int = 1
 
 
 JOBS = {
     "qwen3_0_6b_gsm8k_one_card": ScaledJob("qwen3", "fsdp2", dies=1, changes={"tie_word_embeddings": "true"}),
     "qwen3_30b_a3b_gsm8k_one_node": ScaledJob("qwen3_moe", "megatron", dies=4),
+    "deepseek_v3_671b_256_dies": ScaledJob("deepseek_v3", "megatron", dies=4, cluster=True),
+    "qwen3_235b_a22b_128_dies": ScaledJob("qwen3_moe", "megatron", dies=4, cluster=True, tensors=2),
 }
+# Of the tiny models with experts; the first of two stages has one more than the last.
+_LAYERS = 3
 
 
 def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[str]:
@@ -40,14 +50,19 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
 
     Algorithm, engines, offloading, micro batches by tokens, and how weights move stay the job's own.
     """
-    yield from ("data.train_batch_size=16", f"{_ACTOR}.ppo_mini_batch_size=8")
+    prompts, mini = (8, 8) if job.cluster else (16, 8)
+    yield from (f"data.train_batch_size={prompts}", f"{_ACTOR}.ppo_mini_batch_size={mini}")
     yield from ("data.max_prompt_length=16", "data.max_response_length=10")
     yield from ("data.dataloader_num_workers=0", f"data.seed={seed}", f"{_ACTOR}.data_loader_seed={seed}")
     yield from (f"{_ACTOR}.ppo_max_token_len_per_gpu=1024", f"{_ACTOR}.optim.lr=1e-4")
-    yield from ("trainer.total_epochs=1000", f"trainer.total_training_steps={steps}", f"trainer.n_gpus_per_node={dies}")
+    yield from ("trainer.total_epochs=1000", f"trainer.total_training_steps={steps}")
+    yield from ("trainer.nnodes=1", f"trainer.n_gpus_per_node={dies}")
     yield from ("trainer.save_freq=-1", "trainer.test_freq=-1", "trainer.logger=[console,file]")
     yield from (f"{_ROLLOUT}.seed={seed}", f"{_ROLLOUT}.max_model_len=32", f"{_ROLLOUT}.max_num_seqs=128")
-    yield from (f"{_ROLLOUT}.tensor_model_parallel_size={2 if dies % 2 == 0 else 1}", f"{_ROLLOUT}.enforce_eager=true")
+    tp = 2 if dies % 2 == 0 else 1
+    yield from (f"{_ROLLOUT}.tensor_model_parallel_size={tp}", f"{_ROLLOUT}.enforce_eager=true")
+    if job.cluster:
+        yield from (f"{_ROLLOUT}.data_parallel_size={dies // tp}", f"{_ROLLOUT}.expert_parallel_size={dies}")
     yield from (f"{_ROLLOUT}.max_num_batched_tokens=2048", f"{_ROLLOUT}.gpu_memory_utilization=0.5")
     # Enough for every sequence in flight: clearing the cache takes a host's time here.
     yield f"+{_VLLM}.num_gpu_blocks_override=256"
@@ -56,15 +71,25 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
     yield f"+{_VLLM}.additional_config.alltoallv.verify=true"
     yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=16"
     if job.backend == "megatron":
-        yield from _megatron(dies)
+        yield from _megatron(job, dies)
 
 
-def _megatron(dies: int) -> Iterator[str]:
+def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
     """Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
     yield f"actor_rollout_ref.model.external_lib=[verl_plugin.megatron_core,verl_plugin.finite_steps,{_ENGINES}]"
     # They take padded batches, and have no fused permutation of tokens.
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
-    yield f"{_ACTOR}.megatron.override_transformer_config.moe_permute_fusion=false"
-    yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies}"
-    # Experts are what is spread over these few dies.
-    yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
+    transformer = f"{_ACTOR}.megatron.override_transformer_config"
+    yield f"{transformer}.moe_permute_fusion=false"
+    stages = 2 if job.cluster and dies % 2 == 0 else 1
+    # Where tensors are whole, experts are what is spread over these few dies.
+    tensors = job.tensors if dies // stages % job.tensors == 0 else 1
+    yield f"{_ACTOR}.megatron.tensor_model_parallel_size={tensors}"
+    yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies // stages}"
+    if job.cluster:
+        first, last = (_LAYERS - 1, 1) if stages == 2 else ("null", "null")
+        yield f"{_ACTOR}.megatron.pipeline_model_parallel_size={stages}"
+        yield f"{transformer}.num_layers_in_first_pipeline_stage={first}"
+        yield f"{transformer}.num_layers_in_last_pipeline_stage={last}"
+        # Megatron-core has it with TransformerEngine alone.
+        yield f"++{_ACTOR}.optim.override_optimizer_config.use_precision_aware_optimizer=false"

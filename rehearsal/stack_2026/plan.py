@@ -183,7 +183,10 @@ def make_plan(options: Options, time_name: str) -> Plan:
 
 def changes_of(options: Options) -> Mapping[str, int | str]:
     """Other values of the tiny model's config.json."""
-    return CHANGES.get(options.model, {}) if options.job is None else JOBS[options.job].changes
+    if options.job is None:
+        return CHANGES.get(options.model, {})
+    job = JOBS[options.job]
+    return {**CHANGES.get(job.model, {}), **job.changes}
 
 
 def checkpoint_key(options: Options) -> str:

@@ -70,18 +70,18 @@ def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Fin
     return findings
 
 
-def tree_hash(root: Path) -> str:
+def tree_hash(root: Path, stack: str = "2025") -> str:
     """A hash over every Python and YAML file of the overlay."""
     total = hashlib.sha256()
-    for package in ("overlay", *sorted(Pins.read().patch_packages())):
+    for package in ("overlay", *sorted(Pins.read(stack=stack).patch_packages())):
         for path in sorted((root / package).rglob("*")):
             if path.suffix in (".py", ".yaml", ".patch", ".toml"):
                 total.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return total.hexdigest()[:16]
 
 
-def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
-    """Ask every living node of the Ray at `address`; the repository lies at `root` on each."""
+def ask_nodes(address: str, root: Path, stack: str = "2025") -> list[NodeFacts]:
+    """Ask every living node of the Ray at `address` about a stack; the repository lies at `root` on each."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -92,7 +92,7 @@ def ask_nodes(address: str, root: Path) -> list[NodeFacts]:
         from scripts.health_checks.cluster import tree_hash
         from scripts.health_checks.node import versions
 
-        return time.time(), versions(), tree_hash(root)
+        return time.time(), versions(stack), tree_hash(root, stack)
 
     environment = {"env_vars": {"PYTHONPATH": str(root)}, **python_of_workers()}
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=environment)

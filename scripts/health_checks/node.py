@@ -24,20 +24,25 @@ from scripts.health_checks.occupied_dies import dies_in_use
 
 CANN = {"2025": "8.2.RC1", "2026": "9.1.0"}
 """Its version, by the stack."""
+PYTHONS = {"2025": ("3.11",), "2026": ("3.11", "3.12")}
+"""Those that the pins are published for."""
 OPEN_FILES = 65536
 # Ray keeps objects in shared memory: by default three tenths of the memory, and no more than this.
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 
 
-def check_node(settings: Mapping[str, str], root: Path = Path("/"), job_runs: bool = False) -> list[Finding]:
+def check_node(
+    settings: Mapping[str, str], root: Path = Path("/"), job_runs: bool = False, stack: str = "2025"
+) -> list[Finding]:
     """Look at this machine.
 
     Args:
         settings: those of the cluster's file.
         root: the top of the file system.
         job_runs: whether the job may have its dies already.
+        stack: whose versions it has to have.
     """
-    findings = [*python_and_pins(), *installed_files(), platform_plugin(), cann(root)]
+    findings = check_software(stack, root)
     findings += npus(int(settings["DIES_PER_NODE"]), root, int(settings.get("NODES", "2")))
     findings += chips(settings, root)
     findings += visible_npus(settings)
@@ -79,8 +84,9 @@ def python_and_pins(stack: str = "2025") -> Iterator[Finding]:
 
     Upstreams that a workspace of stack 2025 holds as source have none here; stack 2026 has no workspace, but releases.
     """
-    found = ".".join(map(str, sys.version_info[:2]))
-    yield Finding("python", found, "" if found == "3.11" else "use Python 3.11, for which the pins are built")
+    found, fitting = ".".join(map(str, sys.version_info[:2])), PYTHONS[stack]
+    remedy = "" if found in fitting else f"use Python {' or '.join(fitting)}, for which the pins are built"
+    yield Finding("python", found, remedy)
     installed = versions(stack)
     for upstream in Pins.read(stack=stack).upstreams:
         pin = upstream.version or (upstream.release if stack == "2026" else "")

@@ -4,7 +4,7 @@ set -euo pipefail
 
 project_root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)
 readonly project_root
-for part in terminal arguments masking inherited settings environment one_node; do
+for part in terminal arguments masking inherited settings environment stack one_node; do
     # shellcheck source=/dev/null # each is checked by itself
     source "$project_root/scripts/lib/$part.sh"
 done
@@ -83,7 +83,7 @@ main() {
             --resume)
                 argument_require_value "$1" $#
                 going_on=$2
-                settings_resume "$2" "$(one_node_step_file "$project_root" "$configuration")"
+                settings_resume "$2" "$(stack_step_file "$project_root" "$configuration")"
                 shift 2
                 ;;
             --)
@@ -100,7 +100,7 @@ main() {
         ! $check || fail "--check is invalid with --emulate: a rehearsal checks the job itself. Take one of the two away."
         one_node_emulate "$project_root" "$configuration"
     else
-        one_node_train "$project_root" "$configuration" "$dies" "$(one_node_stack "$project_root" "$configuration")"
+        one_node_train "$project_root" "$configuration" "$dies" "$(stack_of "$project_root" "$configuration")"
     fi
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command `ray`, without the servers of Ray 2.46 that run commands for whoever connects, and that no option closes.
+"""The command `ray`, without the servers of Ray that run commands for whoever connects, and that no option closes.
 
 `ray start` opens Ray Client (port 10001) on a head, and on every node an agent whose HTTP port 52365 takes jobs; both
 listen on all interfaces and ask for no password. Ray leaves them away where the packages that they need are missing, so
@@ -20,6 +20,11 @@ from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402  (f
 from verl_patches.trainer.isolated_ray import without_job_servers  # noqa: E402  (found from where this file lies)
 
 _RESOURCES = "--resources="
+# The names under which `ray start` asks whether there is Ray Client, of Ray 2.46 and of 2.60, and the answer no.
+_NO_CLIENT = {
+    "check_ray_client_dependencies_installed": lambda: False,
+    "get_ray_client_dependency_error": lambda: "left out",
+}
 
 
 def main() -> None:
@@ -42,13 +47,14 @@ def run_ray() -> None:
     with without_job_servers():
         from ray.scripts import scripts
 
-        # The name under which `ray start` asks whether there is Ray Client; without it, this would do nothing.
-        if not callable(getattr(scripts, "check_ray_client_dependencies_installed", None)):
+        asked = [name for name in _NO_CLIENT if callable(getattr(scripts, name, None))]
+        if not asked:  # without it, this would do nothing
             sys.exit(
                 "error: this Ray asks otherwise whether to start Ray Client; bring scripts/internal/start_ray.py up to "
                 "it"
             )
-        scripts.check_ray_client_dependencies_installed = lambda: False
+        for name in asked:
+            setattr(scripts, name, _NO_CLIENT[name])
         scripts.main()
 
 

@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dies", type=int, required=True, help="NPUs that every node has to have")
     parser.add_argument("--timeout", type=finite(), required=True, help="seconds")
     parser.add_argument("--interval", type=finite(), default=5.0, help="seconds between two looks")
+    parser.add_argument("--stack", default="2025", help="whose versions are compared")
     options = parser.parse_args(arguments)
     import ray
 
@@ -96,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
             return 1
     finally:
         ray.shutdown()
-    return 0 if agree(ask_nodes(options.address, ROOT), options.nodes, options.dies) else 3
+    return 0 if agree(ask_nodes(options.address, ROOT, options.stack), options.nodes, options.dies) else 3
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# A job on the dies of one machine. Needs terminal.sh, masking.sh, inherited.sh, settings.sh and environment.sh.
+# A job on the dies of one machine. Needs terminal.sh, masking.sh, inherited.sh, settings.sh,
+# environment.sh and stack.sh.
 # shellcheck disable=SC2154 # launch_one_node.sh sets what its options say
 
 # Finds the run that --resume goes on with, whose folder is --output unless a step of it is given.
@@ -10,29 +11,10 @@ one_node_resume() {
     output=$(realpath -m -- "$going_on/../..")
 }
 
-# Prints the stack of a configuration: that in whose folder it lies.
-one_node_stack() {
-    local root=$1 configuration=$2
-    if [[ -f $root/verl_plugin/config/$configuration.yaml ]]; then
-        printf '2026\n'
-    else
-        printf '%s\n' "$ENVIRONMENT_DEFAULT_STACK"
-    fi
-}
-
-# Prints the file of a step's folder that is written last: verl 0.9 has the state of its data loader there.
-one_node_step_file() {
-    if [[ $(one_node_stack "$@") == 2026 ]]; then
-        printf 'data.pt\n'
-    else
-        printf 'trainer.json\n'
-    fi
-}
-
 # Becomes a rehearsal of the job on emulated dies.
 one_node_emulate() {
     local root=$1 configuration=$2 python stack module=rehearsal
-    stack=$(one_node_stack "$root" "$configuration")
+    stack=$(stack_of "$root" "$configuration")
     [[ -z $model ]] || fail "--model $model: --emulate makes a tiny model of its own; take one of the two options away."
     [[ -z $test_data ]] || fail "--test-data $test_data: --emulate holds a part of --data out; take the option away."
     if [[ $stack == 2026 ]]; then
@@ -76,9 +58,9 @@ one_node_folder() {
 one_node_train() {
     local root=$1 configuration=$2 dies=$3 stack=$4 name entry scripts=() python=python3
     local -A given=()
-    local names=() environment=() convert train reject die_memory=''
+    local names=() environment=() loggers places convert train reject die_memory=''
     one_node_require_input
-    settings=${settings:-$root/scripts/env/one_node$(one_node_suffix "$stack").env}
+    settings=${settings:-$root/scripts/env/one_node$(stack_suffix "$stack").env}
     settings_read "$settings" given names
     [[ -n ${given[CANN_ENV]:-} ]] || fail "$settings does not set CANN_ENV; scripts/env/one_node.env says what it is."
     for name in "${names[@]}"; do
@@ -86,7 +68,8 @@ one_node_train() {
     done
     ! $check || one_node_check_folder
     output=$(realpath -m -- "${output:-$(one_node_folder "$root" "$configuration")}")
-    [[ $stack != 2026 ]] || environment+=("VERL_FILE_LOGGER_PATH=$output/verl_metrics.jsonl" "TENSORBOARD_DIR=$output/tensorboard")
+    stack_places "$root" "$stack" "$output"
+    environment+=("${loggers[@]}")
     dies=$(one_node_dies "$dies")
     [[ ! $dies =~ ^[1-9][0-9]{0,3}$ ]] || inherited_check_visible "$dies" "${environment[@]}"
     ! $check || python=$(one_node_python "$root" "$stack")
@@ -117,11 +100,6 @@ one_node_train() {
     fi
     say "training; results are in $output"
     exec "${train[@]}"
-}
-
-# Prints what the names of a stack's settings end with.
-one_node_suffix() {
-    [[ $1 == "$ENVIRONMENT_DEFAULT_STACK" ]] || printf '_%s' "$1"
 }
 
 # Gives a check a folder for its parquet files that is gone afterwards.
@@ -191,25 +169,11 @@ one_node_command() {
         "actor_rollout_ref.model.path=$(settings_quoted "$weights")"
         "data.train_files=[$(settings_quoted "$folder/data/train.parquet")]"
         "data.val_files=[$(settings_quoted "$folder/data/test.parquet")]"
+        "${places[@]}" "trainer.default_local_dir=$(settings_quoted "$folder/checkpoints")"
     )
-    if [[ $stack == 2026 ]]; then
-        own+=("reward.custom_reward_function.path=$(settings_quoted "$root/verl_patches/utils/reward/rule_reward.py")")
-        own+=(reward.custom_reward_function.name=compute_score)
-    else
-        own+=("actor_rollout_ref.overlay.measure.output_dir=$(settings_quoted "$folder")")
-    fi
-    own+=("trainer.default_local_dir=$(settings_quoted "$folder/checkpoints")")
     [[ -z $steps ]] || own+=("trainer.total_training_steps=$steps")
     own+=("${resume[@]}" "${overrides[@]}")
-    if [[ $stack == 2026 ]]; then
-        # verl's own entry point, which finds the job by Hydra's options.
-        train=("$python" -m verl.trainer.main_ppo "--config-path=$root/verl_plugin/config" "--config-name=$configuration")
-        train+=("hydra.run.dir=$(settings_quoted "$folder/hydra")" "${own[@]}")
-        reject=("$python" -m verl_plugin.jobs --config-name "$configuration" "${own[@]}")
-    else
-        train=("$python" -m verl_patches.trainer.main_ppo --config-name "$configuration" "${own[@]}")
-        reject=("${train[@]}" --check)
-    fi
+    stack_commands "$root" "$stack" "$configuration" "$python" "$folder" "${own[@]}"
 }
 
 # Prints what a run would do: lines that begin with source, export, cd and run are what it runs, in this order.

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# A node's part of a training job. Needs terminal.sh, settings.sh, cluster.sh, network.sh, processes.sh and ray_node.sh.
+# A node's part of a training job. Needs terminal.sh, settings.sh, stack.sh, one_node.sh, cluster.sh, network.sh,
+# processes.sh and ray_node.sh.
 # shellcheck disable=SC2154 # variables of the other files of the launcher
 
 # Sets training_weights, the settings by which a job reads converted shards: those of DIST_CKPT_PATH, which the cluster's file
@@ -26,31 +27,57 @@ training_find_shards() {
 
 # Works out the command and the folder of this start.
 training_prepare() {
-    local root=$1 configuration=$2 output=$OUTPUT_DIR start
+    local root=$1 configuration=$2 stack=$3 output=$OUTPUT_DIR start places loggers train reject ray=ray_init.address
     start=$(date +%Y%m%d-%H%M%S)
     [[ $output == /* ]] || output=$root/$output
     # A clock that was set back must not mix two runs.
     [[ ! -e $output/$start ]] || start+=-$$
-    training_find_shards "$configuration"
+    declare -ga training_weights=()
+    # mbridge of stack 2026 reads safetensors alone.
+    if [[ $stack == 2026 ]]; then
+        ray=+ray_kwargs.$ray
+    else
+        training_find_shards "$configuration"
+    fi
     declare -g training_root=$root training_child=0 training_folder=$output/$start
     # All nodes may share the output's file system.
     [[ $network_role == head ]] || training_folder=$output/nodes/$network_address/$start
     declare -g training_log=$training_folder/train.log ray_log=$training_folder/ray.log
-    declare -ga training_command=(
-        python3 -m verl_patches.trainer.main_ppo --config-name "$configuration"
-        "trainer.nnodes=$NODES" "trainer.n_gpus_per_node=$DIES_PER_NODE"
-        "ray_init.address=$MASTER_ADDR:$RAY_PORT"
-        "actor_rollout_ref.model.path=$(settings_quoted "$MODEL_PATH")"
-        "data.train_files=[$(settings_quoted "$TRAIN_FILES")]" "data.val_files=[$(settings_quoted "$TEST_FILES")]"
-        "actor_rollout_ref.overlay.measure.output_dir=$(settings_quoted "$training_folder")"
-        "trainer.default_local_dir=$(settings_quoted "$output/checkpoints")"
+    stack_places "$root" "$stack" "$training_folder"
+    cluster_environment+=("${loggers[@]}")
+    stack_commands "$root" "$stack" "$configuration" python3 "$training_folder" \
+        "trainer.nnodes=$NODES" "trainer.n_gpus_per_node=$DIES_PER_NODE" \
+        "$ray=$MASTER_ADDR:$RAY_PORT" \
+        "actor_rollout_ref.model.path=$(settings_quoted "$MODEL_PATH")" \
+        "data.train_files=[$(settings_quoted "$TRAIN_FILES")]" "data.val_files=[$(settings_quoted "$TEST_FILES")]" \
+        "${places[@]}" "trainer.default_local_dir=$(settings_quoted "$output/checkpoints")" \
         "${training_weights[@]}" "${resume[@]}" "${overrides[@]}"
-    )
-    declare -ga training_check=("${training_command[@]}" --check)
+    declare -ga training_command=("${train[@]}") training_check=("${reject[@]}")
     declare -ga training_wait=(
         python3 scripts/internal/wait_for_nodes.py --address "$MASTER_ADDR:$RAY_PORT" --nodes "$NODES"
-        --dies "$DIES_PER_NODE" --timeout "$NODES_TIMEOUT_S" --interval "$POLL_S"
+        --dies "$DIES_PER_NODE" --timeout "$NODES_TIMEOUT_S" --interval "$POLL_S" --stack "$stack"
     )
+}
+
+# Checks the configuration of the cluster's file, and prints the memory that it needs of a die, on a machine that need not be
+# a node of it.
+training_check_only() {
+    local root=$1 configuration=$2 stack=$3 settings=$4 python model
+    # shellcheck disable=SC2034 # one_node_plan reads it: the file's DIE_MEMORY counts
+    local die_memory=''
+    cluster_read "$settings"
+    declare -g network_role="head" network_address=$MASTER_ADDR
+    declare -ga cluster_environment=()
+    training_prepare "$root" "$configuration" "$stack"
+    python=$(one_node_python "$root" "$stack")
+    model=$MODEL_PATH
+    [[ -r $model/config.json ]] || fail "MODEL_PATH=$model has no config.json on this machine: give the model's folder."
+    cd "$root" || fail "$root cannot be entered."
+    export PYTHONPATH=$root
+    "$python" "${training_check[@]:1}" >/dev/null || exit $?
+    overrides=("trainer.nnodes=$NODES" "trainer.n_gpus_per_node=$DIES_PER_NODE" "${overrides[@]}")
+    one_node_plan "$configuration"
+    say "$configuration passes every check; nothing was started"
 }
 
 # Prints what this node would do, for masking_show: lines that begin with source, export, cd and run are what it runs, in this order.

@@ -12,6 +12,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "scripts" / "env" / "a3_256_dies.env"
+SHIPPED_2026 = SHIPPED.with_name("a3_256_dies_2026.env")
 
 
 def free_port(address: str) -> int:
@@ -26,9 +27,9 @@ def free_port(address: str) -> int:
             continue
 
 
-def write_cluster_file(path: Path, **values: object) -> Path:
-    """Write the shipped file to `path` with `values`; names that it does not hold are added at its end."""
-    text = SHIPPED.read_text()
+def write_cluster_file(path: Path, shipped: Path = SHIPPED, **values: object) -> Path:
+    """Write a shipped file to `path` with `values`; names that it does not hold are added at its end."""
+    text = shipped.read_text()
     for name, value in values.items():
         line = f"{name}={value}"
         text, replaced = re.subn(rf"^{name}=[^#\n]*", lambda _, line=line: f"{line} ", text, flags=re.MULTILINE)

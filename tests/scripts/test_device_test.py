@@ -170,7 +170,7 @@ BAD_DIE = Finding("event order", "7 elements were read too early", "weights woul
 @pytest.mark.parametrize(("options", "code"), [((), 1), (("--no-self-test",), 0)])
 def test_doctor_reports_self_test(monkeypatch, capsys, options, code):
     monkeypatch.setattr(doctor, "read_settings", lambda path: {})
-    monkeypatch.setattr(doctor, "check_node", lambda settings, job_runs: [Finding("python", "3.11")])
+    monkeypatch.setattr(doctor, "check_node", lambda settings, job_runs, stack: [Finding("python", "3.11")])
     monkeypatch.setattr(doctor, "check_device", lambda: [BAD_DIE])
     assert doctor.main(["--cluster", os.devnull, *options]) == code
     assert (BAD_DIE.line() in capsys.readouterr().out) is bool(code)

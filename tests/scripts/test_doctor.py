@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from scripts.health_checks import node
 from scripts.health_checks.cluster import NodeFacts, _ask_node, compare_nodes, tree_hash
 from scripts.health_checks.finding import Finding, ask
-from tests.scripts.cluster_files import ROOT, load_script, write_cluster_file
+from tests.scripts.cluster_files import ROOT, SHIPPED_2026, load_script, write_cluster_file
 
 ADDRESSES = r"1: lo    inet 127.0.0.1/8 scope host lo\n2: enp0    inet 10.0.0.1/24 scope global enp0\n"
 
@@ -174,8 +174,8 @@ def test_the_whole_report_of_a_node(machine, tmp_path, monkeypatch):
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
     machine("npu-smi", "exit 0")
     looked_at = [Finding("torch", "2.5.1 (pin: 2.5.1)"), Finding("vLLM's files", "not looked at", known=False)]
-    monkeypatch.setattr(node, "python_and_pins", lambda: iter([Finding("python", "3.11"), looked_at[0]]))
-    monkeypatch.setattr(node, "installed_files", lambda: iter(looked_at[1:]))
+    monkeypatch.setattr(node, "python_and_pins", lambda stack: iter([Finding("python", "3.11"), looked_at[0]]))
+    monkeypatch.setattr(node, "installed_files", lambda stack: iter(looked_at[1:]))
     monkeypatch.setattr(node, "platform_plugin", lambda: Finding("vLLM's platform", "ascend"))
     limits = {resource.RLIMIT_NOFILE: (65536, 65536), resource.RLIMIT_MEMLOCK: (65535, 65535)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
@@ -351,7 +351,19 @@ def test_packages_of_another_stack_are_bad(capsys):
     assert verl.startswith("BAD") and "install verl==0.9.1" in verl
 
 
-def test_nodes_of_the_stack_2026_are_not_compared(capsys):
-    with pytest.raises(SystemExit) as ended:
-        load_script("scripts/doctor.py").main(["--stack", "2026", "--ray", "10.0.0.1:6379"])
-    assert ended.value.code == 2 and "--ray=10.0.0.1:6379 is invalid" in capsys.readouterr().err
+def test_nodes_are_asked_for_the_versions_of_the_stack(monkeypatch, tmp_path, capsys):
+    doctor, asked = load_script("scripts/doctor.py"), []
+    shown = [NodeFacts("10.0.0.1", 16, 0.0, {"verl": "0.9.1"}, "a")]
+    monkeypatch.setattr(doctor, "check_address", lambda address: None)
+    monkeypatch.setattr(doctor, "ask_nodes", lambda *asking: asked.append(asking) or shown)
+    monkeypatch.setattr(doctor, "check_node", lambda settings, job_runs, stack: [Finding("stack", stack)])
+    values = {"MASTER_ADDR": "10.0.0.1", "SOCKET_IFNAME": "eth0", "MODEL_PATH": tmp_path, "NODES": 1}
+    file = write_cluster_file(tmp_path / "cluster.env", SHIPPED_2026, **values)
+    ray = ["--ray", "10.0.0.1:6379", "--no-self-test"]
+    assert doctor.main(["--stack", "2026", "--cluster", str(file), *ray]) == 0
+    assert asked == [("10.0.0.1:6379", ROOT, "2026")] and "stack" in capsys.readouterr().out
+
+
+def test_file_of_the_cluster_is_that_of_the_stack(capsys):
+    assert load_script("scripts/doctor.py").main(["--stack", "2026", "--ray", "10.0.0.1:6379"]) == 2
+    assert "a3_256_dies_2026.env: MASTER_ADDR is still the placeholder" in capsys.readouterr().err

@@ -16,6 +16,7 @@ FOR_USERS = [
     "checkpoints",
     "ci-without-an-npu",
     "cluster",
+    "cluster-2026",
     "commands",
     "data",
     "evaluation",

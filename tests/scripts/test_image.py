@@ -14,32 +14,35 @@ import pytest
 from tests.scripts.cluster_files import ROOT
 
 DOCKERFILE = ROOT / "Dockerfile.vllm_ascend.mindspeed.deepseekV3"
+DOCKERFILES = {"2025": DOCKERFILE, "2026": ROOT / "Dockerfile.vllm_ascend.mindspeed.verl_0_9"}
 RUN_CONTAINER = ROOT / "scripts" / "run_container.sh"
+STACKS = tomllib.loads((ROOT / "overlay" / "pins.toml").read_text())["stack"]
 # Of the default stack: the image is that of the published recipe.
-PINS = tomllib.loads((ROOT / "overlay" / "pins.toml").read_text())["stack"]["2025"]
+PINS = STACKS["2025"]
 
 
-def instructions() -> list[tuple[str, str]]:
+def instructions(dockerfile: Path = DOCKERFILE) -> list[tuple[str, str]]:
     """Every instruction and its arguments, continued lines joined, comments left out."""
-    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in dockerfile.read_text().splitlines() if not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [tuple(line.split(None, 1)) for line in joined.splitlines() if line.strip()]
 
 
-def arguments() -> dict[str, str]:
+def arguments(dockerfile: Path = DOCKERFILE) -> dict[str, str]:
     """The build arguments that have a default, and it."""
-    return dict(text.split("=", 1) for name, text in instructions() if name == "ARG" and "=" in text)
+    return dict(text.split("=", 1) for name, text in instructions(dockerfile) if name == "ARG" and "=" in text)
 
 
-def test_the_commits_are_those_of_the_pins():
-    sources = {
-        name: pin["cluster"] for name, pin in PINS.items() if isinstance(pin, dict) and "repository" in pin["cluster"]
-    }
+@pytest.mark.parametrize("stack", DOCKERFILES)
+def test_the_commits_are_those_of_the_pins(stack):
+    clusters = {name: pin.get("cluster", {}) for name, pin in STACKS[stack].items() if isinstance(pin, dict)}
+    # Those of 2026 without a commit are installed as packages.
+    sources = {name: cluster for name, cluster in clusters.items() if "commit" in cluster}
     wanted = {}
     for name, cluster in sources.items():
         prefix = name.upper().replace("-", "_")
         wanted |= {f"{prefix}_REPOSITORY": cluster["repository"], f"{prefix}_COMMIT": cluster["commit"]}
-    given = arguments()
+    given = arguments(DOCKERFILES[stack])
     del given["CHIP"], given["BASE_IMAGE"], given["SOC_VERSION"]
     assert given == wanted
 
@@ -73,9 +76,10 @@ def test_every_source_is_fetched_at_its_commit_into_the_folder_that_the_workspac
     assert len(fetched) == 6
 
 
-def test_every_path_that_is_copied_or_run_exists():
+@pytest.mark.parametrize("stack", DOCKERFILES)
+def test_every_path_that_is_copied_or_run_exists(stack):
     paths = []
-    for name, text in instructions():
+    for name, text in instructions(DOCKERFILES[stack]):
         words = shlex.split(text)
         if name == "COPY" and not words[0].startswith("--from"):
             paths += words[:-1]
@@ -206,13 +210,30 @@ def test_the_hashes_are_those_of_the_packages_for_the_machine(machine, tmp_path)
     assert [path.name for path in (tmp_path / "out").glob(f"*{machine}.whl")]
 
 
-def test_hadolint_finds_nothing():
-    hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("stack", "spoilt", "rule"), [("2025", "dnf install", "DL3038"), ("2026", "apt-get install", "DL3014")]
+)
+def test_hadolint_finds_nothing(stack, spoilt, rule):
+    hadolint, dockerfile = Path(sys.executable).with_name("hadolint"), DOCKERFILES[stack]
+    done = subprocess.run([hadolint, dockerfile], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    spoilt = DOCKERFILE.read_text().replace("dnf install -y", "dnf install")
-    control = subprocess.run([hadolint, "-"], input=spoilt, capture_output=True, text=True)
-    assert control.returncode == 1 and "DL3038" in control.stdout
+    text = dockerfile.read_text().replace(f"{spoilt} -y", spoilt)
+    control = subprocess.run([hadolint, "-"], input=text, capture_output=True, text=True)
+    assert control.returncode == 1 and rule in control.stdout
+
+
+def test_image_of_2026_installs_by_hash_what_it_does_not_build(tmp_path):
+    """The awk of the Dockerfile on the locks: it leaves out the named packages, with all of their hashes."""
+    (install,) = [text for name, text in instructions(DOCKERFILES["2026"]) if name == "RUN" and "without()" in text]
+    assert install.count("--require-hashes --no-deps") == install.count("pip install") == 3
+    function = install.partition(" && ")[0]
+    for lock, names, left in (("upstream", "vllm-ascend|megatron-core", 5), ("runtime", "none", None)):
+        file = ROOT / "requirements" / "2026" / f"{lock}.lock"
+        ran = subprocess.run(["bash", "-c", f"{function}; without '{names}' {file}"], capture_output=True, text=True)
+        entries = re.findall(r"^([\w.-]+)==", ran.stdout, re.MULTILINE)
+        whole = re.findall(r"^([\w.-]+)==", file.read_text(), re.MULTILINE)
+        assert entries == [name for name in whole if name not in names.split("|")] and left in (None, len(entries))
+        assert all("--hash=sha256:" in part for part in re.split(r"^[\w.-]+==", ran.stdout, flags=re.MULTILINE)[1:])
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
+from tests.scripts.cluster_files import ROOT, SHIPPED, free_port, write_cluster_file
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
@@ -77,7 +77,7 @@ printf '%q ' "$@" >>"$TOOLS/arguments"
 echo >>"$TOOLS/arguments"
 case "$*" in
     *start_ray.py*) shift; exec "$TOOLS/ray" "$@" ;;
-    *--check*)
+    *--check* | *verl_plugin.jobs*)
         echo "check" >>"$CALLS"
         [[ ! -e $TOOLS/reject ]] || { echo "error: 6 dies cannot hold" >&2; exit 2; }
         ;;
@@ -113,6 +113,8 @@ esac
 
 class Machine:
     """One node: a PATH with stubs in front of the system's commands, and a file of settings."""
+
+    launcher, shipped = LAUNCHER, SHIPPED
 
     def __init__(self, folder: Path, port: int, address: str) -> None:
         self.folder, self.address, self.port = folder, address, port
@@ -154,9 +156,9 @@ class Machine:
 
     def start(self, *arguments: str, **changed: object) -> subprocess.Popen:
         """Start the launcher with settings `changed`; it leads a process group, as a job of a terminal does."""
-        settings = write_cluster_file(self.folder / "cluster.env", **(self.settings | changed))
+        settings = write_cluster_file(self.folder / "cluster.env", self.shipped, **(self.settings | changed))
         return subprocess.Popen(
-            ["bash", str(LAUNCHER), "--cluster", str(settings), *arguments],
+            ["bash", str(self.launcher), "--cluster", str(settings), *arguments],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

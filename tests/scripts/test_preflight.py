@@ -110,12 +110,12 @@ def test_a_clusters_file_that_is_not_filled_in_rejected(tmp_path, capsys):
 
 def test_of_a_node_that_is_not_well_what_is_wrong_is_said(monkeypatch):
     def examined(arguments):
-        assert arguments == ["--cluster", "/a cluster.env", "--no-self-test"]
+        assert arguments == ["--cluster", "/a cluster.env", "--no-self-test", "--stack", "2025"]
         print("ok    NPUs       16 of 16\nBAD   /dev/shm   1 GB; mount more")
         return 1
 
     monkeypatch.setattr(preflight.doctor, "main", examined)
-    assert preflight._node(SimpleNamespace(cluster=Path("/a cluster.env"))) == (
+    assert preflight._node(SimpleNamespace(cluster=Path("/a cluster.env"), stack="2025")) == (
         preflight.FAILED, "BAD   /dev/shm   1 GB; mount more",
     )  # fmt: skip
 

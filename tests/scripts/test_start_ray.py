@@ -29,6 +29,15 @@ def test_ray_is_run_and_finds_no_ray_client(rays_command):
     assert rays_command.asked == [False]
 
 
+def test_a_later_ray_finds_no_ray_client(rays_command):
+    """Ray 2.60 asks what is missing."""
+    del rays_command.check_ray_client_dependencies_installed
+    rays_command.get_ray_client_dependency_error = lambda: None
+    rays_command.main = lambda: rays_command.asked.append(rays_command.get_ray_client_dependency_error() is None)
+    program.main()
+    assert rays_command.asked == [False]
+
+
 def test_a_ray_that_asks_otherwise_rejected(rays_command):
     del rays_command.check_ray_client_dependencies_installed
     with pytest.raises(SystemExit, match="this Ray asks otherwise whether to start Ray Client"):

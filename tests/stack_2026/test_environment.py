@@ -34,7 +34,7 @@ def test_installed_packages_are_taken_for_this_stack():
     PINS.require_environment()
 
 
-@pytest.mark.parametrize("name", ["rehearsal_2026.env", "one_node_2026.env"])
+@pytest.mark.parametrize("name", ["rehearsal_2026.env", "one_node_2026.env", "a3_256_dies_2026.env"])
 def test_every_variable_has_the_reader_that_is_named(name):
     found = variables(ENVIRONMENT_FILES["2026"].with_name(name))
     assert len(found) > 5 and [name for name, reader in found if not has_reader(name, reader)] == []

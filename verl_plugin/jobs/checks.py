@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.models.families import decoder_values, family_of, table_for, variant_findings
+from post_training.plan.verl_0_9_jobs import stage_layers
 from post_training.report.run_folder import at
 from post_training.user_files import FileError, read_object
 from verl_plugin.alltoallv.settings import (
@@ -32,6 +33,7 @@ _COUNTS = (
     "data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "trainer.nnodes",
     "trainer.n_gpus_per_node", f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n",
     f"{_ROLLOUT}.tensor_model_parallel_size", f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_num_seqs",
+    f"{_ROLLOUT}.data_parallel_size", f"{_ROLLOUT}.expert_parallel_size",
 )  # fmt: skip
 _MEGATRON_COUNTS = tuple(
     f"{_MEGATRON}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context", "expert_model")
@@ -106,11 +108,8 @@ def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[str]:
-    dies, rollout_tp = dies_of(config), at(config, f"{_ROLLOUT}.tensor_model_parallel_size")
-    if dies % rollout_tp:
-        yield invalid(
-            f"{_ROLLOUT}.tensor_model_parallel_size", rollout_tp, f"{dies} dies are no multiple", f"a divisor of {dies}"
-        )
+    dies = dies_of(config)
+    yield from _instance_problems(config, dies)
     if strategy != "megatron":
         yield from _replica_problems(config, dies)
         return
@@ -131,6 +130,24 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
     if dies % (ep * etp * pp):
         reason = f"{dies} dies are no multiple of EP{ep} x ETP{etp} x PP{pp}"
         yield invalid(_MEGATRON_COUNTS[3], ep, reason, f"a divisor of {dies // (etp * pp) or 1}")
+
+
+def _instance_problems(config: Mapping[str, Any], dies: int) -> Iterator[str]:
+    """An instance of vLLM has TP x DP dies: of one node, or of whole nodes, on each of which verl starts a server."""
+    node, rollout = config["trainer"]["n_gpus_per_node"], at(config, _ROLLOUT)
+    tp, dp, ep = (rollout[f"{name}_parallel_size"] for name in ("tensor_model", "data", "expert"))
+    size, tp_key = tp * dp, f"{_ROLLOUT}.tensor_model_parallel_size"
+    key, value, others = (f"{_ROLLOUT}.data_parallel_size", dp, tp) if dp > 1 else (tp_key, tp, 1)
+    if dies % size:
+        of_instances = f"{dies} dies are no multiple" + (f" of TP{tp} x DP{dp}" if dp > 1 else "")
+        yield invalid(key, value, of_instances, f"a divisor of {dies // others or 1}")
+    if size > node and size % node:
+        yield invalid(key, value, f"{size} dies of an instance are no whole nodes of {node}", "a multiple")
+    if dp > 1 and min(node, size) % tp:
+        yield invalid(tp_key, tp, f"{node} dies of a node are no multiple", f"a divisor of {node}")
+    if ep not in (1, size):
+        reason = f"vLLM has experts over all {size} dies of an instance, or each cut over them"
+        yield invalid(f"{_ROLLOUT}.expert_parallel_size", ep, reason, f"{size} or 1")
 
 
 def _replica_problems(config: Mapping[str, Any], replicas: int) -> Iterator[str]:
@@ -207,6 +224,13 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
         ep = at(config, _MEGATRON_COUNTS[3])
         if experts % ep or (ep > 1 and not experts):
             yield invalid(_MEGATRON_COUNTS[3], ep, f"the model has {experts} experts", "a divisor" if experts else "1")
+        try:
+            stage_layers(at(config, _MEGATRON), values["num_hidden_layers"])
+        except ValueError as error:
+            yield str(error)
+    served = at(config, f"{_ROLLOUT}.expert_parallel_size")
+    if served > max(experts, 1):
+        yield invalid(f"{_ROLLOUT}.expert_parallel_size", served, f"the model has {experts} experts", "1 or fewer dies")
     for key in keys:
         if heads % at(config, key):
             yield invalid(key, at(config, key), f"the model has {heads} attention heads", f"a divisor of {heads}")

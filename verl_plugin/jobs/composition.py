@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
-# What the jobs of one node have in common is no job.
-_SHARED = ("one_node",)
+# What several jobs have in common is no job.
+_SHARED = ("all_jobs", "cluster", "megatron")
 _UNKNOWN = re.compile(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)'")
 
 

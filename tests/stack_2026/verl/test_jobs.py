@@ -1,23 +1,34 @@
 """This project's jobs for verl 0.9.1: real verl composes and checks them, and what cannot run is one sentence."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from rehearsal.stack_2026.jobs import JOBS
+from post_training.plan.verl_0_9_jobs import stage_layers
+from post_training.report.run_folder import at
+from rehearsal.plan import ROOT
+from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.stack_2026.plan import BACKENDS
 from verl_plugin.jobs import JobError, check_job, compose_job
 from verl_plugin.jobs.__main__ import main
 from verl_plugin.jobs.composition import job_names
 
 ONE_CARD, ONE_NODE = "qwen3_0_6b_gsm8k_one_card", "qwen3_30b_a3b_gsm8k_one_node"
+DIES_256, DIES_128 = "deepseek_v3_671b_256_dies", "qwen3_235b_a22b_128_dies"
+CLUSTER = (DIES_256, DIES_128)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 # Groups that verl passes on to vLLM and Megatron-core, whose keys verl has no list of.
-PASSED_ON = (f"{ROLLOUT}.engine_kwargs.vllm.", f"{ACTOR}.megatron.override_transformer_config.")
-# https://huggingface.co/Qwen/Qwen3-0.6B and Qwen3-30B-A3B, config.json.
+PASSED_ON = (
+    f"{ROLLOUT}.engine_kwargs.vllm.",
+    f"{ACTOR}.megatron.override_transformer_config.",
+    f"{ACTOR}.optim.override_optimizer_config.",
+)
+# https://huggingface.co/Qwen/Qwen3-0.6B, Qwen3-30B-A3B, Qwen3-235B-A22B, config.json; DeepSeek-V3 as it is trained.
 MODELS = {
     ONE_CARD: {
         "architectures": ["Qwen3ForCausalLM"],
@@ -48,6 +59,14 @@ MODELS = {
         "max_position_embeddings": 40960,
         "tie_word_embeddings": False,
     },
+    DIES_256: json.loads((ROOT / "verl_patches" / "config.json").read_text()),
+}
+MODELS[DIES_128] = MODELS[ONE_NODE] | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
 }
 
 
@@ -104,6 +123,25 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (ONE_NODE, f"{ACTOR}.megatron.expert_model_parallel_size=1", "alltoallv has no layout for it with TP2 and EP1"),
         (ONE_NODE, f"{ROLLOUT}.n=1 {ACTOR}.ppo_mini_batch_size=4", "its 4 answers are no multiple of 8 replicas"),
         (ONE_NODE, f"{ACTOR}.megatron.dtype=fp9", "verl rejects the configuration: dtype fp9 not supported"),
+        (
+            DIES_256,
+            f"{ROLLOUT}.data_parallel_size=96",
+            "256 dies are no multiple of TP2 x DP96. Set it to a divisor of 128",
+        ),
+        (DIES_256, f"{ROLLOUT}.expert_parallel_size=64", "over all 128 dies of an instance"),
+        (
+            DIES_256,
+            f"{ROLLOUT}.data_parallel_size=4 {ROLLOUT}.tensor_model_parallel_size=32",
+            "16 dies of a node are no mult",
+        ),
+        (DIES_256, "trainer.n_gpus_per_node=12 trainer.nnodes=32", "128 dies of an instance are no whole nodes of 12"),
+        (DIES_256, f"{ACTOR}.megatron.expert_model_parallel_size=2", "alltoallv has no layout for it with TP4 and EP2"),
+        (DIES_256, f"{TRANSFORMER}.num_layers_in_first_pipeline_stage=8", "47 of 61 layers do not fill 6 stages alike"),
+        (
+            DIES_128,
+            f"{TRANSFORMER}.num_layers_in_last_pipeline_stage=null",
+            "83 of 94 layers do not fill 7 stages alike",
+        ),
     ],
 )
 def test_value_that_cannot_run_is_one_sentence(tmp_path, capsys, job, override, says):
@@ -121,8 +159,65 @@ def test_model_that_does_not_fit_the_job_rejected():
         check_job(compose_job(ONE_NODE), MODELS[ONE_CARD])
     with pytest.raises(JobError, match="no layout table describes architecture LlamaForCausalLM"):
         check_job(config, MODELS[ONE_CARD] | {"architectures": ["LlamaForCausalLM"]})
+    with pytest.raises(JobError, match="num_nextn_predict_layers=1"):
+        check_job(compose_job(DIES_256), MODELS[DIES_256] | {"num_nextn_predict_layers": 1})
+    with pytest.raises(JobError, match="expert_parallel_size=128 is invalid: the model has 64 experts"):
+        check_job(compose_job(DIES_128), MODELS[DIES_128] | {"num_experts": 64})
 
 
-def test_unknown_job_rejected(capsys):
-    assert main(["--config-name", "one_node"]) == 2
-    assert f"Set it to {ONE_CARD} or {ONE_NODE}." in capsys.readouterr().err
+@pytest.mark.parametrize("shared", ["all_jobs", "cluster", "megatron"])
+def test_unknown_job_rejected(capsys, shared):
+    assert main(["--config-name", shared]) == 2
+    assert f"Set it to {' or '.join(sorted(MODELS))}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job", CLUSTER)
+def test_job_of_a_cluster_keeps_its_layout_on_few_dies(job):
+    """Stages and experts of training, and data-parallel ranks of vLLM are there on four dies; checks pass."""
+    given = [
+        word for word in scaled_down(JOBS[job], 2, 1, dies=4) if not word.startswith("actor_rollout_ref.model.ext")
+    ]
+    config = check_job(compose_job(job, given))
+    megatron, rollout = at(config, f"{ACTOR}.megatron"), at(config, ROLLOUT)
+    sizes = [megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "expert_model")]
+    assert sizes == [JOBS[job].tensors, 2, 2] and [rollout[f"{name}_parallel_size"] for name in ("data", "expert")] == [
+        2,
+        4,
+    ]
+    full = check_job(compose_job(job), MODELS[job])
+    for key in ("algorithm.adv_estimator", f"{ROLLOUT}.n", f"{ACTOR}.megatron.optimizer_offload"):
+        assert at(config, key) == at(full, key)
+    optimizers = [at(each, f"{ACTOR}.optim.override_optimizer_config") for each in (config, full)]
+    assert optimizers[0] == optimizers[1] | {"use_precision_aware_optimizer": False}
+    assert stage_layers(megatron, 3) == (2, 1)
+
+
+def naive_stages(stages: int, first: int | None, last: int | None, layers: int) -> tuple[int, ...] | None:
+    """Every list of stages that Megatron-core would build, by trying; None where there is none."""
+    for each in range(1, layers + 1):
+        found = [each] * stages
+        if first is not None:
+            found[0] = first
+        if last is not None:
+            found[-1] = last
+        if sum(found) == layers and min(found) >= 1:
+            return tuple(found)
+    return None
+
+
+def test_layers_of_stages_are_those_of_a_naive_search():
+    for stages, first, last, layers in product((1, 2, 3, 8), (None, 0, 1, 3), (None, 0, 2, 3), (1, 4, 7, 24)):
+        if stages == 1 and None not in (first, last):
+            continue  # one stage is first and last
+        group = {
+            "pipeline_model_parallel_size": stages,
+            "override_transformer_config": {
+                "num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last
+            },
+        }  # fmt: skip
+        expected = naive_stages(stages, first, last, layers)
+        if expected is None:
+            with pytest.raises(ValueError, match="do not fill"):
+                stage_layers(group, layers)
+        else:
+            assert stage_layers(group, layers) == expected

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rehearsal.plan import DEFAULT_TRAIN_DATA, ROOT
-from tests.stack_2026.verl.test_jobs import MODELS, ONE_CARD, ONE_NODE, model_folder
+from tests.scripts.cluster_files import SHIPPED_2026, write_cluster_file
+from tests.stack_2026.verl.test_jobs import CLUSTER, DIES_256, ONE_CARD, ONE_NODE, model_folder
 from tests.stack_2026.verl.test_rehearsal import STEPS, summary_of
 
 
@@ -20,11 +21,18 @@ def launch(job: str, *arguments: str | Path, **variables: str) -> subprocess.Com
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
 
 
-@pytest.mark.parametrize("job", MODELS)
+def cluster_file(tmp_path: Path, job: str) -> Path:
+    values = {"MASTER_ADDR": "10.0.0.1", "SOCKET_IFNAME": "net0", "MODEL_PATH": model_folder(tmp_path, job)}
+    return write_cluster_file(tmp_path / "cluster.env", SHIPPED_2026, NODES=16 if job == DIES_256 else 8, **values)
+
+
+@pytest.mark.parametrize("job", [ONE_CARD, ONE_NODE, *CLUSTER])
 def test_check_plans_and_starts_nothing(tmp_path, job):
     folder, temporary = model_folder(tmp_path, job), tmp_path / "temporary"
     temporary.mkdir()
     given = ("--check", "--model", folder, "--data", DEFAULT_TRAIN_DATA)
+    if job in CLUSTER:
+        given = ("--check", "--cluster", cluster_file(tmp_path, job))
     ended = launch(job, *given, TMPDIR=str(temporary))
     assert ended.returncode == 0, ended.stderr
     assert "everything fits" in ended.stdout and "nothing was started" in ended.stdout
@@ -36,6 +44,15 @@ def test_check_rejects_a_value_in_one_sentence(tmp_path):
     ended = launch(ONE_CARD, *given, "--", "data.train_batch_size=0")
     assert ended.returncode == 2 and "data.train_batch_size=0 is invalid" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_rehearsal_of_a_cluster_job_is_that_of_one_node(tmp_path):
+    ended = launch(
+        DIES_256, "--emulate", "--dry-run", "--steps", "3", "--output", tmp_path / "run", "--", "data.seed=7"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"--config-name={DIES_256}" in ended.stdout and "data.seed=7" in ended.stdout
+    assert "trainer.total_training_steps=3" in ended.stdout and not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -1,0 +1,55 @@
+"""A job of the stack 2026 scaled down to emulated dies for preflight.py: two steps, and the metrics of the first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from post_training.report import read_records
+from post_training.report.metrics import REWARD, training_steps
+from post_training.report.run_folder import METRICS
+from rehearsal.scaled_down_job import PLACES
+from rehearsal.stack_2026.jobs import JOBS, scaled_down
+from rehearsal.stack_2026.records import LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN
+
+STEPS = 2
+FIRST_STEP = (REWARD, "actor/loss", "actor/grad_norm", LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN)
+"""Metrics by which a first step on other dies is judged."""
+OF_MEGATRON = "actor/nonfinite_steps"
+
+
+@dataclass(frozen=True)
+class ScaledDownJob2026:
+    """config_name: a file of `verl_plugin/config`. overrides: the job's own, without sizes and places.
+
+    run: the folder of the run.
+    """
+
+    config_name: str
+    overrides: tuple[str, ...]
+    run: Path
+
+    @classmethod
+    def of_job(cls, config_name: str, given: Sequence[str], run: Path) -> ScaledDownJob2026:
+        """Scale down a job with these overrides."""
+        job = JOBS.get(config_name)
+        own = {_key(word) for word in scaled_down(job, STEPS, seed=1, dies=job.dies)} if job else set()
+        kept = tuple(word for word in given if _key(word) not in own | set(PLACES))
+        return cls(config_name, kept, run)
+
+    def training(self) -> list[str]:
+        """The command that trains."""
+        command = [sys.executable, "-m", "rehearsal.stack_2026", "--job", self.config_name, "--steps", str(STEPS)]
+        return [*command, "--output", str(self.run), "--", *self.overrides]
+
+    def first_step(self) -> dict[str, float | None]:
+        """Metrics of the first step; None for one that is missing or not finite."""
+        steps = training_steps(read_records(self.run / METRICS))
+        names = (*FIRST_STEP, OF_MEGATRON) if JOBS[self.config_name].backend == "megatron" else FIRST_STEP
+        return {name: steps[0].metrics.get(name) if steps else None for name in names}
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
