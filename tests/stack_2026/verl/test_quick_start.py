@@ -44,7 +44,7 @@ class Example:
     @property
     def command(self) -> str:
         """As it is typed, on one line."""
-        return " ".join([self.script, *self.keys, *SMALL])
+        return " ".join([self.script, *self.keys, *SMALL, f"ray_kwargs.ray_init.num_cpus={8 + 4 * self.dies}"])
 
 
 SIZES = {"MAX_PROMPT_LENGTH": "128", "MAX_RESPONSE_LENGTH": "16", "TOTAL_TRAINING_STEPS": "2"}
@@ -54,7 +54,6 @@ SMALL = (
     "reward.num_workers=1",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=64",
-    "ray_kwargs.ray_init.num_cpus=20",
 )
 FSDP2 = Example(
     "bash tests/special_npu/quick_start/run_qwen3_0_6b_fsdp2_vllm_ascend.sh",
@@ -73,7 +72,6 @@ MEGATRON = Example(
     dies=4,
     sizes=SIZES | {"NDEVICES_PER_NODE": "4"},
     keys=(
-        "actor_rollout_ref.model.external_lib=verl_plugin.mindspeed",
         "actor_rollout_ref.actor.optim.lr=1e-4",
         "actor_rollout_ref.rollout.calculate_log_probs=True",
     ),
@@ -131,6 +129,7 @@ def test_quick_start_trains_on_emulated_dies(example, tmp_path, upstream):
         environment["PYTHONPATH"] = os.pathsep.join([*paths, str(ROOT)])
         # MindSpeed looks for a name in every module, and transformers warns of each that it then loads.
         environment |= {"TRANSFORMERS_VERBOSITY": "error", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["VERL_USE_EXTERNAL_MODULES"] = "verl_plugin.mindspeed"
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron-core asserts it
     environment["VERL_FILE_LOGGER_PATH"] = str(tmp_path / "metrics.jsonl")
     for command in (PREPROCESS, f"{example.command} trainer.logger=[console,file]"):
