@@ -1,7 +1,6 @@
 """Ranks that train one step with MindSpeed as verl 0.9's engine starts it, against transformers on the same tokens.
 
-`mindspeed_program TENSOR FOLDER...` is run by every rank of a group: tensors are cut over TENSOR ranks, whole experts
-spread over all of them. The first rank prints what it found as JSON, by model.
+Every rank of a group runs it, experts spread over all of them; the first prints what it found as JSON, by model.
 """
 
 import json
@@ -23,7 +22,6 @@ from verl.workers.engine.mindspeed.transformer_impl import _mindspeed_repatch
 import mindspeed
 from mbridge import AutoBridge
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from verl.models.mcore.model_forward import gptmodel_forward_model_engine
@@ -85,10 +83,9 @@ def compare(folder: Path) -> dict[str, Any]:
     tokens = sequences()
     nested = torch.nested.as_nested_tensor([ids.npu() for ids in tokens], layout=torch.jagged)
     found = list(gptmodel_forward_model_engine(models[0], nested, {}, data_format="thd").unbind())
-    found = [tensor_parallel.gather_from_tensor_model_parallel_region(each) for each in found]
     logits = max((a.detach().cpu() - b).abs().max().item() for a, b in zip(found, expected, strict=True))
     loss_of(found, tokens).backward()
-    finalize_model_grads(models)
+    models[0].finish_grad_sync()
     succeeded, norm, _ = optimizer.step()
     with torch.no_grad():
         exported = {name: weight.cpu() for name, weight in bridge.export_weights(models)}
@@ -106,13 +103,11 @@ def compare(folder: Path) -> dict[str, Any]:
     }
 
 
-def main(tensor: int, folders: list[str]) -> None:
+def main(folders: list[str]) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
     _mindspeed_repatch(McoreEngineConfig())
-    parallel_state.initialize_model_parallel(
-        tensor, expert_model_parallel_size=dist.get_world_size(), expert_tensor_parallel_size=1
-    )
+    parallel_state.initialize_model_parallel(expert_model_parallel_size=dist.get_world_size())
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     results = {Path(folder).name: compare(Path(folder)) for folder in folders}
     if dist.get_rank() == 0:
@@ -122,4 +117,4 @@ def main(tensor: int, folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1:])
