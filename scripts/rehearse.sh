@@ -23,7 +23,9 @@ outputs/rehearsal/latest. Stops everything that it starts.
 
   --stack NAME          2025 (default) or 2026: which versions to run, in .venv/
                         or .venv-2026/ (docs/stacks.md)
-  --backend NAME        with --stack 2026: megatron (default) or fsdp2
+  --backend NAME        with --stack 2026: megatron (default), fsdp2, or
+                        mindspeed, with checkouts of MindSpeed and Megatron-LM
+                        (core_r0.16.0 of both) on PYTHONPATH
   --weights NAME        with --stack 2026, how they reach the rollout: alltoallv
                         (default), or naive, verl's own way
   --precision NAME      with --stack 2026: float32 (default) or bfloat16
@@ -72,12 +74,12 @@ main() {
             --backend | --weights | --precision)
                 argument_require_value "$1" $#
                 case $1 in
-                    --backend) choices=(megatron fsdp2) ;;
+                    --backend) choices=(megatron mindspeed fsdp2) ;;
                     --weights) choices=(alltoallv naive) ;;
                     --precision) choices=(float32 bfloat16) ;;
                 esac
                 [[ " ${choices[*]} " == *" $2 "* && $2 != *" "* ]] ||
-                    fail "$1=$2 is invalid: there is no such value. Set it to ${choices[0]} or ${choices[1]}."
+                    fail "$1=$2 is invalid: there is no such value. Set it to one of: ${choices[*]}."
                 of_2026=$1
                 options+=("$1" "$2")
                 shift 2
@@ -115,7 +117,7 @@ main() {
     elif [[ ! -x $python ]]; then
         python=$(environment_find_python)
     fi
-    export PYTHONPATH=$project_root
+    export PYTHONPATH=$project_root${PYTHONPATH:+:$PYTHONPATH}
     # The launcher measures prompts before it starts other processes; the tokenizer warns about its threads otherwise.
     export TOKENIZERS_PARALLELISM=false
     exec "$python" -m "$module" "${options[@]}" -- "${overrides[@]}"

@@ -2,16 +2,15 @@
 
 verl's key `actor_rollout_ref.actor.megatron.dtype` takes `bfloat16` and `float16` alone, although the rest of its
 engine knows float32. This module extends verl's engine `megatron` on NPUs: every parameter, gradient and export is in
-float32, whatever the key says.
+float32, whatever the key says. The bridges are those of a module before it.
 
-    VERL_USE_EXTERNAL_MODULES=verl_plugin.megatron_float32
+    VERL_USE_EXTERNAL_MODULES=verl_plugin.megatron_core,verl_plugin.megatron_float32
 """
 
 from typing import Any
 
 import torch
 
-import verl_plugin.megatron_core  # noqa: F401  (the bridges)
 from verl_plugin.engines import extend_engine
 
 

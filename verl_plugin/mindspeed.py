@@ -6,6 +6,9 @@ have no MindSpeed: it and Megatron-LM (core_r0.16.0 of both) are checkouts on PY
     actor_rollout_ref.model.external_lib=verl_plugin.mindspeed
 """
 
+import mindspeed.megatron_adaptor  # noqa: F401  (before Megatron-core, which mbridge imports)
+
+# isort: split
 from mbridge.core import register_model
 from mbridge.models.qwen3 import Qwen3Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge

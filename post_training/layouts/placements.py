@@ -9,8 +9,11 @@ class PlacementError(RuntimeError):
     """A parallel layout is in use that the reshard tables do not describe."""
 
 
-def train_placement(transformer_config: Any) -> TrainPlacement:
+def train_placement(transformer_config: Any, whole_experts: bool = False) -> TrainPlacement:
     """Read Megatron's placement; `transformer_config` is the training model's.
+
+    `whole_experts`: Megatron-core 0.16 spreads whole experts over tensor parallel ranks too, and counts these ranks in
+    the size of its expert parallel groups (expert_tensor_parallel_size=1). That size is a multiple of theirs.
 
     Raises PlacementError for stages of listed lengths that are virtual, and when Megatron numbers its ranks in another
     order than the tables.
@@ -27,17 +30,19 @@ def train_placement(transformer_config: Any) -> TrainPlacement:
     edges = [get_transformer_layer_offset(*part, transformer_config) for part in parts] + [
         transformer_config.num_layers
     ]
+    tp = parallel_state.get_tensor_model_parallel_world_size()
     placement = TrainPlacement(
-        tp=parallel_state.get_tensor_model_parallel_world_size(),
+        tp=tp,
         pp=stages,
-        ep=parallel_state.get_expert_model_parallel_world_size(),
+        ep=parallel_state.get_expert_model_parallel_world_size() // (tp if whole_experts else 1),
         dp=parallel_state.get_data_parallel_world_size(),
         num_layer_list=tuple(stop - start for start, stop in zip(edges, edges[1:], strict=False)),
-        moe_tp_extend_ep=getattr(transformer_config, "moe_tp_extend_ep", False),
+        moe_tp_extend_ep=whole_experts or getattr(transformer_config, "moe_tp_extend_ep", False),
         virtual_stages=virtual,
     )
     rank = dist.get_rank()
-    expected = (placement.tp_rank(rank), placement.pp_rank(rank), placement.dp_rank(rank), placement.ep_rank(rank))
+    expert_rank = placement.tp_ep_rank(rank) if whole_experts else placement.ep_rank(rank)
+    expected = (placement.tp_rank(rank), placement.pp_rank(rank), placement.dp_rank(rank), expert_rank)
     found = (
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),

@@ -190,6 +190,7 @@ class _BecomeWorker(BaseException):
 def main(arguments: list[str]) -> int:
     """Serve workers that have the modules named on the command line; in a forked child, run the worker instead."""
     listening, control, executable, *names = arguments
+    del sys.argv[1:]  # not for the modules: MindSpeed makes fields of a configuration out of any argument that it finds
     early, modules = (names[: names.index("--")], names[names.index("--") + 1 :]) if "--" in names else ([], names)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the starter's pipe decides
     multiprocessing.set_executable(executable)

@@ -30,7 +30,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 JOB_FOLDER = ROOT / "verl_plugin" / "config"
 MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
-BACKENDS = ("megatron", "fsdp2")
+BACKENDS = ("megatron", "mindspeed", "fsdp2")
 PRECISIONS = ("float32", "bfloat16")
 WEIGHTS = ("alltoallv", "naive")
 # Changes of the tiny model with which rollout and training compute the same. vLLM-Ascend 0.23's kernels take latent
@@ -49,6 +49,8 @@ CHANGES = {
     },
 }
 DATASET = "arithmetic"
+# The module with mbridge's bridges for the layers of a backend.
+_BRIDGES = {"megatron": "megatron_core", "mindspeed": "mindspeed"}
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 # The user's override with which samples carry the rollout's experts: docs/routing-replay.md.
 ROUTING_REPLAY = f"{_ROLLOUT}.enable_rollout_routing_replay=true"
@@ -138,13 +140,13 @@ class Plan:
         options = self.options
         if options.job is not None:
             yield from (f"--config-path={JOB_FOLDER}", f"--config-name={options.job}")
-        elif options.backend == "megatron":
+        elif options.backend != "fsdp2":
             yield from ("--config-path=config", "--config-name=ppo_megatron_trainer.yaml")
         yield from _paths(self)
         if options.job is None:
             yield from _task(options)
             yield from _rollout(options)
-            yield from _megatron(options) if options.backend == "megatron" else _fsdp(options)
+            yield from _fsdp(options) if options.backend == "fsdp2" else _megatron(options)
             yield from _plugins(options)
         else:
             yield "reward.custom_reward_function.name=compute_score"
@@ -170,6 +172,9 @@ class Plan:
             "NPU_EMULATOR_METERS": str(self.output / "meters"),
             "VERL_FILE_LOGGER_PATH": str(self.upstream_metrics),
         }
+        if self.options.backend == "mindspeed":
+            # MindSpeed looks for a name in every module, and transformers warns of each that it then loads.
+            own["TRANSFORMERS_VERBOSITY"] = "error"
         if self.folder is not None:
             # Dies of its own: other runs on this machine take none of their memory.
             own |= {"TMPDIR": str(self.folder), "NPU_EMULATOR_NODE": self.folder.name}
@@ -254,8 +259,13 @@ def _fsdp(options: Options) -> Iterator[str]:
 def _megatron(options: Options) -> Iterator[str]:
     """Experts lie on all dies, and everything else on each of them."""
     yield from (f"{_ACTOR}.use_torch_compile=false", f"{_ACTOR}.megatron.vanilla_mbridge=true")
-    # Megatron-core's own attention takes padded batches; verl's workers give the engine the model's key.
-    yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
+    # Megatron-core's own attention takes padded batches, MindSpeed's packed ones; verl's workers give the engine the
+    # model's key.
+    packed = str(options.backend == "mindspeed").lower()
+    yield from (
+        f"actor_rollout_ref.model.use_remove_padding={packed}",
+        f"{_ACTOR}.megatron.use_remove_padding={packed}",
+    )
     yield f"{_ACTOR}.megatron.seed={options.seed}"
     yield from (f"{part}.megatron.dtype=bfloat16" for part in (_ACTOR, _REF))
     if sizes_of(TINY_MODELS[options.model]).experts:
@@ -265,9 +275,11 @@ def _megatron(options: Options) -> Iterator[str]:
 def _plugins(options: Options) -> Iterator[str]:
     """What is loaded beside verl, in every process that reads the model's configuration."""
     modules = []
-    if options.backend == "megatron":
-        # verl's key of the type has no float32: the module decides.
-        modules.append(f"verl_plugin.{'megatron_float32' if options.precision == 'float32' else 'megatron_core'}")
+    if options.backend != "fsdp2":
+        modules.append(f"verl_plugin.{_BRIDGES[options.backend]}")
+        if options.precision == "float32":
+            # verl's key of the type has no float32: the module decides.
+            modules.append("verl_plugin.megatron_float32")
         modules.append("verl_plugin.finite_steps")
     if options.weights == "alltoallv":
         modules.append("verl_plugin.alltoallv.engines")
@@ -283,8 +295,6 @@ def _plugins(options: Options) -> Iterator[str]:
 
 def _processes(plan: Plan) -> Iterator[str]:
     """Few processes, on a machine with few cores. Ray counts logical slots, not cores."""
-    # With two processes that prepare prompts, both forked from one, vLLM's servers ended in a check of Ray's: a task
-    # was taken off the list of those that run, and was not on it.
     yield from (f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1")
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield from (

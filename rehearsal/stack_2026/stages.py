@@ -5,6 +5,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from post_training.terminal import escaped
 from post_training.user_files import read_yaml
 from rehearsal.display import Progress, emulated_dies, format_duration, print_rows
 from rehearsal.plan import ROOT
-from rehearsal.preflight import check_device_memory, check_output, count_parameters, is_whole
+from rehearsal.preflight import PreflightError, check_device_memory, check_output, count_parameters, is_whole
 from rehearsal.stack_2026.plan import Plan
 from rehearsal.stack_2026.records import (
     LOG_PROB_DIFFERENCE,
@@ -58,9 +59,10 @@ class Rehearsal:
         Raises:
             FolderInUse: another run writes the output folder.
             Interrupted: a signal ended it.
-            PreflightError: the folder cannot be written, or the model does not fit.
+            PreflightError: the folder cannot be written, the model does not fit, or the backend is not there.
             RunFailed: a command failed.
         """
+        check_backend(plan.options.backend)
         check_output(plan.output)
         with owning([plan.output], "rehearsal"):
             self._prepare(plan)
@@ -119,6 +121,22 @@ class Rehearsal:
         if failure is not None:
             raise RunFailed(failure, plan.log)
         return summary
+
+
+def check_backend(backend: str) -> None:
+    """Checks that what a training engine needs beside the environment can be imported.
+
+    Raises:
+        PreflightError: `backend` is mindspeed, and one of its checkouts is missing.
+    """
+    if backend != "mindspeed":
+        return
+    for name, project in (("mindspeed", "MindSpeed"), ("megatron.training", "Megatron-LM")):
+        if find_spec(name) is None:
+            raise PreflightError(
+                f"--backend=mindspeed is invalid: {project} cannot be imported. Put checkouts of MindSpeed and "
+                "Megatron-LM (core_r0.16.0 of both) on PYTHONPATH, or take --backend megatron."
+            )
 
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:

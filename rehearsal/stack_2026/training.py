@@ -15,6 +15,7 @@ from rehearsal.prefork import start_template
 # What imports no Ray is imported beside the driver's own imports; the rest with the first worker.
 EARLY = ("torch", "transformers")
 LATE = (
+    "rehearsal.prefork.ray_ids",
     "vllm.v1.engine.async_llm",
     "vllm.entrypoints.openai.api_server",
     "vllm.v1.executor.multiproc_executor",

@@ -47,17 +47,16 @@ def megatron_placement(transformer_config: Any, tensors: Mapping[str, torch.Tens
     """
     from megatron.core import parallel_state
 
-    placement = train_placement(transformer_config)
     if parallel_state.get_context_parallel_world_size() > 1:
         raise PlacementError("context_parallel_size is invalid: alltoallv has no layout for it. Set it to 1.")
-    tp, cut = placement.tp, parallel_state.get_expert_tensor_parallel_world_size()
-    if tp > 1 and cut != tp:
-        if cut != 1 or placement.ep % tp:
-            raise PlacementError(
-                f"expert_tensor_parallel_size={cut} is invalid: with tensor_model_parallel_size={tp} alltoallv needs "
-                f"experts that are cut by {tp}, or whole ones over a multiple of {tp} ranks. Set it to {tp}."
-            )
-        placement = replace(placement, ep=placement.ep // tp, moe_tp_extend_ep=True)
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    cut = parallel_state.get_expert_tensor_parallel_world_size()
+    if cut != tp and (cut != 1 or parallel_state.get_expert_model_parallel_world_size() % tp):
+        raise PlacementError(
+            f"expert_tensor_parallel_size={cut} is invalid: with tensor_model_parallel_size={tp} alltoallv needs "
+            f"experts that are cut by {tp}, or whole ones over a multiple of {tp} ranks. Set it to {tp}."
+        )
+    placement = train_placement(transformer_config, whole_experts=cut != tp)
     rows = next((len(tensor) for name, tensor in tensors.items() if name.endswith(_VOCABULARY)), None)
     return replace(placement, vocab_padded=rows * tp if rows else None)
 

@@ -74,13 +74,13 @@ def test_another_order_of_ranks_rejected():
 
 
 @contextmanager
-def rank_of_megatron(rank: int, tensor: int, stage: int, replica: int, expert: int):
-    """This process as a rank of Megatron with TP2, PP2, EP2 and DP2 over 8 dies."""
+def rank_of_megatron(rank: int, tensor: int, stage: int, replica: int, expert: int, experts: int = 2):
+    """This process as a rank of Megatron with TP2, PP2, DP2 and experts over `experts` ranks, on 8 dies."""
     values = {
         "get_tensor_model_parallel_world_size": 2,
         "get_pipeline_model_parallel_world_size": 2,
         "get_virtual_pipeline_model_parallel_world_size": None,
-        "get_expert_model_parallel_world_size": 2,
+        "get_expert_model_parallel_world_size": experts,
         "get_data_parallel_world_size": 2,
         "get_tensor_model_parallel_rank": tensor,
         "get_pipeline_model_parallel_rank": stage,
@@ -110,6 +110,22 @@ def test_another_order_of_megatrons_ranks_rejected():
             pytest.raises(PlacementError, match="rank 6 is .*needs that"),
         ):
             train_placement(config)
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_whole_experts_may_lie_on_tensor_parallel_ranks_too(rank):
+    """Megatron-core 0.16 counts through the ranks of a stage where experts are whole."""
+    coordinates = {"tensor": rank % 2, "stage": rank // 4, "replica": rank // 2 % 2}
+    with rank_of_megatron(rank, **coordinates, expert=rank % 4, experts=4):
+        placement = train_placement(SimpleNamespace(num_layers=3), whole_experts=True)
+        assert placement.moe_tp_extend_ep and (placement.ep, placement.tp_ep_rank(rank)) == (2, rank % 4)
+        with pytest.raises(ValueError, match="expert parallel size 4 must divide data parallel size 2"):
+            train_placement(SimpleNamespace(num_layers=3))
+    with (
+        rank_of_megatron(rank, **coordinates, expert=(rank + 1) % 4, experts=4),
+        pytest.raises(PlacementError, match="needs that"),
+    ):
+        train_placement(SimpleNamespace(num_layers=3), whole_experts=True)
 
 
 @pytest.mark.parametrize(("stages", "chunks", "layers"), [(2, 1, 6), (2, 2, 8), (2, 3, 12), (4, 2, 16)])

@@ -76,15 +76,17 @@ def test_worker_takes_over_the_clients_identity(template, tmp_path):
     assert worker.returncode == 7
 
 
-def test_modules_are_imported_once_for_all_workers(tmp_path, monkeypatch):
-    (tmp_path / "counted_module.py").write_text(f"open({str(tmp_path / 'imports')!r}, 'a').write('x')")
+def test_modules_are_imported_once_and_without_arguments(tmp_path, monkeypatch):
+    (tmp_path / "counted_module.py").write_text(
+        f"import sys; open({str(tmp_path / 'imports')!r}, 'a').write(str(sys.argv[1:]))"
+    )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     running = start_template(["counted_module"])
     script = write(tmp_path, "import counted_module")
     workers = [start_worker(running, script) for _ in range(3)]
     assert [worker.wait(60) for worker in workers] == [0, 0, 0]
     running.close()
-    assert (tmp_path / "imports").read_text() == "x"
+    assert (tmp_path / "imports").read_text() == "[]"
 
 
 def test_what_imports_put_into_the_environment_stays_unless_the_client_says_otherwise(tmp_path, monkeypatch):

@@ -159,7 +159,8 @@ def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
     """verl's engine for an NPU, as its workers build it: of the actor, or of the reference, which does not train."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)  # Megatron-core keeps the choice of the model before
-    libraries = ["verl_plugin.megatron_float32"] + ["verl_plugin.routing_replay.engines"] * case.extended
+    libraries = ["verl_plugin.megatron_core", "verl_plugin.megatron_float32"]
+    libraries += ["verl_plugin.routing_replay.engines"] * case.extended
     attention = "flash_attention_2" if case.packed else "eager"
     model = HFModelConfig(
         path=str(folder),

@@ -6,7 +6,7 @@ from post_training.report import read_records
 from post_training.report.metrics import EXPERT_BYTES, EXPERT_SETS_COMPARED, EXPERT_SETS_DIFFER, EXPERT_SETS_REPLACED
 from rehearsal.stack_2026.plan import ROUTING_REPLAY
 from rehearsal.stack_2026.records import LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE
-from tests.stack_2026.verl.test_rehearsal import STEPS, rehearse
+from tests.stack_2026.rehearsals import STEPS, rehearse
 
 pytestmark = pytest.mark.slow
 KEYS = [f"actor_rollout_ref.{part}.megatron.router_replay.mode=R3" for part in ("actor", "ref")]

@@ -1,4 +1,4 @@
-"""One step with MindSpeed in verl's engine is transformers' with torch's AdamW, with experts on one die and on two."""
+"""verl's engine with MindSpeed: one step is transformers' with torch's AdamW, and whole GRPO steps compute alike."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import pytest
 
 from rehearsal.plan import ROOT
 from tests.stack_2026.checkpoints import make_checkpoints
+from tests.stack_2026.rehearsals import check_computes_alike, rehearse
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -17,6 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHECKOUTS = ("MindSpeed-core_r0.16.0", "Megatron-LM-core_r0.16.0")
 # Of logits near 5 and of weights that one step moves by 1e-2, in float32.
 TOLERANCE = 5e-6
+# CANN's name of the attention of packed batches, which the rollout does not call.
+PACKED_ATTENTION = "aclnnFlashAttentionVarLenScore"
 KERNELS = ("mindspeed.core.fusions.fused_rms_norm", "mindspeed.te.pytorch.attention.dot_product_attention.backend")
 
 
@@ -25,21 +28,30 @@ def checkpoints(tmp_path_factory) -> list[Path]:
     return make_checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
+@pytest.fixture(scope="module")
+def paths(upstream: Path) -> list[str]:
+    """Of the checkouts."""
+    found = [str(upstream / name) for name in CHECKOUTS]
+    assert all(map(os.path.isdir, found)), f"{upstream} lacks one of {CHECKOUTS}"
+    return found
+
+
+def environment_with(paths: list[str], scratch: Path) -> dict[str, str]:
+    """Variables of a program that imports the checkouts."""
+    return {
+        "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
+        "PYTHONDONTWRITEBYTECODE": "1",  # the checkouts are read only
+        "TORCH_EXTENSIONS_DIR": str(scratch / "extensions"),
+    }
+
+
 @pytest.mark.parametrize("dies", [1, 2])
-def test_step_with_mindspeed_equals_transformers(checkpoints, dies, upstream, tmp_path):
-    paths = [str(upstream / name) for name in CHECKOUTS]
-    assert all(map(os.path.isdir, paths)), f"{upstream} lacks one of {CHECKOUTS}"
+def test_step_with_mindspeed_equals_transformers(checkpoints, dies, paths, tmp_path):
     compared = checkpoints if dies == 1 else checkpoints[1:]  # without experts nothing is spread over dies
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.upstream.mindspeed_program"]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
-        "PYTHONDONTWRITEBYTECODE": "1",  # the checkouts are read only
-        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
-        "TRANSFORMERS_VERBOSITY": "error",  # MindSpeed looks at every module, and transformers warns of each
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = os.environ | environment_with(paths, tmp_path)
+    environment |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     command += map(str, compared)
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout[-1000:] + run.stderr[-3000:]
@@ -50,3 +62,13 @@ def test_step_with_mindspeed_equals_transformers(checkpoints, dies, upstream, tm
         assert found["stepped"] and set(KERNELS) <= set(found["layers"]), (name, found)
         assert found["logits"] < TOLERANCE and found["weights"] < TOLERANCE, (name, found)
         assert found["moved"] > 1000 * TOLERANCE, (name, found)
+
+
+def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
+    """Experts lie on both dies. Weights arrive bit for bit: the rehearsal compares them after every update."""
+    arguments = ("--backend", "mindspeed", "--model", "deepseek_v3", "--dies", "2")
+    run = rehearse(tmp_path / "run", *arguments, **environment_with(paths, tmp_path))
+    check_computes_alike(run, tmp_path / "run")
+    meters = [json.loads(file.read_text()) for file in (tmp_path / "run" / "meters").glob("*.json")]
+    packed = [each for each in meters if PACKED_ATTENTION in each["operators"]]
+    assert len(packed) == 2, "the ranks that train compute with MindSpeed's attention"

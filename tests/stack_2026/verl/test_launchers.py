@@ -9,8 +9,8 @@ import pytest
 
 from rehearsal.plan import DEFAULT_TRAIN_DATA, ROOT
 from tests.scripts.cluster_files import SHIPPED_2026, write_cluster_file
+from tests.stack_2026.rehearsals import STEPS, summary_of
 from tests.stack_2026.verl.test_jobs import CLUSTER, DIES_256, ONE_CARD, ONE_NODE, model_folder
-from tests.stack_2026.verl.test_rehearsal import STEPS, summary_of
 
 
 def launch(job: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:

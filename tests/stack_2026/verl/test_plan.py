@@ -4,8 +4,10 @@ import sys
 
 import pytest
 
+from rehearsal.preflight import PreflightError
 from rehearsal.stack_2026.__main__ import main, parse_arguments
 from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, Options, make_plan
+from rehearsal.stack_2026.stages import check_backend
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
 
@@ -17,14 +19,20 @@ def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
     options = Options(model, backend, output=tmp_path)
     plan = make_plan(options, "now")
     given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
-    name = "ppo_megatron_trainer" if backend == "megatron" else "ppo_trainer"
+    name = "ppo_trainer" if backend == "fsdp2" else "ppo_megatron_trainer"
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(name, overrides=given)
     assert config.actor_rollout_ref.model.path == str(plan.checkpoint)
-    assert config.actor_rollout_ref.actor.strategy == backend
-    if backend == "megatron":
+    assert config.actor_rollout_ref.actor.strategy == ("fsdp2" if backend == "fsdp2" else "megatron")
+    if backend != "fsdp2":
         experts = 1 if model == "qwen3" else 4
         assert config.actor_rollout_ref.actor.megatron.expert_model_parallel_size == experts
+
+
+def test_mindspeed_without_a_checkout_rejected():
+    check_backend("megatron")
+    with pytest.raises(PreflightError, match=r"--backend=mindspeed is invalid: MindSpeed cannot be imported\. Put"):
+        check_backend("mindspeed")
 
 
 def test_overrides_of_the_user_come_last(tmp_path):
@@ -34,15 +42,17 @@ def test_overrides_of_the_user_come_last(tmp_path):
 
 
 def test_precision_decides_the_types(tmp_path):
-    for precision, module in (("float32", "megatron_float32"), ("bfloat16", "megatron_core")):
+    for precision, module in (("float32", "verl_plugin.megatron_float32,"), ("bfloat16", "")):
         keys = list(make_plan(Options(precision=precision, output=tmp_path), "now").overrides())
-        library = f"[verl_plugin.{module},verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
+        library = f"[verl_plugin.megatron_core,{module}verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
         assert f"actor_rollout_ref.model.external_lib={library}" in keys
         assert f"actor_rollout_ref.rollout.dtype={precision}" in keys
 
 
 def test_naive_weights_load_nothing_of_alltoallv(tmp_path):
-    for backend, library in (("fsdp2", ""), ("megatron", "[verl_plugin.megatron_float32,verl_plugin.finite_steps]")):
+    megatron = "[verl_plugin.{},verl_plugin.megatron_float32,verl_plugin.finite_steps]"
+    libraries = {"fsdp2": "", "megatron": megatron.format("megatron_core"), "mindspeed": megatron.format("mindspeed")}
+    for backend, library in libraries.items():
         keys = list(make_plan(Options(backend=backend, weights="naive", output=tmp_path), "now").overrides())
         found = [key.partition("=")[2] for key in keys if key.startswith("actor_rollout_ref.model.external_lib=")]
         assert "".join(found) == library and not any("alltoallv" in key for key in keys)

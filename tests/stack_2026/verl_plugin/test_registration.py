@@ -17,7 +17,7 @@ for backend in ("fsdp2", "fsdp", "megatron"):
 
 # The class that verl takes, and whether the methods of both extensions are in it.
 BOTH = """
-import verl_plugin.megatron_float32, verl_plugin.alltoallv.engines
+import verl_plugin.megatron_core, verl_plugin.megatron_float32, verl_plugin.alltoallv.engines
 from verl.workers.engine import EngineRegistry, MindspeedEngineWithLMHead
 engine = EngineRegistry.get_engine_cls("language_model", "megatron")
 print(*(base.__name__ for base in engine.__mro__[:4]), issubclass(engine, MindspeedEngineWithLMHead))

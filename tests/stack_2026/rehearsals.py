@@ -1,0 +1,36 @@
+"""Rehearsals of the stack 2026 that tests start, and what they wrote."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rehearsal.plan import ROOT
+
+# Of the probabilities of sampled tokens, and of the answers' mean log-probs, in float32.
+MEAN_DIFFERENCE = 1e-3
+STEPS = 2
+
+
+def rehearse(output: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `STEPS` steps, or as many as the arguments say; the variables come on top of the process's own."""
+    command = [sys.executable, "-m", "rehearsal.stack_2026", "--output", str(output), "--steps", str(STEPS)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE"):  # of the tests: the rehearsal has its own
+        environment.pop(name, None)
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=900)
+
+
+def summary_of(output: Path) -> dict[str, Any]:
+    return json.loads((output / "summary.json").read_text())
+
+
+def check_computes_alike(run: subprocess.CompletedProcess[str], output: Path) -> None:
+    """Whether a rehearsal made its steps, and rollout and training computed the same in them."""
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    summary = summary_of(output)
+    assert summary["steps"] == STEPS and 0 < summary["rollout_prob_diff_mean"] < MEAN_DIFFERENCE
+    assert 0 < summary["rollout_log_prob_diff_mean"] < MEAN_DIFFERENCE
+    assert (output / "report.html").exists() and "Done in" in run.stdout
