@@ -15,8 +15,13 @@ from verl_plugin.jobs.composition import job_names
 
 ONE_CARD, ONE_NODE = "qwen3_0_6b_gsm8k_one_card", "qwen3_30b_a3b_gsm8k_one_node"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-# Groups that verl passes on to vLLM and Megatron-core, whose keys verl has no list of.
-PASSED_ON = (f"{ROLLOUT}.engine_kwargs.vllm.", f"{ACTOR}.megatron.override_transformer_config.")
+# Groups that verl passes on to vLLM and Megatron-core, whose keys verl has no list of, and a key that is in verl's code
+# (AgentLoopConfig) and in none of its files.
+PASSED_ON = (
+    f"{ROLLOUT}.engine_kwargs.vllm.",
+    f"{ACTOR}.megatron.override_transformer_config.",
+    f"{ROLLOUT}.agent.agent_loop_manager_class",
+)
 # https://huggingface.co/Qwen/Qwen3-0.6B and Qwen3-30B-A3B, config.json.
 MODELS = {
     ONE_CARD: {

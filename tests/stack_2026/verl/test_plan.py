@@ -7,6 +7,7 @@ import pytest
 from rehearsal.stack_2026.__main__ import main, parse_arguments
 from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, Options, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from verl_plugin.resume.checks import ENGINES
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -36,13 +37,14 @@ def test_overrides_of_the_user_come_last(tmp_path):
 def test_precision_decides_the_types(tmp_path):
     for precision, module in (("float32", "megatron_float32"), ("bfloat16", "megatron_core")):
         keys = list(make_plan(Options(precision=precision, output=tmp_path), "now").overrides())
-        library = f"[verl_plugin.{module},verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
+        library = f"[{ENGINES},verl_plugin.{module},verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
         assert f"actor_rollout_ref.model.external_lib={library}" in keys
         assert f"actor_rollout_ref.rollout.dtype={precision}" in keys
 
 
 def test_naive_weights_load_nothing_of_alltoallv(tmp_path):
-    for backend, library in (("fsdp2", ""), ("megatron", "[verl_plugin.megatron_float32,verl_plugin.finite_steps]")):
+    megatron = f"[{ENGINES},verl_plugin.megatron_float32,verl_plugin.finite_steps]"
+    for backend, library in (("fsdp2", f"[{ENGINES}]"), ("megatron", megatron)):
         keys = list(make_plan(Options(backend=backend, weights="naive", output=tmp_path), "now").overrides())
         found = [key.partition("=")[2] for key in keys if key.startswith("actor_rollout_ref.model.external_lib=")]
         assert "".join(found) == library and not any("alltoallv" in key for key in keys)
