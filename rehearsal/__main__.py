@@ -15,7 +15,7 @@ from post_training.report.run_folder import at
 from post_training.terminal import escape_output
 from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.jobs import DEFAULT_JOB, JOBS
-from rehearsal.plan import CHIPS, OPTIONS_NAME, ROOT, MaskedOverride, Options, Plan, job_of, make_plan
+from rehearsal.plan import CHIPS, ROOT, Options, Plan, job_of, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 _DESCRIPTION = """
@@ -69,16 +69,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     values = vars(parser.parse_args(arguments))
     dry_run, resumed = values.pop("dry_run"), values.pop("resume")
     if resumed is not None:
-        others = [name for name, value in values.items() if name != "overrides" and value != parser.get_default(name)]
-        if others:
-            option = next(action.option_strings[0] for action in parser._actions if action.dest == others[0])
-            parser.error(f"--resume keeps the options of the run; remove {option}")
-        try:
-            return Options.of_run(resumed, tuple(values["overrides"])), dry_run
-        except MaskedOverride as error:
-            parser.error(f"--resume {resumed}: {error}")
-        except (OSError, ValueError, TypeError, KeyError):
-            parser.error(f"--resume {resumed} is not the folder of a rehearsal, which has a {OPTIONS_NAME}")
+        return Options.of_command(parser, values, resumed), dry_run
     if values["model"] and values["job"] != DEFAULT_JOB:
         parser.error(f"--model is for the job {DEFAULT_JOB}, and {values['job']} has its own; take one of the two away")
     job = job_of(values["job"], values["model"])

@@ -1,21 +1,19 @@
 """What a rehearsal will do, worked out before anything starts. Needs nothing but the standard library."""
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from post_training.arguments import absolute
 from post_training.chips import A2, A3
 from post_training.environment_files import read_environment
-from post_training.masking import MASK, masked_text
 from post_training.models.families import sizes_of
 from post_training.overrides import setting
-from post_training.user_files import read_object
 from rehearsal.jobs import DEFAULT_JOB, IMAGE_JOB, JOBS, Job
+from rehearsal.kept_options import KeptOptions
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS, reads_images
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,18 +25,12 @@ REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal.env"
 # For each value of --chip the family, and a chip of it by CANN's name.
 CHIPS = {"a2": (A2, "Ascend910B3"), "a3": (A3, "Ascend910_9391")}
-# In a run's folder: what it was asked to do.
-OPTIONS_NAME = "rehearsal.json"
 # The warm start does not depend on the run's seed: all seeds start from one cached checkpoint.
 CHECKPOINT_SEED = 0
 
 
-class MaskedOverride(Exception):
-    """A run cannot go on without an override that held a secret; the message is one sentence."""
-
-
 @dataclass(frozen=True)
-class Options:
+class Options(KeptOptions):
     """The user's choices. None means: what the job says.
 
     ``job`` is a key of `JOBS`, ``model`` one of `TINY_MODELS`, ``chip`` one of `CHIPS`.
@@ -62,33 +54,6 @@ class Options:
     def model_type(self) -> str:
         """The family of the tiny model."""
         return self.model or JOBS[self.job].model_type
-
-    def write(self, path: Path) -> None:
-        """Writes the choices as JSON, so that the run can go on with them; secrets in overrides are masked."""
-        kept = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
-        kept["overrides"] = [masked_text(override) for override in self.overrides]
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(kept, indent=1) + "\n")
-        unfinished.replace(path)
-
-    @classmethod
-    def of_run(cls, output: Path, more: tuple[str, ...]) -> "Options":
-        """The choices of the run in ``output``, to go on with it; ``more`` overrides win against its own.
-
-        Raises:
-            OSError, ValueError, TypeError: there is no such run, or its choices cannot be read.
-            MaskedOverride: an override held a secret, which the run has not kept.
-        """
-        kept = read_object(output / OPTIONS_NAME)
-        kept |= {"data": kept["data"] and Path(kept["data"]), "output": output, "resumes": True}
-        known = {override.partition("=")[0].lstrip("+~") for override in more}
-        lost = [each for each in kept["overrides"] if MASK in each and each.partition("=")[0].lstrip("+~") not in known]
-        if lost:
-            key = lost[0].partition("=")[0]
-            raise MaskedOverride(
-                f"{lost[0]} is invalid: the run does not keep secrets. Set it again after --, as -- {key}=VALUE"
-            )
-        return cls(**kept | {"overrides": (*(each for each in kept["overrides"] if MASK not in each), *more)})
 
 
 @dataclass(frozen=True)

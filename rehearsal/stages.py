@@ -24,8 +24,9 @@ from post_training.report.run_folder import CONFIGURATION
 from post_training.run_lock import FolderLock, owning
 from post_training.terminal import escaped
 from rehearsal.display import Progress, emulated_dies
+from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.lengths import measured_settings
-from rehearsal.plan import OPTIONS_NAME, ROOT, RUNS, Plan
+from rehearsal.plan import ROOT, RUNS, Plan
 from rehearsal.preflight import (
     PreflightError,
     check_device_memory,

@@ -28,6 +28,9 @@ from post_training.layouts.layout import EXPERT_MARK, PADDING, Shard, Slice, Tab
 MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
 """The float32 weight that the optimizer updates; a weight that no optimizer has, in its own type; AdamW's averages."""
 
+STEPS = "optimizer_steps"
+"""In what each rank's file says: updates that its optimizer has made."""
+
 RANDOM = "random/"
 """Entries that are a rank's own: states of random numbers."""
 

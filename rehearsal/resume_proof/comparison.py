@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEASURED = ("timing", "perf/", "memory/", "residency/")
+MEASURED = ("timing", "perf/", "actor/perf/", "memory/", "residency/")
 """Beginnings of metrics that a clock or the history of a process's memory decides."""
 
 
@@ -25,8 +25,17 @@ def compare(unbroken: Path, resumed: Path, last: int) -> Comparison:
 
     last: the last step of the run.
     """
+    steps, count, differing = compare_metrics(unbroken, resumed)
+    if digests_of(unbroken, last) != digests_of(resumed, last):
+        differing.append("weights, optimizer or random numbers after the last step")
+    return Comparison(steps, count, tuple(differing))
+
+
+def compare_metrics(unbroken: Path, resumed: Path) -> tuple[int, int, list[str]]:
+    """How many steps and values were compared, and which differ."""
     expected, found = metrics_of(unbroken), metrics_of(resumed)
-    differing, count = [], 0
+    differing: list[str] = []
+    count = 0
     for step in sorted(expected.keys() | found.keys()):
         ours, theirs = found.get(step), expected.get(step)
         if ours is None or theirs is None:
@@ -35,9 +44,7 @@ def compare(unbroken: Path, resumed: Path, last: int) -> Comparison:
         names = [name for name in sorted(ours.keys() | theirs.keys()) if not name.startswith(MEASURED)]
         count += len(names)
         differing += [f"step {step}: {name}" for name in names if ours.get(name) != theirs.get(name)]
-    if digests_of(unbroken, last) != digests_of(resumed, last):
-        differing.append("weights, optimizer or random numbers after the last step")
-    return Comparison(len(expected), count, tuple(differing))
+    return len(expected), count, differing
 
 
 def metrics_of(folder: Path) -> dict[int, dict[str, Any]]:

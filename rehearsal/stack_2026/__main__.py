@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from post_training.arguments import absolute
 from post_training.command_parser import CommandParser
 from post_training.masking import masked_output
 from post_training.terminal import escape_output
@@ -44,10 +45,13 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     weights = f"how weights reach the rollout, {' or '.join(WEIGHTS)} (verl's own way) {default}"
     parser.add_argument("--weights", choices=WEIGHTS, default=Options.weights, metavar="NAME", help=weights)
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
+    parser.add_argument("--resume", type=absolute, metavar="DIR", help="resume the run in this folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides for the training")
     values = vars(parser.parse_args(arguments))
-    dry_run = values.pop("dry_run")
+    dry_run, resumed = values.pop("dry_run"), values.pop("resume")
+    if resumed is not None:
+        return Options.of_command(parser, values, resumed), dry_run
     if values["job"] is not None:
         _take_job(parser, values)
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run

@@ -8,20 +8,15 @@ Then every wake-up counts, and vLLM's writer loses some. Its socket holds one me
 millisecond whether that has gone. A message sent before then is dropped, and its reader sleeps on: five seconds with
 vLLM-Ascend. So the writer looks each time. Messages sent before a reader has subscribed are still lost, so a reader
 looks again after half a second.
-
-verl's trainer looks every two seconds whether all answers are there, which no key changes. Beside minutes of generation
-that is nothing; here all answers take three seconds. So it looks ten times a second.
 """
 
 from typing import Any
 
 import zmq
-from verl.trainer.ppo.v1 import trainer_base
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm_ascend.patch.platform import patch_shm_broadcast
 
 _LOOK_AGAIN_MS = 500
-_ANSWERS_INTERVAL_S = 0.1
 
 
 class SleepingCondition(shm_broadcast.SpinCondition):
@@ -38,13 +33,5 @@ class SleepingCondition(shm_broadcast.SpinCondition):
         super().notify()
 
 
-class PromptReplayBuffer(trainer_base.ReplayBuffer):
-    """verl's buffer of answers, which sees a complete batch within a tenth of a second."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named, poll_interval=_ANSWERS_INTERVAL_S)
-
-
 shm_broadcast.SpinCondition = SleepingCondition
 patch_shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = _LOOK_AGAIN_MS
-trainer_base.ReplayBuffer = PromptReplayBuffer

@@ -14,6 +14,7 @@ from post_training.arguments import absolute
 from post_training.environment_files import read_environment
 from post_training.models.families import sizes_of
 from post_training.overrides import setting
+from rehearsal.kept_options import KeptOptions
 from rehearsal.plan import (
     CHECKPOINT_SCRIPT,
     CHECKPOINT_SEED,
@@ -26,6 +27,9 @@ from rehearsal.plan import (
 )
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from verl_plugin.resume.checks import ENGINES as RESUME
+from verl_plugin.resume.checks import KEYS as RESUME_KEYS
+from verl_plugin.resume.checks import SAMPLER
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 JOB_FOLDER = ROOT / "verl_plugin" / "config"
@@ -52,12 +56,14 @@ DATASET = "arithmetic"
 # The module with mbridge's bridges for the layers of a backend.
 _BRIDGES = {"megatron": "megatron_core", "mindspeed": "mindspeed"}
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+# verl's trainer looks every two seconds whether all answers are there; here they take three.
+_ANSWERS_INTERVAL_S = 0.1
 # The user's override with which samples carry the rollout's experts: docs/routing-replay.md.
 ROUTING_REPLAY = f"{_ROLLOUT}.enable_rollout_routing_replay=true"
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(KeptOptions):
     """The user's choices. ``model`` is one of `MODELS`, ``backend`` one of `BACKENDS`; ``dies`` are emulated.
 
     ``weights`` is how they reach the rollout, one of `WEIGHTS`: by this project's plugin or by verl's own way.
@@ -77,16 +83,22 @@ class Options:
     overrides: tuple[str, ...] = ()
     data: Path | None = None
     job: str | None = None
+    resumes: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every path and command of one run. ``folder`` is its private one for temporary files; None before it begins."""
+    """Every path and command of one run.
+
+    ``folder`` is its private one for temporary files; None before it begins. ``resumed`` is the folder of the step
+    behind which it goes on; None from step 1.
+    """
 
     options: Options
     output: Path
     checkpoint: Path
     folder: Path | None = None
+    resumed: Path | None = None
 
     @property
     def train_data(self) -> Path:
@@ -113,6 +125,13 @@ class Plan:
         """Where Hydra writes the composed configuration."""
         return self.output / "hydra" / ".hydra" / "config.yaml"
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run saves: the user's folder, or one in the run's own."""
+        prefix = "trainer.default_local_dir="
+        given = [each.removeprefix(prefix) for each in self.options.overrides if each.startswith(prefix)]
+        return absolute(Path(given[-1])) if given else self.output / "checkpoints"
+
     def checkpoint_command(self) -> list[str]:
         """Makes the tiny checkpoint with its tokenizer."""
         command = [sys.executable, str(CHECKPOINT_SCRIPT), "--output", str(self.checkpoint)]
@@ -132,7 +151,7 @@ class Plan:
 
     def run_command(self) -> list[str]:
         """Trains."""
-        own = list(self.overrides())
+        own = [*self.overrides(), *resuming(self.resumed)]
         return [sys.executable, "-m", "rehearsal.stack_2026.training", *own, *self.options.overrides]
 
     def overrides(self) -> Iterator[str]:
@@ -148,9 +167,11 @@ class Plan:
             yield from _rollout(options)
             yield from _fsdp(options) if options.backend == "fsdp2" else _megatron(options)
             yield from _plugins(options)
+            yield from resumable(options.backend)
         else:
             yield "reward.custom_reward_function.name=compute_score"
             yield from scaled_down(JOBS[options.job], options.steps, options.seed, options.dies)
+        yield f"+{SAMPLER}.sampler_kwargs.poll_interval={_ANSWERS_INTERVAL_S}"
         yield from _processes(self)
 
     def environment(self) -> dict[str, str]:
@@ -209,7 +230,7 @@ def _paths(plan: Plan) -> Iterator[str]:
     yield setting("data.val_files", plan.test_data)
     yield setting("actor_rollout_ref.model.path", plan.checkpoint)
     yield setting("reward.custom_reward_function.path", REWARD)
-    yield setting("trainer.default_local_dir", plan.output / "checkpoints")
+    yield setting("trainer.default_local_dir", plan.checkpoints)
     yield setting("hydra.run.dir", plan.composed.parents[1])
 
 
@@ -274,7 +295,7 @@ def _megatron(options: Options) -> Iterator[str]:
 
 def _plugins(options: Options) -> Iterator[str]:
     """What is loaded beside verl, in every process that reads the model's configuration."""
-    modules = []
+    modules = [RESUME]
     if options.backend != "fsdp2":
         modules.append(f"verl_plugin.{_BRIDGES[options.backend]}")
         if options.precision == "float32":
@@ -289,8 +310,24 @@ def _plugins(options: Options) -> Iterator[str]:
         yield f"{vllm}.additional_config={{alltoallv:{{bucket_megabytes:16,verify:true}}}}"
     if ROUTING_REPLAY in options.overrides:
         modules.append("verl_plugin.routing_replay.engines")
-    if modules:
-        yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
+    yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
+
+
+def resumable(backend: str) -> Iterator[str]:
+    """The keys with which a run is resumed bit for bit: docs/checkpoints.md."""
+    # verl's files do not have every key that verl reads.
+    yield from (f"++{key}={value}" for key, value in RESUME_KEYS.items())
+    yield "data.validation_shuffle=false"
+    if backend == "megatron":
+        yield f"{_ACTOR}.optim.use_checkpoint_opt_param_scheduler=true"
+        yield f"{_ACTOR}.megatron.dist_ckpt_optim_fully_reshardable=true"
+
+
+def resuming(folder: Path | None) -> Iterator[str]:
+    """verl's keys for going on behind the step in a folder, which is known to be complete."""
+    if folder is not None:
+        yield "trainer.resume_mode=resume_path"
+        yield setting("trainer.resume_from_path", folder)
 
 
 def _processes(plan: Plan) -> Iterator[str]:

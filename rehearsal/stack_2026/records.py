@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from post_training.report.metrics import read_entries
+from post_training.report.metrics import read_entries, read_records
 
 # verl's differences are of probabilities, which are at most as far apart as their logarithms.
 PROBABILITY_DIFFERENCE = "training/rollout_probs_diff_max"
@@ -23,11 +23,11 @@ _OF_UPDATE = "actor/"
 
 
 class RecordWriter:
-    """Appends a record for every step that verl has logged since the last call.
+    """Appends a record for every step that verl has logged behind the last one that has a record.
 
     Args:
         source: the file of verl's logger: one object a line with `step` and `data`.
-        target: the records: one object a line with `step`, `time` and `metrics`.
+        target: the records: one object a line with `step`, `time` and `metrics`. Those of a run that is resumed stay.
         clock: returns Unix seconds; a step's time is when it was seen, as verl's lines have none.
     """
 
@@ -35,7 +35,8 @@ class RecordWriter:
         self._source = source
         self._target = target
         self._clock = clock
-        self._written = 0
+        done = read_records(target)
+        self._last = done[-1].step if done else -1
 
     def update(self) -> None:
         """Appends what is new.
@@ -44,11 +45,12 @@ class RecordWriter:
             ReportError: a line of the source is no record of a step.
         """
         entries = read_entries(self._source, step=int, data=dict)
+        new = [entry for entry in entries if entry["step"] > self._last]
         with self._target.open("a") as file:
-            for entry in entries[self._written :]:
+            for entry in new:
                 record = {"step": entry["step"], "time": self._clock(), "metrics": _numbers(entry["data"])}
                 file.write(json.dumps(record) + "\n")
-        self._written = len(entries)
+        self._last = new[-1]["step"] if new else self._last
 
 
 def answers_of(metrics: Mapping[str, float | None]) -> int | None:

@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from post_training.checkpoint.files import CheckpointError
 from post_training.disks import describe_full_disk
 from post_training.models.families import family_of
 from post_training.processes.command import SignalFlag, run_to_the_end
@@ -25,6 +26,7 @@ from post_training.run_lock import owning
 from post_training.terminal import escaped
 from post_training.user_files import read_yaml
 from rehearsal.display import Progress, emulated_dies, format_duration, print_rows
+from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
 from rehearsal.preflight import PreflightError, check_device_memory, check_output, count_parameters, is_whole
 from rehearsal.stack_2026.plan import Plan
@@ -37,7 +39,10 @@ from rehearsal.stack_2026.records import (
 )
 from rehearsal.stages import RunFailed, link_latest
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from verl_patches.features.training_checkpoint.run_records import take_back_steps
+from verl_plugin.resume.step_folders import check_complete, newest_complete
 
+_RESUME_PATH = "trainer.resume_from_path="
 # Metrics that every step has, and that are finite in a run that learns.
 _NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
 
@@ -63,23 +68,50 @@ class Rehearsal:
             RunFailed: a command failed.
         """
         check_backend(plan.options.backend)
-        check_output(plan.output)
+        if not plan.options.resumes:
+            check_output(plan.output)
         with owning([plan.output], "rehearsal"):
             self._prepare(plan)
             check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
             link_latest(plan.output)
-            return self._train(plan)
+            return self._train(self._resumed(plan) if plan.options.resumes else plan)
 
     def _prepare(self, plan: Plan) -> None:
         """Makes the checkpoint, where there is none yet, and the parquet files."""
         plan.output.mkdir(parents=True, exist_ok=True)
+        if not plan.options.resumes:
+            plan.options.write(plan.output / OPTIONS_NAME)
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
             self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; it is made again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
             name = family_of(TINY_MODELS[plan.options.model]).name
             self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
-        self._prepare_step("Making the parquet files", plan.data_command(), plan)
+        if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
+            self._prepare_step("Making the parquet files", plan.data_command(), plan)
+
+    def _resumed(self, plan: Plan) -> Plan:
+        """The plan of a run that goes on, once the records of steps are taken back that will be trained again.
+
+        Raises:
+            PreflightError: the checkpoint that the user names is not complete.
+        """
+        RecordWriter(plan.upstream_metrics, plan.output / METRICS).update()
+        given = [each.partition("=")[2] for each in plan.options.overrides if each.startswith(_RESUME_PATH)]
+        folder, skipped = newest_complete(plan.checkpoints, _last_step(plan.output))
+        if given:
+            folder, skipped = Path(given[-1].strip("'\"")), []
+        try:
+            step = 0 if folder is None else check_complete(folder)
+        except CheckpointError as error:
+            raise PreflightError(str(error)) from error
+        for sentence in skipped:
+            self.console.print(f"skipped: {escaped(sentence)}", markup=False)
+        plan.upstream_metrics.unlink(missing_ok=True)
+        take_back_steps(str(plan.output), step)
+        where = f"after step {step}" if step else f"at step 1, because {plan.checkpoints} has no complete checkpoint"
+        self.console.print(f"Going on {escaped(where)}", markup=False)
+        return replace(plan, resumed=folder)
 
     def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
         started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
@@ -137,6 +169,12 @@ def check_backend(backend: str) -> None:
                 f"--backend=mindspeed is invalid: {project} cannot be imported. Put checkouts of MindSpeed and "
                 "Megatron-LM (core_r0.16.0 of both) on PYTHONPATH, or take --backend megatron."
             )
+
+
+def _last_step(output: Path) -> int:
+    """The last step of which a run has metrics; 0 where it has none."""
+    records = read_records(output / METRICS)
+    return records[-1].step if records else 0
 
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:

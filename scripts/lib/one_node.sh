@@ -21,11 +21,12 @@ one_node_emulate() {
         module=rehearsal.stack_2026
         [[ -z $chip || $chip == a2 ]] || fail "--chip=$chip is invalid: this job is rehearsed on an Atlas A2, for which its vllm-ascend is built. Take the option away."
         chip=''
-        [[ -z $going_on ]] || fail "--resume=$going_on is invalid with --emulate: a rehearsal of this job saves nothing. Take the option away."
+        # The rehearsal finds the newest complete step itself.
+        [[ $going_on != auto ]] || resume=()
     fi
     local options=(--job "$configuration")
     output=${output:-$(one_node_folder "$root" "$configuration")}
-    if [[ $going_on != never && ${#resume[@]} -gt 0 ]] && [[ $going_on != auto || -f $output/rehearsal.json ]]; then
+    if [[ -n $going_on && $going_on != never ]] && [[ $going_on != auto || -f $output/rehearsal.json ]]; then
         [[ -z $data ]] || fail "--data $data: a run goes on with its own; take the option away."
         [[ -z $chip ]] || fail "--chip $chip: a run goes on with its own; take the option away."
         options=(--resume "$output")

@@ -57,7 +57,8 @@ settings_resume() {
         auto) resume=(trainer.resume_mode=auto) ;;
         never) resume=(trainer.resume_mode=disable) ;;
         *)
-            [[ -f $1/$file ]] ||
+            # Every stack resumes what the stack 2025 saved.
+            [[ -f $1/$file || -f $1/trainer.json ]] ||
                 fail "--resume is \"$1\", which is no folder of a complete step (global_step_N with $file): give such a folder, auto or never."
             resume=(trainer.resume_mode=resume_path "trainer.resume_from_path=$(settings_quoted "$(realpath "$1")")")
             ;;

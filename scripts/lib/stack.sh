@@ -12,10 +12,10 @@ stack_of() {
     fi
 }
 
-# Prints the file of a step's folder that is written last: verl 0.9 has the state of its data loader there.
+# Prints the file of a step's folder that is written last.
 stack_step_file() {
     if [[ $(stack_of "$@") == 2026 ]]; then
-        printf 'data.pt\n'
+        printf 'complete.json\n'
     else
         printf 'trainer.json\n'
     fi

@@ -22,8 +22,9 @@ from post_training.report import StepRecord
 from rehearsal.__main__ import parse_arguments
 from rehearsal.display import format_duration, format_row
 from rehearsal.jobs import JOBS
+from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.lengths import measured_settings
-from rehearsal.plan import OPTIONS_NAME, Options, checkpoint_folder, make_plan
+from rehearsal.plan import Options, checkpoint_folder, make_plan
 from rehearsal.preflight import (
     PreflightError,
     check_device_memory,

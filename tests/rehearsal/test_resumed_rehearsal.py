@@ -15,7 +15,8 @@ from rich.console import Console
 from post_training.report import StepRecord
 from rehearsal.__main__ import parse_arguments
 from rehearsal.display import Progress, make_console
-from rehearsal.plan import OPTIONS_NAME, ROOT, Options, make_plan
+from rehearsal.kept_options import OPTIONS_NAME
+from rehearsal.plan import ROOT, Options, make_plan
 from rehearsal.stages import Rehearsal, check_before_anything, failure_of
 from tests.verl_patches.trainer.test_run import MARKER, processes_with
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.scripts.test_documents import commands
 from tests.scripts.test_one_node import ONE_CARD, PROBLEMS, ROOT, machine, words
+from verl_plugin.resume.step_folders import write_complete
 
 __all__ = ["machine"]  # a fixture of the other file
 
@@ -60,12 +61,11 @@ def test_dry_run_prints_what_a_run_then_does(machine, tmp_path):
     ("launcher", "arguments", "given", "says"),
     [
         (SMALL, ["--emulate", "--chip", "a3"], False, "--chip=a3 is invalid"),
-        (SMALL, ["--emulate", "--resume", "never"], False, "--resume=never is invalid with --emulate"),
         (SMALL, ["--emulate", "--check"], False, "--check is invalid with --emulate"),
         (ONE_CARD, ["--emulate", "--check"], False, "--check is invalid with --emulate"),
         (SMALL, ["--check"], True, "--output=.* is invalid with --check"),
         (SMALL, ["--check", "--data", PROBLEMS], False, "--model is missing"),
-        (SMALL, ["--resume", ROOT], True, r"no folder of a complete step \(global_step_N with data.pt\)"),
+        (SMALL, ["--resume", ROOT], True, r"no folder of a complete step \(global_step_N with complete.json\)"),
         (SMALL, ["--", "trainer.n_gpus_per_node=9"], True, "sees 8 NPUs here and the job takes 9"),
     ],
 )
@@ -78,7 +78,7 @@ def test_invalid_options_rejected_before_anything_is_made(machine, tmp_path, lau
 def test_run_continues_from_a_step_of_verl(machine, tmp_path):
     step = tmp_path / "out" / "checkpoints" / "global_step_5"
     step.mkdir(parents=True)
-    (step / "data.pt").write_text("")
+    write_complete(step)
     ended, (*_, train) = machine(SMALL, "--resume", step)
     assert ended.returncode == 0, ended.stderr
     assert f"trainer.resume_from_path='{step}'" in words(train) and "trainer.resume_mode=resume_path" in words(train)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rehearsal.plan import MaskedOverride, Options
+from rehearsal.kept_options import MaskedOverride
+from rehearsal.plan import Options
 from tests.post_training.masking.planted import KEY_BLOCK, NAMES, VALUE, texts
 from verl_patches.features.measure.run_files import RunFiles
 from verl_patches.features.training_checkpoint.circumstances import circumstances

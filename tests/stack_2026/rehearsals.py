@@ -16,11 +16,16 @@ STEPS = 2
 
 def rehearse(output: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `STEPS` steps, or as many as the arguments say; the variables come on top of the process's own."""
-    command = [sys.executable, "-m", "rehearsal.stack_2026", "--output", str(output), "--steps", str(STEPS)]
+    return command("--output", str(output), "--steps", str(STEPS), *arguments, **environment)
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the rehearsal's program."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE"):  # of the tests: the rehearsal has its own
         environment.pop(name, None)
-    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=900)
+    line = [sys.executable, "-m", "rehearsal.stack_2026", *arguments]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def summary_of(output: Path) -> dict[str, Any]:

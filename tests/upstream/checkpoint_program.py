@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from post_training.checkpoint.optimizer_shards import optimizer_shards
 from tests.post_training.models.megatron.training_models_program import Layout
 from tests.verl_patches.features.training_checkpoint.layouts_program import Trained
-from verl_patches.features.training_checkpoint.optimizer_shards import optimizer_shards
 from verl_patches.features.training_checkpoint.restoring import load_training
 
 

@@ -23,6 +23,7 @@ from verl_plugin.alltoallv.settings import (
     AlltoallvSettings,
 )
 from verl_plugin.jobs.composition import JobError
+from verl_plugin.resume.checks import resume_problems
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
 
@@ -91,6 +92,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
     yield from replay_problems(config)
+    yield from resume_problems(config)
 
 
 def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:

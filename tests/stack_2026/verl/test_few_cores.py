@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import zmq
 from hydra import compose, initialize_config_module
-from verl.trainer.ppo.v1 import replay_buffer, trainer_base
+from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm_ascend.patch.platform import patch_shm_broadcast
 
 from rehearsal.stack_2026.plan import Options, make_plan
+from verl_plugin.resume import replay_buffer as ordered
 
 UPSTREAM = shm_broadcast.SpinCondition
 MESSAGES, LONGEST_MS = 200, 2000
@@ -27,7 +28,6 @@ def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The changes of the import, which are undone after the test."""
     monkeypatch.setattr(shm_broadcast, "SpinCondition", UPSTREAM)
     monkeypatch.setattr(patch_shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS", 5000)
-    monkeypatch.setattr(trainer_base, "ReplayBuffer", replay_buffer.ReplayBuffer)
     monkeypatch.delitem(sys.modules, "rehearsal.stack_2026.few_cores", raising=False)
     importlib.import_module("rehearsal.stack_2026.few_cores")
 
@@ -82,12 +82,15 @@ def test_reader_looks_again_soon_after_a_lost_start(condition):
 
 def status_of_prompts(status: str) -> dict[str, dict[str, dict[str, Any]]]:
     """What TransferQueue lists: prompts, and the answers of those that are finished."""
-    prompts = {f"p{number}": {"is_prompt": True, "global_steps": 1, "status": status} for number in range(PROMPTS)}
+    prompts: dict[str, dict[str, Any]] = {
+        f"p{number}": {"is_prompt": True, "global_steps": 1, "status": status, ordered.ORDER: number}
+        for number in range(PROMPTS)
+    }
     answers = {f"{prompt}_0_0": {"seq_len": 12} for prompt in prompts} if status == "finished" else {}
     return {"train": prompts | answers}
 
 
-def test_trainer_sees_a_complete_batch_at_once(few_cores, tmp_path, monkeypatch):
+def test_trainer_sees_a_complete_batch_at_once(tmp_path, monkeypatch):
     """verl's trainer builds its buffer from the rehearsal's own keys; upstream's sleeps two seconds for each look."""
     plan = make_plan(Options(output=tmp_path), "now")
     given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
@@ -97,10 +100,12 @@ def test_trainer_sees_a_complete_batch_at_once(few_cores, tmp_path, monkeypatch)
     trainer.trainer_mode = "sync"
     listed = iter([status_of_prompts("running"), status_of_prompts("running"), status_of_prompts("finished")])
     slept: list[float] = []
-    queue = SimpleNamespace(kv_list=lambda: next(listed), kv_clear=lambda **_: None)
-    monkeypatch.setattr(replay_buffer, "tq", queue)
+    done = status_of_prompts("finished")
+    queue = SimpleNamespace(kv_list=lambda *names: done if names else next(listed), kv_clear=lambda **_: None)
+    for module in (replay_buffer, ordered):
+        monkeypatch.setattr(module, "tq", queue)
     monkeypatch.setattr(replay_buffer, "time", SimpleNamespace(time=time.time, sleep=slept.append))
     buffer = trainer._build_replay_buffer()
     batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=PROMPTS)
     assert len(batch.keys) == PROMPTS and slept == [0.1, 0.1]
-    assert buffer.train_batch_size == buffer.gen_batch_size == PROMPTS
+    assert isinstance(buffer, ordered.OrderedReplayBuffer)

@@ -9,6 +9,7 @@ from rehearsal.stack_2026.__main__ import main, parse_arguments
 from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, Options, make_plan
 from rehearsal.stack_2026.stages import check_backend
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from verl_plugin.resume.checks import ENGINES
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -44,14 +45,18 @@ def test_overrides_of_the_user_come_last(tmp_path):
 def test_precision_decides_the_types(tmp_path):
     for precision, module in (("float32", "verl_plugin.megatron_float32,"), ("bfloat16", "")):
         keys = list(make_plan(Options(precision=precision, output=tmp_path), "now").overrides())
-        library = f"[verl_plugin.megatron_core,{module}verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
+        library = f"[{ENGINES},verl_plugin.megatron_core,{module}verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
         assert f"actor_rollout_ref.model.external_lib={library}" in keys
         assert f"actor_rollout_ref.rollout.dtype={precision}" in keys
 
 
 def test_naive_weights_load_nothing_of_alltoallv(tmp_path):
-    megatron = "[verl_plugin.{},verl_plugin.megatron_float32,verl_plugin.finite_steps]"
-    libraries = {"fsdp2": "", "megatron": megatron.format("megatron_core"), "mindspeed": megatron.format("mindspeed")}
+    megatron = f"[{ENGINES},verl_plugin.{{}},verl_plugin.megatron_float32,verl_plugin.finite_steps]"
+    libraries = {
+        "fsdp2": f"[{ENGINES}]",
+        "megatron": megatron.format("megatron_core"),
+        "mindspeed": megatron.format("mindspeed"),
+    }
     for backend, library in libraries.items():
         keys = list(make_plan(Options(backend=backend, weights="naive", output=tmp_path), "now").overrides())
         found = [key.partition("=")[2] for key in keys if key.startswith("actor_rollout_ref.model.external_lib=")]

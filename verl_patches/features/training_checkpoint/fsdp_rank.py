@@ -201,13 +201,3 @@ def _shard_of(handle: Any) -> torch.Tensor:
     """This rank's elements of a flat parameter, whatever its data are at the moment."""
     flat = handle.flat_param
     return getattr(flat, "_local_shard", flat.data)
-
-
-def set_place_in_schedule(scheduler: torch.optim.lr_scheduler.LambdaLR, steps: int) -> None:
-    """Go on as after `steps` steps of `scheduler`, whose rates depend on their number alone."""
-    rates = [base * rule(steps) for base, rule in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
-    scheduler.load_state_dict(
-        {**scheduler.state_dict(), "last_epoch": steps, "_step_count": steps + 1, "_last_lr": rates}
-    )
-    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate

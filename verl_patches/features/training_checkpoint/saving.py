@@ -13,20 +13,19 @@ from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import MANIFEST_NAME, Manifest
 from post_training.checkpoint.training_files import (
     MASTER,
+    STEPS,
     WEIGHT,
     entry_name,
     file_name,
     write_file,
 )
-from verl_patches.features.training_checkpoint.host_agreement import agree, checkpoint_progress
-from verl_patches.features.training_checkpoint.rank import (
+from post_training.checkpoint.training_rank import (
     TrainingRank,
     by_local,
     common_steps,
     parts_of_optimizer_shard,
 )
-
-STEPS = "optimizer_steps"
+from verl_patches.features.training_checkpoint.host_agreement import agree, checkpoint_progress
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from verl.utils.checkpoint.megatron_checkpoint_manager import MegatronCheckpointManager
 
-    from verl_patches.features.training_checkpoint.rank import MegatronRank
+    from post_training.checkpoint.training_rank import MegatronRank
 
 _MANAGER = "verl.utils.checkpoint.megatron_checkpoint_manager:MegatronCheckpointManager"
 _UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
@@ -90,11 +90,11 @@ def _rank_of(manager: MegatronCheckpointManager) -> MegatronRank:
     """The manager's rank with its model and optimizer."""
     from megatron.core.utils import get_model_config
 
+    from post_training.checkpoint.training_rank import MegatronRank
     from post_training.layouts.model_tensors import train_tensors
     from post_training.layouts.placements import train_placement
     from post_training.layouts.value_model import value_table
     from post_training.models.families import table_for
-    from verl_patches.features.training_checkpoint.rank import MegatronRank
 
     placement, table = train_placement(get_model_config(manager.model[0])), table_for(manager.hf_config)
     table = value_table(table) if manager.is_value_model else table

@@ -17,8 +17,9 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
+from post_training.checkpoint.schedule import set_place_in_schedule
 from verl_patches.features.compatibility.fully_sharded import clip_gradients, prepare
-from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank, set_place_in_schedule
+from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank
 from verl_patches.features.training_checkpoint.restoring import load_training
 from verl_patches.features.training_checkpoint.saving import entries_of, rank_file, save_training
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 
+from post_training.checkpoint.training_rank import MegatronRank
 from post_training.layouts.model_tensors import train_tensors
 from post_training.layouts.placements import train_placement
 from post_training.models.families import table_for
-from verl_patches.features.training_checkpoint.rank import MegatronRank
 from verl_patches.features.training_checkpoint.restoring import load_training
 from verl_patches.features.training_checkpoint.saving import rank_file, save_training
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import torch
 
+from post_training.checkpoint.training_rank import MegatronRank
 from post_training.layouts import grouped_query
 from post_training.layouts.layout import TrainPlacement
 from post_training.models import deepseek_v3
 from tests.post_training.layouts import grouped_query_reference, reference
-from verl_patches.features.training_checkpoint.rank import MegatronRank
 
 ONE = TrainPlacement(1, 1, 1, 1, (3,))
 STATES = ("master", "exp_avg", "exp_avg_sq")

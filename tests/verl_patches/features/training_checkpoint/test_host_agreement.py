@@ -202,9 +202,9 @@ def test_no_rank_leaves_a_load_before_all_have_read(monkeypatch, tmp_path):
     """The next collective on the device waits 1500 s, and a slow reader may need longer."""
     done = []
     monkeypatch.setattr(restoring, "agree", lambda problem: done.append("agreed"))
-    for name in ("_fill_weights", "_fill_optimizer"):
+    for name in ("fill_weights", "fill_optimizer"):
         monkeypatch.setattr(restoring, name, lambda *_, name=name: done.append(name))
     files = SimpleNamespace(random={}, metadata={"rank-00000-of-00001.safetensors": {}})
     monkeypatch.setattr(restoring, "_checked", lambda *_: files)
     restoring.load_training(tmp_path, SimpleNamespace(rank=0, world_size=1))
-    assert done == ["agreed", "_fill_weights", "_fill_optimizer", "agreed"]
+    assert done == ["agreed", "fill_weights", "fill_optimizer", "agreed"]

@@ -8,6 +8,7 @@ import torch
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.safetensors_files import read_header
+from post_training.checkpoint.training_rank import common_steps
 from post_training.layouts.layout import TrainPlacement
 from tests.verl_patches.features.training_checkpoint.ranks import (
     MODELS,
@@ -18,7 +19,6 @@ from tests.verl_patches.features.training_checkpoint.ranks import (
     rank_of,
     save_all,
 )
-from verl_patches.features.training_checkpoint.rank import common_steps
 from verl_patches.features.training_checkpoint.restoring import load_training
 from verl_patches.features.training_checkpoint.saving import entries_of
 

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.training_rank import common_steps
 from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank
-from verl_patches.features.training_checkpoint.rank import common_steps
 from verl_patches.features.training_checkpoint.saving import entries_of
 
 ROOT = Path(__file__).resolve().parents[4]

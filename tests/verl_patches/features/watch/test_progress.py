@@ -213,7 +213,7 @@ def file_parts_hashed(folder, spend, count):
         patch.setattr(durable, "_READ_BYTES", 1)
         patch.setattr(durable.hashlib, "sha256", lambda: SimpleNamespace(update=lambda _: spend(), hexdigest=str))
         patch.setattr(restoring, "open_training_files", lambda *_: None)
-        patch.setattr(restoring, "_check_states", lambda *_: None)
+        patch.setattr(restoring, "check_states", lambda *_: None)
         patch.setattr(restoring, "check_digests", lambda *_: None)
         manifest = SimpleNamespace(files={"file": None})
         patch.setattr(restoring, "complete_manifest", lambda _: manifest)

@@ -12,9 +12,9 @@ import torch
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.flat_ranges import FlatPart, flat_parts
+from post_training.checkpoint.optimizer_shards import OptimizerShard, optimizer_shards
 from post_training.checkpoint.training_files import is_first_peer, owned_shards
 from post_training.layouts.layout import Shard, Table, TrainPlacement
-from verl_patches.features.training_checkpoint.optimizer_shards import OptimizerShard, optimizer_shards
 
 
 class AnyOptimizerShard(Protocol):

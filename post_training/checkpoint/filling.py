@@ -1,0 +1,63 @@
+"""Filling a training rank of any layout from the files of a checkpoint of any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.loading import fill
+from post_training.checkpoint.training_files import MASTER, MOMENTS, STEPS, WEIGHT, TrainingFiles, common_metadata
+from post_training.checkpoint.training_rank import TrainingRank, by_local, parts_of_optimizer_shard
+from post_training.layouts.layout import PADDING
+from post_training.tensor_parts import copy_in_parts
+
+
+def steps_of(files: TrainingFiles) -> int:
+    """Updates that the optimizer has made. Raises CheckpointError where the files differ."""
+    return int(common_metadata(files, STEPS))
+
+
+def check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> None:
+    """Every weight that this rank's optimizer updates has the states that it needs. Raises CheckpointError."""
+    needed = [MASTER, *(MOMENTS if steps_of(files) else ())]
+    shards = by_local(rank.shards)
+    for local in {optimizer_shard.local for optimizer_shard in rank.optimizer_shards}:
+        for name in {shard.hf_name for shard in shards[local]} - {PADDING}:
+            for state in needed:
+                if state not in files.sources or name not in files.sources[state].tensors:
+                    raise CheckpointError(f"{folder}: no file has {state} of {name}; resume from another checkpoint")
+
+
+def fill_weights(files: TrainingFiles, rank: TrainingRank, progress: Callable[[int], None]) -> None:
+    """The model's weights, rounded from the float32 ones as the optimizer rounds them.
+
+    progress: called with the number of bytes after each read.
+    """
+    for shard in rank.weights:
+        target = shard.locate(rank.tensors)
+        if shard.hf_name == PADDING:
+            target.zero_()
+            continue
+        state = MASTER if shard.hf_name in files.sources[MASTER].tensors else WEIGHT
+        fill(files.sources[state], shard, target, progress)
+
+
+def fill_optimizer(files: TrainingFiles, rank: TrainingRank, progress: Callable[[int], None]) -> None:
+    """The optimizer's float32 elements and averages. progress: as above."""
+    shards, steps = by_local(rank.shards), steps_of(files)
+    rank.create_states(steps)
+    for optimizer_shard in rank.optimizer_shards:
+        stretches = {MASTER: optimizer_shard.master, **optimizer_shard.moments()}
+        for part in parts_of_optimizer_shard(optimizer_shard, shards):
+            for state, stretch in stretches.items():
+                target = part.of(stretch)
+                if part.hf_name == PADDING:
+                    target.zero_()
+                    continue
+                values = torch.empty(target.shape, dtype=torch.float32)
+                files.sources[state].read_into(part.hf_name, part.bounds, values)
+                copy_in_parts(target, values)
+                progress(values.nbytes)

@@ -1,0 +1,65 @@
+"""Rejects, before Ray starts, a checkpoint that cannot be resumed, and settings with which a killed save loses all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from post_training.checkpoint.files import CheckpointError
+from post_training.report.run_folder import at
+from verl_plugin.resume.step_folders import check_complete, newest_complete, tracked_step
+from verl_plugin.sentences import invalid
+
+ENGINES = "verl_plugin.resume.engines"
+SAMPLER = "trainer.v1.sampler"
+KEYS = {
+    "trainer.checkpoint_callback_class": "verl_plugin.resume.checkpoint_callback.CompleteCheckpoint",
+    f"{SAMPLER}.custom_sampler.path": "pkg://verl_plugin.resume.replay_buffer",
+    f"{SAMPLER}.custom_sampler.name": "OrderedReplayBuffer",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "verl_plugin.resume.agent_loops.SeededAgentLoopManager",
+}
+"""What a job sets to be resumed bit for bit, beside `ENGINES` in actor_rollout_ref.model.external_lib."""
+_MODE, _KEPT = "trainer.v1.trainer_mode", "trainer.max_actor_ckpt_to_keep"
+_RESUME, _PATH = "trainer.resume_mode", "trainer.resume_from_path"
+
+
+def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the keys of saving and resuming.
+
+    Args:
+        config: of a whole job, resolved.
+    """
+    buffer, manager = list(KEYS)[2:]
+    ordered, seeded = (at(config, key) == KEYS[key] for key in (buffer, manager))
+    if ordered != seeded:
+        key, other = (manager, buffer) if ordered else (buffer, manager)
+        yield invalid(key, at(config, key), f"{other}={KEYS[other]} works with it alone", KEYS[key])
+    if ordered and at(config, _MODE) != "sync":
+        yield invalid(buffer, KEYS[buffer], f"{_MODE}={at(config, _MODE)} trains on answers as they come", "null")
+    if ordered and at(config, "algorithm.filter_groups.enable"):
+        reason = "verl leaves the filter of groups (algorithm.filter_groups.enable) to its own buffer"
+        yield invalid(buffer, KEYS[buffer], reason, "null")
+    if at(config, "trainer.save_freq") > 0 and at(config, _KEPT) == 1:
+        reason = (
+            "verl deletes the checkpoint before while the new one is not complete, and a killed run would have none"
+        )
+        yield invalid(_KEPT, 1, reason, "2 or null")
+    yield from _checkpoint_problems(config)
+
+
+def _checkpoint_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Whether what is resumed is whole, where this machine sees it and this project wrote it."""
+    mode, checkpoints = at(config, _RESUME), Path(str(at(config, "trainer.default_local_dir")))
+    given: Any = at(config, _PATH)
+    try:
+        if mode == "auto":
+            step = tracked_step(checkpoints)
+            given = None if step is None else checkpoints / f"global_step_{step}"
+        if mode not in ("auto", "resume_path") or given is None:
+            return
+        check_complete(Path(str(given)))
+    except CheckpointError as error:
+        newest, _ = newest_complete(checkpoints)
+        remedy = "disable" if newest is None else f"resume_path, and {_PATH} to {newest}"
+        yield invalid(_RESUME, mode, str(error), remedy)

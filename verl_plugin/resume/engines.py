@@ -1,0 +1,61 @@
+"""Extends verl's training engines: what they save can be told from what an ended save left, and they load more.
+
+`actor_rollout_ref.model.external_lib` names this module, beside others.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from verl_plugin.engines import extend_engine, has_engine
+from verl_plugin.resume.loading import AnyLayoutManager
+from verl_plugin.resume.ranks import fsdp2_rank
+from verl_plugin.resume.step_folders import withdraw_complete
+
+
+class ReplacedWhole:
+    """An engine that leaves nothing of an earlier save in the folder that it writes."""
+
+    def save_checkpoint(self, local_path: str, *arguments: Any, **named: Any) -> None:
+        """As upstream, after the files are gone that a run left there which came to this step before."""
+        if dist.get_rank() == 0:
+            folder = Path(local_path)
+            withdraw_complete(folder.parent)
+            shutil.rmtree(folder, ignore_errors=True)
+        dist.barrier()
+        super().save_checkpoint(local_path, *arguments, **named)  # type: ignore[misc]  # of the engine
+
+
+class ResumableFSDP2(ReplacedWhole):
+    """verl's engine for FSDP2, which loads more than upstream."""
+
+    checkpoint_manager: Any
+
+    def initialize(self) -> None:
+        """As upstream."""
+        super().initialize()  # type: ignore[misc]  # of the engine that this extends
+        self.checkpoint_manager = AnyLayoutManager(self.checkpoint_manager, lambda: fsdp2_rank(self))
+
+
+extend_engine("fsdp2", ResumableFSDP2)
+if has_engine("megatron"):
+    from verl_plugin.resume.megatron_manager import MegatronManager
+    from verl_plugin.resume.ranks import megatron_rank
+
+    class ResumableMegatron(ReplacedWhole):
+        """verl's engine for Megatron-core, which loads more than upstream."""
+
+        checkpoint_mananager: Any  # upstream's spelling
+
+        def initialize(self) -> None:
+            """As upstream."""
+            super().initialize()  # type: ignore[misc]  # of the engine that this extends
+            manager = getattr(self, "checkpoint_mananager", None)
+            if manager is not None:  # one that only computes log-probs loads no checkpoint
+                self.checkpoint_mananager = MegatronManager(manager, lambda: megatron_rank(self))
+
+    extend_engine("megatron", ResumableMegatron)

@@ -1,0 +1,88 @@
+"""Loads what verl's FSDP2 engine saved on another number of ranks; verl itself asks for the same number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from post_training.checkpoint.files import CheckpointError
+
+
+def ranks_that_saved(folder: Path) -> int | None:
+    """How many ranks wrote the checkpoint in `folder`; None if verl's FSDP engine did not."""
+    file = folder / "fsdp_config.json"
+    return int(json.loads(file.read_text())["world_size"]) if file.is_file() else None
+
+
+@dataclass(frozen=True)
+class SavedRanks:
+    """The files of all ranks that saved. Their contents stay on disk until they are read."""
+
+    folder: Path
+    ranks: int
+
+    def open(self, part: str) -> list[Any]:
+        """What each rank saved of `part`: `model`, `optim` or `extra_state`.
+
+        Raises:
+            CheckpointError: a rank's file is missing.
+        """
+        found = []
+        for rank in range(self.ranks):
+            file = self.folder / f"{part}_world_size_{self.ranks}_rank_{rank}.pt"
+            if not file.is_file():
+                raise CheckpointError(f"{self.folder} is not complete: {file.name} is missing")
+            # verl's own files, which hold DTensors: torch has no reader of these that loads weights alone.
+            found.append(torch.load(file, map_location="cpu", weights_only=False, mmap=True))
+        return found
+
+    @torch.no_grad()
+    def load(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+        """Fill this rank's model and optimizer, and the schedule of the learning rate; random numbers stay."""
+        models, optimizers = self.open("model"), self.open("optim")
+        for name, target in module.state_dict().items():
+            local = target.to_local() if isinstance(target, DTensor) else target
+            local.copy_(_share(name, [saved[name] for saved in models], target))
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        states = {
+            number: {key: _state(key, [saved["state"][number][key] for saved in optimizers], parameter) for key in keys}
+            for number, parameter in enumerate(parameters)
+            if (keys := optimizers[0]["state"].get(number, {}))
+        }
+        optimizer.load_state_dict({"state": states, "param_groups": optimizers[0]["param_groups"]})
+        schedule = self.open("extra_state")[0]["lr_scheduler"]
+        if scheduler is not None and schedule is not None:
+            scheduler.load_state_dict(schedule)
+
+
+def _state(name: str, saved: list[Any], parameter: torch.Tensor) -> Any:
+    """A state of the optimizer as this rank holds it; one that is no DTensor, as the step, is each rank's."""
+    if not isinstance(saved[0], DTensor) or not isinstance(parameter, DTensor):
+        return saved[0]
+    local = _share(name, saved, parameter).to(parameter.to_local().device)
+    placed: Mapping[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
+    return DTensor.from_local(local, parameter.device_mesh, parameter.placements, run_check=False, **placed)
+
+
+def _share(name: str, saved: list[Any], target: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, put together from what the ranks held that saved it."""
+    whole = saved[0]
+    if isinstance(whole, DTensor):
+        placement, *others = whole.placements
+        if others or not placement.is_shard():
+            raise CheckpointError(f"{name} was saved as {whole.placements}; resume on as many ranks as saved it")
+        whole = torch.cat([each.to_local() for each in saved], dim=placement.dim)
+    if whole.shape != target.shape:
+        raise CheckpointError(f"{name} has shape {tuple(whole.shape)} in the checkpoint, not {tuple(target.shape)}")
+    if not isinstance(target, DTensor):
+        return whole
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    region = tuple(slice(start, start + extent) for start, extent in zip(offset, shape, strict=True))
+    return whole[region].clone()

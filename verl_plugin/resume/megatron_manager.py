@@ -1,0 +1,115 @@
+"""Loads what Megatron-core 0.16 saved, in cases in which it cannot.
+
+Experts that lie on several ranks have an optimizer of their own, chained to that of all other weights; on one rank one
+optimizer has both. Megatron-core loads the averages under any layout, and the groups of parameters of as many
+optimizers alone.
+
+Where neither apex nor TransformerEngine has the optimizer, torch's AdamW counts updates with each weight, and
+Megatron-core cannot load at all: it reads that count from the optimizer that is about to be loaded, and ends with an
+AssertionError where it has made no update; it looks for the count among the tensors that were saved, and ends with a
+KeyError; and it gives all weights one and the same tensor to count in, which rises by their number at each update.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
+
+from verl_plugin.resume.loading import AnyLayoutManager
+
+_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+_OPTIMIZER, _EXPERTS, _STEP = "optimizer", "is_expert_parallel", "step"
+
+
+class MegatronManager(AnyLayoutManager):
+    """verl's checkpoint manager for Megatron-core."""
+
+    def _load_own(self, local_path: str, **named: Any) -> None:
+        manager = self._manager
+        chain = manager.optimizer
+        contents = manager.checkpoint_load_contents
+        if _places(local_path) != tuple(getattr(manager.transformer_config, size) for size in _SIZES):
+            # Megatron-core saves random numbers by these places, and has none for others.
+            manager.checkpoint_load_contents = [each for each in contents if each != "extra"]
+        manager.optimizer = AnyChain(chain)
+        try:
+            if HAVE_APEX_OR_TE:
+                super()._load_own(local_path, **named)
+            else:
+                self._load_counts(chain.chained_optimizers, local_path, **named)
+        finally:
+            manager.optimizer = chain
+            manager.checkpoint_load_contents = contents
+
+    def _load_counts(self, parts: Sequence[Any], local_path: str, **named: Any) -> None:
+        """Load optimizers whose updates are counted with each weight."""
+        self._rank().create_states(1)
+        for part in parts:
+            part._set_main_param_and_optimizer_states = partial(_set_states, part)
+        try:
+            super()._load_own(local_path, **named)
+        finally:
+            for part in parts:
+                del part._set_main_param_and_optimizer_states
+        for part in parts:
+            for state in part.optimizer.state.values():
+                state[_STEP] = state[_STEP].clone()
+
+
+def _places(local_path: str) -> tuple[int, ...]:
+    """The sizes of tensor and pipeline parallelism with which a checkpoint was saved; none without random numbers."""
+    file = Path(local_path, "transformer_config.json")
+    if not file.is_file():
+        return ()
+    saved = json.loads(file.read_text())
+    return tuple(saved[size] for size in _SIZES)
+
+
+def _set_states(part: Any, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
+    """As Megatron-core sets what was saved of a parameter, beside the count that the optimizer has."""
+    group, place = part.model_param_group_index_map[parameter]
+    state = part.optimizer.state[part.optimizer.param_groups[group]["params"][place]]
+    type(part)._set_main_param_and_optimizer_states(part, parameter, {**tensors, _STEP: state[_STEP]})
+
+
+class AnyChain:
+    """Megatron-core's chain of optimizers, which loads what a chain of another length saved.
+
+    Args:
+        chain: a `ChainedOptimizer` of one optimizer or of two.
+    """
+
+    def __init__(self, chain: Any) -> None:
+        self._chain = chain
+
+    def load_state_dict(self, loaded: dict[Any, Any]) -> None:
+        """As upstream.
+
+        Args:
+            loaded: what this chain asked for, merged with all that was saved beside tensors: with several optimizers
+                by their numbers, with one as its own.
+        """
+        parts, numbers = self._chain.chained_optimizers, [key for key in loaded if isinstance(key, int)]
+        if len(parts) == 1 and numbers:
+            tensors = {key: value for key, value in loaded.items() if key not in numbers}
+            loaded = loaded[0] | tensors
+        elif len(parts) > 1 and _OPTIMIZER in loaded:
+            common = {key: value for key, value in loaded.items() if key not in numbers and key != "param_state"}
+            loaded = {number: loaded[number] | common | _groups(part, common) for number, part in enumerate(parts)}
+        self._chain.load_state_dict(loaded)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._chain, name)
+
+
+def _groups(part: Any, common: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of parameters that one optimizer had of all weights, for one of several optimizers."""
+    experts = part.optimizer.param_groups[0][_EXPERTS]
+    saved = common[_OPTIMIZER]
+    return {_OPTIMIZER: saved | {"param_groups": [group | {_EXPERTS: experts} for group in saved["param_groups"]]}}

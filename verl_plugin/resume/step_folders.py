@@ -1,0 +1,99 @@
+"""The folders `global_step_N` of a run of verl 0.9: which of them hold everything that was saved. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from post_training.checkpoint.durable import write_text_durably
+from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.step_files import TRAINER_NAME, complete_manifest
+
+COMPLETE_NAME = "complete.json"
+"""Written last, with the size of every file."""
+TRACKER_NAME = "latest_checkpointed_iteration.txt"
+"""verl's own file beside the folders, by which trainer.resume_mode=auto finds one."""
+_FOLDER = re.compile(r"global_step_(\d+)")
+
+
+def write_complete(folder: Path) -> None:
+    """Say that everything in a step's folder was written."""
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
+    sizes.pop(COMPLETE_NAME, None)
+    write_text_durably(folder / COMPLETE_NAME, json.dumps({"files": sizes}, indent=1) + "\n")
+
+
+def withdraw_complete(folder: Path) -> None:
+    """Say the opposite, before the folder's files are replaced."""
+    (folder / COMPLETE_NAME).unlink(missing_ok=True)
+
+
+def check_complete(folder: Path) -> int:
+    """Return the step that a folder holds.
+
+    Raises:
+        CheckpointError: it is no folder of a step, or not all of it is there; the sentence names what is not.
+    """
+    found = _FOLDER.fullmatch(folder.name)
+    if found is None or not folder.is_dir():
+        raise CheckpointError(f"{folder} is no checkpoint: there is no folder of that name, as global_step_20 is one")
+    if (folder / TRAINER_NAME).is_file():  # of the stack 2025
+        complete_manifest(folder)
+        return int(found[1])
+    for name, size in _sizes(folder).items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{folder} is not complete: {name} is missing")
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{folder} is not complete: {name} has {path.stat().st_size} bytes instead of {size}")
+    return int(found[1])
+
+
+def _sizes(folder: Path) -> Mapping[str, int]:
+    try:
+        sizes = json.loads((folder / COMPLETE_NAME).read_text())["files"]
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} is not complete: it has no {COMPLETE_NAME}, which is written last, so its save was ended"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder} is not complete: {COMPLETE_NAME} cannot be read") from error
+    return sizes
+
+
+def newest_complete(checkpoints: Path, logged: int | None = None) -> tuple[Path | None, list[str]]:
+    """The folder of the newest step that is complete, and a sentence for each newer one that is passed over.
+
+    Args:
+        checkpoints: `trainer.default_local_dir`.
+        logged: the last step whose metrics the run has; verl saves before it logs. None takes a step without them too.
+    """
+    skipped = []
+    folders = [path for path in checkpoints.glob("global_step_*") if _FOLDER.fullmatch(path.name)]
+    for folder in sorted(folders, key=lambda path: int(path.name.rpartition("_")[2]), reverse=True):
+        try:
+            step = check_complete(folder)
+        except CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        if logged is None or step <= logged:
+            return folder, skipped
+        skipped.append(f"{folder} is complete, and the run ended before the metrics of its step were logged")
+    return None, skipped
+
+
+def tracked_step(checkpoints: Path) -> int | None:
+    """The step that verl's `auto` resumes; None where there is none.
+
+    Raises:
+        CheckpointError: verl's file of it is damaged, as a save leaves it that is ended while it is written.
+    """
+    try:
+        text = (checkpoints / TRACKER_NAME).read_text()
+    except FileNotFoundError:
+        return None
+    if not text.strip().isdecimal():
+        raise CheckpointError(f"{checkpoints / TRACKER_NAME} is damaged: it holds {text[:20]!r} and no step")
+    return int(text)
