@@ -23,6 +23,7 @@ LATE = (
     "verl.trainer.ppo.v1",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "verl.experimental.agent_loop",
+    "verl_plugin.onpolicy.trainer",
     "rehearsal.stack_2026.few_cores",
 )
 MEGATRON = ("mbridge", "megatron.core.models.gpt", "megatron.core.optimizer")

@@ -24,6 +24,7 @@ from verl_plugin.alltoallv.settings import (
 )
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.resume.checks import resume_problems
+from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
 
@@ -93,6 +94,8 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _weight_problems(config)
     yield from replay_problems(config)
     yield from resume_problems(config)
+    yield from registration_problems(config)
+    yield from onpolicy_problems(config)
 
 
 def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -237,6 +240,7 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
         if heads % at(config, key):
             yield invalid(key, at(config, key), f"the model has {heads} attention heads", f"a divisor of {heads}")
     yield from replay_model_problems(config, model)
+    yield from onpolicy_model_problems(config, model)
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
     positions, answer = values["max_position_embeddings"], config["data"]["max_response_length"]
     if longest > positions:

@@ -1,14 +1,11 @@
-"""When the log-prob of the update's own forward is old_log_prob.
-
-PPO's ratio is exp(log_prob - old_log_prob), where old_log_prob belongs to the weights that generated the batch. If a
-rollout batch is used for exactly one update, the update's forward runs with those very weights, so old_log_prob is
-log_prob without its gradient and the ratio is exactly 1 while its gradient stays that of log_prob.
-"""
+"""When the log-prob of the update's own forward is old_log_prob: what verl's actor makes of a rollout batch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from post_training import one_update
 
 
 def reason_old_log_prob_is_needed(config: Mapping[str, Any]) -> str | None:
@@ -17,18 +14,7 @@ def reason_old_log_prob_is_needed(config: Mapping[str, Any]) -> str | None:
     Args:
         config: verl's composed configuration.
     """
-    actor = config["actor_rollout_ref"]["actor"]
-    if actor["ppo_epochs"] != 1:
-        return f"actor_rollout_ref.actor.ppo_epochs={actor['ppo_epochs']}; set it to 1"
     data, filtered = config["data"], (config["algorithm"].get("filter_groups") or {}).get("enable")
     # Of filtered prompts gen_batch_size is the size of a generation batch, and not what is trained on.
     prompts = data["train_batch_size"] if filtered else data.get("gen_batch_size") or data["train_batch_size"]
-    mini = actor["ppo_mini_batch_size"]
-    if mini != prompts:
-        return (
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} makes {prompts / mini:g} updates of the "
-            f"{prompts} prompts of a rollout batch; set the two equal"
-        )
-    if config["algorithm"]["use_kl_in_reward"]:
-        return "algorithm.use_kl_in_reward=True reads it before the update; set it to False"
-    return None
+    return one_update.reason_old_log_prob_is_needed(config, prompts)

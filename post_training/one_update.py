@@ -1,0 +1,32 @@
+"""When the log-prob of an update's own forward is old_log_prob.
+
+PPO's ratio is exp(log_prob - old_log_prob), where old_log_prob belongs to the weights that generated the batch. If a
+rollout batch is used for exactly one update, the update's forward runs with those very weights, so old_log_prob is
+log_prob without its gradient and the ratio is exactly 1 while its gradient stays that of log_prob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def reason_old_log_prob_is_needed(config: Mapping[str, Any], prompts: int) -> str | None:
+    """Why this run needs old_log_prob before its update, as the end of a sentence; None if it does not.
+
+    Args:
+        config: verl's composed configuration.
+        prompts: how many of them a rollout batch has.
+    """
+    actor = config["actor_rollout_ref"]["actor"]
+    if actor["ppo_epochs"] != 1:
+        return f"actor_rollout_ref.actor.ppo_epochs={actor['ppo_epochs']}; set it to 1"
+    mini = actor["ppo_mini_batch_size"]
+    if mini != prompts:
+        return (
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} makes {prompts / mini:g} updates of the "
+            f"{prompts} prompts of a rollout batch; set the two equal"
+        )
+    if config["algorithm"]["use_kl_in_reward"]:
+        return "algorithm.use_kl_in_reward=True reads it before the update; set it to False"
+    return None

@@ -1,0 +1,213 @@
+"""verl's own training engines, extended, make the same update with and without old log-probs of a forward before it.
+
+`main(folder)` writes to `<rank>.json` of each engine and loss a digest of the gradients and the metrics of the update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+from megatron.core import parallel_state
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import response_from_nested
+
+from tests.stack_2026.routing_replay.program import Case, engine_of
+from verl_plugin.onpolicy import update
+
+# Prompt and answer of each sample; ranks share them, and a micro batch has one.
+SAMPLES = ((4, 5), (3, 3), (6, 6), (2, 5))
+ENGINES = {
+    "fsdp2": Case("fsdp2", "qwen3", "disabled", extended=False),
+    "fsdp2 packed": Case("fsdp2", "qwen3", "disabled", packed=True, extended=False),
+    "megatron": Case("megatron", "qwen3moe", "disabled", extended=False),
+}
+LOSSES = (("vanilla", "token-mean"), ("vanilla", "seq-mean-token-mean"), ("gspo", "seq-mean-token-mean"))
+FAULTS = ("attached", "shifted", "mask")
+
+
+def samples() -> dict[str, list[torch.Tensor]]:
+    """Tokens of whole samples, and of answers the mask, advantages and what the rollout's log-probs are off by."""
+    generator = torch.Generator().manual_seed(11)
+    answers = [answer for _, answer in SAMPLES]
+    return {
+        "tokens": [torch.randint(3, 90, (sum(lengths),), generator=generator) for lengths in SAMPLES],
+        "mask": [torch.ones(answer, dtype=torch.int64) for answer in answers],
+        "advantages": [torch.randn(1, generator=generator).expand(answer).clone() for answer in answers],
+        "off": [0.1 * torch.randn(answer, generator=generator) for answer in answers],
+    }
+
+
+def of_transformers(folder: Path, drawn: dict[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
+    """Log-probs and entropy of the answers' tokens by plain transformers, on the host."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found: dict[str, list[torch.Tensor]] = {"log_probs": [], "entropy": []}
+    with torch.no_grad():
+        for tokens, (prompt, _) in zip(drawn["tokens"], SAMPLES, strict=True):
+            logs = model(input_ids=tokens[None]).logits[0, prompt - 1 : -1].log_softmax(-1)
+            found["log_probs"].append(logs.gather(1, tokens[prompt:, None]).squeeze(1))
+            found["entropy"].append(-(logs.exp() * logs).sum(-1))
+    return found
+
+
+def expected_metrics(drawn: dict[str, list[torch.Tensor]], right: dict[str, list[torch.Tensor]]) -> dict[str, float]:
+    """What a step of all samples is to report, for a loss that is a mean over tokens."""
+    pairs = list(zip(right["log_probs"], drawn["off"], strict=True))
+    apart = torch.cat([(log.exp() - (log + off).exp()).abs() for log, off in pairs])
+    return {
+        "entropy": torch.cat(right["entropy"]).mean().item(),
+        "training/rollout_probs_diff_max": apart.max().item(),
+        "training/rollout_probs_diff_mean": apart.mean().item(),
+        "training/rollout_probs_diff_std": apart.std().item(),
+        "rollout_corr/log_ppl_abs_diff": sum(abs(off.mean().item()) for off in drawn["off"]) / len(SAMPLES),
+    }
+
+
+def batch_of(drawn: dict[str, Any], right: dict[str, Any], own: range, packed: bool) -> Any:
+    """Samples of this rank as verl's workers get them."""
+
+    def nested(values: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nested.as_nested_tensor([values[index] for index in own], layout=torch.jagged)
+
+    prompts = [tokens[:prompt] for tokens, (prompt, _) in zip(drawn["tokens"], SAMPLES, strict=True)]
+    answers = [tokens[prompt:] for tokens, (prompt, _) in zip(drawn["tokens"], SAMPLES, strict=True)]
+    tensors = {
+        "input_ids": nested(drawn["tokens"]),
+        "position_ids": nested([torch.arange(len(tokens)) for tokens in drawn["tokens"]]),
+        "prompts": nested(prompts),
+        "responses": nested(answers),
+        "response_mask": nested(drawn["mask"]),
+        "loss_mask": nested(drawn["mask"]),
+        "advantages": nested(drawn["advantages"]),
+        "rollout_log_probs": nested([a + b for a, b in zip(right["log_probs"], drawn["off"], strict=True)]),
+    }
+    settings = {
+        "use_dynamic_bsz": False,
+        "micro_batch_size_per_gpu": 1,
+        "use_remove_padding": packed,
+        "use_fused_kernels": False,
+        "temperature": 1.0,
+        "global_batch_size": len(SAMPLES),
+        "update_lr_scheduler": True,
+    }
+    return tu.get_tensordict(tensors, settings)
+
+
+def gradients(engine: Any) -> str:
+    """A digest of all gradients of this rank."""
+    modules = engine.module if isinstance(engine.module, list) else [engine.module]
+    found = []
+    for parameter in (parameter for module in modules for parameter in module.parameters()):
+        gradient = parameter.grad if getattr(parameter, "main_grad", None) is None else parameter.main_grad
+        found.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+    total = hashlib.sha256()
+    for gradient in found:
+        total.update(gradient.cpu().numpy().tobytes())
+    assert any(bool(gradient.any()) for gradient in found)
+    return total.hexdigest()
+
+
+def updated(engine: Any, batch: Any, loss: Any) -> dict[str, Any]:
+    """The gradients and metrics of an update; the weights stay."""
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        output = engine.forward_backward_batch(batch, loss, forward_only=False)
+        found: dict[str, Any] = {"gradients": gradients(engine)}
+    if engine.is_mp_src_rank_with_outputs():
+        named = {name: each for name, each in output["metrics"].items() if name in METRICS}
+        found["metrics"] = {name: each.aggregate() for name, each in named.items()}
+    return found
+
+
+METRICS = ("entropy", *(f"training/rollout_probs_diff_{name}" for name in ("max", "mean", "std")))
+METRICS += ("rollout_corr/log_ppl_abs_diff",)
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """Old log-probs with their gradient, or those of the token before."""
+    right = update.own_loss
+
+    def wrong(loss_function: Callable[..., Any], rows: Any, **named: Any) -> Any:
+        def loss(*, model_output: Any, data: Any, dp_group: Any) -> Any:
+            mask, log_probs = data["response_mask"], model_output["log_probs"]
+            if fault == "shifted":
+                rolled = log_probs.detach().values().roll(1)
+                log_probs = torch.nested.nested_tensor_from_jagged(rolled, offsets=log_probs.offsets())
+            data[update.OLD] = response_from_nested(log_probs, mask)
+            return loss_function(model_output=model_output, data=data, dp_group=dp_group)
+
+        return right(loss, rows, **named)
+
+    update.own_loss = wrong
+    try:
+        yield
+    finally:
+        update.own_loss = right
+
+
+def found_of(folder: Path, case: Case, drawn: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """Both ways of each loss, and the faults, on this rank."""
+    engine = engine_of(folder / case.model, case)
+    ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
+    own = range(rank * len(SAMPLES) // ranks, (rank + 1) * len(SAMPLES) // ranks)
+    new = partial(batch_of, drawn, right, own, case.packed)
+    found: dict[str, Any] = {"expected": expected_metrics(drawn, right)}
+    for mode, aggregation in LOSSES:
+        actor = FSDPActorConfig(
+            strategy="fsdp2",
+            rollout_n=1,
+            ppo_micro_batch_size_per_gpu=1,
+            policy_loss=PolicyLossConfig(loss_mode=mode),
+            loss_agg_mode=aggregation,
+        )
+        loss, with_old = partial(ppo_loss, config=actor), new()
+        with engine.eval_mode():
+            logs = engine.infer_batch(new())["model_output"]["log_probs"].cpu()
+        with_old[update.OLD] = response_from_nested(logs, with_old["response_mask"])
+        ways = {"upstream": updated(engine, with_old, loss), "own": updated(engine, new(), loss)}
+        for fault in FAULTS:
+            batch = new()
+            if fault == "mask":
+                batch["response_mask"].values()[-1] = 0
+                ways[fault] = updated(engine, batch, loss)
+            else:
+                with planted(fault):
+                    try:
+                        ways[fault] = updated(engine, batch, loss)
+                    except AssertionError:
+                        ways[fault] = {"gradients": "none"}
+        found[f"{mode} {aggregation}"] = ways
+    return found
+
+
+def main(folder: Path) -> None:
+    import verl_plugin.megatron_float32
+    import verl_plugin.onpolicy.engines  # noqa: F401  (after it: a test that imports this file imports no Megatron)
+
+    rank = int(os.environ["RANK"])
+    torch.npu.set_device(rank)
+    dist.init_process_group("cpu:gloo,npu:hccl")
+    drawn, found = samples(), {}
+    # Before any engine is built: verl replaces functions of transformers by those of the NPU.
+    right = {case.model: of_transformers(folder / case.model, drawn) for case in ENGINES.values()}
+    for name, case in ENGINES.items():
+        found[name] = found_of(folder, case, drawn, right[case.model])
+        if parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,82 @@
+"""Runs whose update cannot supply old log-probs are rejected by one function, in `--check` and in the trainer."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from post_training.report.run_error import RunError
+from tests.stack_2026.verl.test_jobs import ACTOR, MODELS, ONE_CARD, ONE_NODE
+from verl_plugin.jobs import JobError, check_job, compose_job
+from verl_plugin.onpolicy.checks import MODE, MODE_KEY, MODULES_KEY, TRAINER
+
+ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=${{data.train_batch_size}}"
+# What switches it on; a later override of the same key counts.
+ON = [f"{MODE_KEY}={MODE}", f"+{MODULES_KEY}={TRAINER}", ONE_UPDATE]
+REJECTED = [
+    (f"{ACTOR}.ppo_mini_batch_size=8", "makes 2 updates of the 16 prompts of a rollout batch; set the two equal"),
+    (f"{ACTOR}.ppo_epochs=2", "ppo_epochs=2; set it to 1"),
+    ("algorithm.use_kl_in_reward=true", "reads it before the update"),
+    ("algorithm.rollout_correction.bypass_mode=true", "old log-probs are then the rollout's"),
+    ("algorithm.rollout_correction.rollout_is=token", "rollout_is=token is invalid"),
+    ("algorithm.adv_estimator=optimal_token_baseline", "adv_estimator=optimal_token_baseline is invalid"),
+    (f"{ACTOR}.policy_loss.loss_mode=bypass_mode", "loss_mode=bypass_mode is invalid"),
+    (f"{ACTOR}.calculate_sum_pi_squared=true", "the forward that is left out computes it. Set it to false"),
+    ("actor_rollout_ref.model.use_fused_kernels=true", "fused kernels keep no logits"),
+    ("distillation.enabled=true", "distillation.enabled=True is invalid"),
+    ("trainer.critic_warmup=2", "critic_warmup=2 is invalid"),
+    ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "override_config.attention_dropout=0.1 is"),
+]
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Any:
+    """The registered class; verl is imported by tests, not by their files."""
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    import verl_plugin.onpolicy.trainer
+
+    assert get_trainer_cls(MODE) is verl_plugin.onpolicy.trainer.OnPolicyTrainer
+    return verl_plugin.onpolicy.trainer.OnPolicyTrainer
+
+
+@pytest.mark.parametrize("job", MODELS)
+def test_jobs_take_the_updates_own_log_probs(job):
+    assert check_job(compose_job(job, ON), MODELS[job])["trainer"]["v1"]["trainer_mode"] == MODE
+
+
+@pytest.mark.parametrize(("override", "says"), REJECTED)
+def test_reader_of_old_log_probs_rejected_in_check_and_trainer(trainer, override, says):
+    config = compose_job(ONE_CARD, [*ON, override])
+    with pytest.raises(JobError) as caught:
+        check_job(config, MODELS[ONE_CARD])
+    assert says in str(caught.value) and MODE_KEY in str(caught.value)
+    with pytest.raises(ValueError) as again:
+        trainer(config)
+    assert str(again.value) == str(caught.value)
+
+
+@pytest.mark.parametrize("override", [override for override, _ in REJECTED[:2]])
+def test_verls_own_mode_takes_several_updates(override):
+    check_job(compose_job(ONE_CARD, [override]), MODELS[ONE_CARD])
+
+
+def test_model_and_megatron_that_do_not_fit_rejected():
+    with pytest.raises(JobError, match="config.json: resid_pdrop=0.1 is invalid"):
+        check_job(compose_job(ONE_CARD, ON), MODELS[ONE_CARD] | {"resid_pdrop": 0.1})
+    given = [*ON, f"{ACTOR}.megatron.router_replay.mode=R2"]
+    with pytest.raises(JobError, match="experts are recorded in the forward that is left out"):
+        check_job(compose_job(ONE_NODE, given), MODELS[ONE_NODE])
+
+
+def test_trainer_that_nobody_registers_rejected():
+    with pytest.raises(JobError, match="VERL_USE_EXTERNAL_MODULES=None is invalid"):
+        check_job(compose_job(ONE_CARD, [ON[0], ONE_UPDATE]), MODELS[ONE_CARD])
+
+
+def test_batch_of_several_updates_ends_the_run(trainer):
+    made = object.__new__(trainer)
+    ours = SimpleNamespace(actor=SimpleNamespace(ppo_mini_batch_size=4), rollout=SimpleNamespace(n=2))
+    made.config = SimpleNamespace(actor_rollout_ref=ours)
+    with pytest.raises(RunError, match="a batch has 9 samples, and one update 8"):
+        made._update_actor([None] * 9, {})

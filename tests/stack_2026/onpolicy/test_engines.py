@@ -1,0 +1,50 @@
+"""An update with the log-probs of its own forward is verl's update with those of a forward before it, bit for bit."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.stack_2026.onpolicy.program import ENGINES, FAULTS, LOSSES
+from tests.stack_2026.vllm_ascend.models import write_checkpoint
+
+# GSPO takes its ratio without gradient: what old log-probs have of one changes nothing there.
+HARMLESS = ("gspo", "attached")
+PAIRS = [(engine, " ".join(loss)) for engine in ENGINES for loss in LOSSES]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks found."""
+    folder = tmp_path_factory.mktemp("onpolicy")
+    for model in {case.model for case in ENGINES.values()}:
+        write_checkpoint(model, folder / model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("OMP_NUM_THREADS", "1")
+        run_ranks("tests.stack_2026.onpolicy.program", 2, folder, timeout=300)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(("engine", "loss"), PAIRS)
+def test_gradients_are_upstreams_bit_for_bit(ranks, engine, loss):
+    for rank in ranks:
+        found = rank[engine][loss]
+        assert found["own"]["gradients"] == found["upstream"]["gradients"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("engine", "loss"), PAIRS)
+def test_planted_fault_changes_the_gradients(ranks, engine, loss, fault):
+    found = [rank[engine][loss] for rank in ranks]
+    changed = any(rank[fault]["gradients"] != rank["upstream"]["gradients"] for rank in found)
+    assert changed is ((loss.partition(" ")[0], fault) != HARMLESS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_metrics_are_those_of_transformers(ranks, engine):
+    """Of all ranks' answers, on the first; verl's own update has none of them."""
+    found, expected = ranks[0][engine]["vanilla token-mean"], ranks[0][engine]["expected"]
+    assert found["own"]["metrics"] == pytest.approx(expected, rel=1e-4)
+    assert found["upstream"]["metrics"] == {} == ranks[1][engine]["vanilla token-mean"]["own"]["metrics"]

@@ -1,0 +1,96 @@
+"""Rejects runs whose old log-probs are not those of the update's own forward, before Ray starts and in the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from post_training.one_update import reason_old_log_prob_is_needed
+from post_training.report.run_folder import at
+from verl_plugin.sentences import invalid
+
+MODE_KEY = "trainer.v1.trainer_mode"
+MODE = "sync_onpolicy"
+MODULES_KEY = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
+TRAINER = "verl_plugin.onpolicy.trainer"
+ENGINES = "verl_plugin.onpolicy.engines"
+_ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+_CORRECTION = "algorithm.rollout_correction"
+_BEFORE = "it reads old log-probs before the update"
+_OPEN = ("trainer.critic_warmup", "a step without an update has no forward to take log-probs from", (0, None), "0")
+# Keys, why a value cannot be combined with the update's own log-probs, which values can, and what to set.
+_READERS = (
+    ("trainer.use_v1", "the trainer is one of verl's trainer/ppo/v1", (True,), "true"),
+    (f"{_CORRECTION}.bypass_mode", "old log-probs are then the rollout's", (False, None), "false"),
+    (f"{_CORRECTION}.rollout_is", _BEFORE, (None,), "null"),
+    (f"{_CORRECTION}.rollout_rs", _BEFORE, (None,), "null"),
+    (f"{_ACTOR}.calculate_sum_pi_squared", "the forward that is left out computes it", (False, None), "false"),
+    (f"{_MODEL}.use_fused_kernels", "fused kernels keep no logits to take the entropy from", (False, None), "false"),
+    ("distillation.enabled", "the teacher's loss has not been compared with it", (False, None), "false"),
+    (
+        f"{_ACTOR}.megatron.dynamic_context_parallel",
+        "micro batches of the two forwards differ",
+        (False, None),
+        "false",
+    ),
+    _OPEN,
+)
+_READING_ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
+# Groups that are passed on to the model, in which dropout can be set.
+_MODEL_GROUPS = (f"{_MODEL}.override_config", f"{_MODEL}.lora", f"{_ACTOR}.megatron.override_transformer_config")
+
+
+def onpolicy_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps a run with the trainer `sync_onpolicy` from being exact, whatever the model is.
+
+    Args:
+        config: of a whole job, resolved.
+    """
+    if at(config, MODE_KEY) != MODE:
+        return
+    reason = reason_old_log_prob_is_needed(config, config["data"]["train_batch_size"])
+    if reason:
+        yield invalid(MODE_KEY, MODE, f"it is exact with one update of a batch, but {reason}", "sync otherwise")
+    for key, why, accepted, remedy in _READERS:
+        if at(config, key) not in accepted:
+            yield _combined(key, at(config, key), why, remedy)
+    estimator, loss = at(config, "algorithm.adv_estimator"), at(config, f"{_ACTOR}.policy_loss.loss_mode")
+    if estimator in _READING_ESTIMATORS:
+        yield _combined("algorithm.adv_estimator", estimator, _BEFORE, "grpo")
+    if loss == "bypass_mode":
+        yield _combined(f"{_ACTOR}.policy_loss.loss_mode", loss, "old log-probs are then the rollout's", "vanilla")
+    if at(config, f"{_ACTOR}.strategy") == "megatron" and at(config, f"{_ACTOR}.megatron.router_replay.mode") == "R2":
+        why = "experts are recorded in the forward that is left out"
+        yield _combined(f"{_ACTOR}.megatron.router_replay.mode", "R2", why, "R3 or disabled")
+    for group in _MODEL_GROUPS:
+        yield from dropout_problems(at(config, group) or {}, f"{group}.")
+
+
+def registration_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Where verl's processes would not know the trainer."""
+    modules = at(config, MODULES_KEY)
+    if at(config, MODE_KEY) == MODE and TRAINER not in str(modules or "").split(","):
+        yield invalid(MODULES_KEY, modules, f"verl knows {MODE_KEY}={MODE} by that module alone", TRAINER)
+
+
+def dropout_problems(model: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Values of a model's configuration that make the forward of training random.
+
+    Args:
+        model: config.json, or a group of overrides of it.
+        prefix: what to put before the names.
+    """
+    for name, value in model.items():
+        random = "dropout" in name or name.endswith("_pdrop") or name == "moe_input_jitter_eps"
+        if random and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+            yield _combined(f"{prefix}{name}", value, "two forwards of the same weights then differ", "0")
+
+
+def onpolicy_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
+    """Where the trainer `sync_onpolicy` and the model, its config.json, do not fit each other."""
+    if at(config, MODE_KEY) == MODE:
+        yield from dropout_problems(model, "config.json: ")
+
+
+def _combined(key: str, value: Any, reason: str, remedy: str) -> str:
+    return invalid(key, value, f"with {MODE_KEY}={MODE}: {reason}", f"{remedy}, or {MODE_KEY} to sync")

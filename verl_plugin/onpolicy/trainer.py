@@ -1,0 +1,65 @@
+"""verl's synchronous trainer without the forward for old log-probs, registered as `sync_onpolicy`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from post_training.report.run_error import RunError
+from verl_plugin.onpolicy.checks import ENGINES, MODE, MODE_KEY, onpolicy_problems
+
+_OF_UPDATE = "actor/"
+"""verl puts this before every metric that an update returns."""
+_ELSEWHERE = ("training/", "rollout_corr/")
+
+
+@register_trainer(MODE)
+class OnPolicyTrainer(PPOTrainerSync):
+    """Each batch makes one update, whose own forward has the old log-probs.
+
+    Metrics that verl computes from old log-probs come from the update, under their usual names.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        """Check, and make the configuration one of `sync` with this project's engines.
+
+        Raises:
+            ValueError: the run is none in which the update's log-probs are old ones.
+        """
+        for problem in onpolicy_problems(OmegaConf.to_container(config, resolve=True)):  # type: ignore[arg-type]  # a mapping
+            raise ValueError(problem)
+        model = config.actor_rollout_ref.model
+        libraries = model.external_lib or []
+        libraries = [libraries] if isinstance(libraries, str) else list(libraries)
+        with open_dict(config):
+            # What verl decides by the name of its synchronous mode holds here too.
+            config.trainer.v1.trainer_mode = "sync"
+            # Without weights and rejection it is metrics of old log-probs, which come from the update.
+            config.algorithm.rollout_correction = None
+            model.external_lib = [*libraries, *(name for name in (ENGINES,) if name not in libraries)]
+        super().__init__(config)
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Nothing: the update has them."""
+        return batch
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """As upstream, for a batch that makes one update.
+
+        Raises:
+            RunError: it makes several, as an agent loop returned more samples than the configuration says.
+        """
+        answers = self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
+        if len(batch) != answers:
+            raise RunError(
+                f"{MODE_KEY}={MODE}: a batch has {len(batch)} samples, and one update {answers}; an agent loop returns "
+                f"several samples of an answer. Set {MODE_KEY} to sync.",
+                "not_valid",
+            )
+        batch = super()._update_actor(batch, metrics)
+        for name in [name for name in metrics if name.removeprefix(_OF_UPDATE).startswith(_ELSEWHERE)]:
+            metrics[name.removeprefix(_OF_UPDATE)] = metrics.pop(name)
+        return batch
