@@ -23,8 +23,8 @@ from verl_plugin.alltoallv.settings import (
     AlltoallvSettings,
 )
 from verl_plugin.jobs.composition import JobError
-from verl_plugin.resume.checks import resume_problems
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
+from verl_plugin.resume.checks import resume_problems
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
 

@@ -45,8 +45,10 @@ def test_overrides_of_the_user_come_last(tmp_path):
 def test_precision_decides_the_types(tmp_path):
     for precision, module in (("float32", "verl_plugin.megatron_float32,"), ("bfloat16", "")):
         keys = list(make_plan(Options(precision=precision, output=tmp_path), "now").overrides())
-        library = f"[{ENGINES},verl_plugin.megatron_core,{module}verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
-        assert f"actor_rollout_ref.model.external_lib={library}" in keys
+        library = (
+            f"[{ENGINES},verl_plugin.megatron_core,{module}verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
+        )
+        assert f"actor_rollout_ref.model.external_lib=[{library}]" in keys
         assert f"actor_rollout_ref.rollout.dtype={precision}" in keys
 
 
