@@ -11,7 +11,7 @@ from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Exchange, Side, Staging, pack
 from post_training.reshard.failure import Attempt
 from post_training.reshard.plan import Plan, make_plan
-from post_training.reshard.schedule import ALIGNMENT, Bucket, schedule, shard_origins
+from post_training.reshard.schedule import ALIGNMENT, Bucket, Chunk, Direction, bucket_count, schedule, shard_origins
 
 NAMES = ("bias", "norm", "scale")
 TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}
@@ -55,6 +55,28 @@ def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> 
         assert getattr(without.remote, column).tolist() == getattr(relaying.remote, column).tolist()
     assert without.digest != relaying.digest
     assert relaying.digest == plan_of([held, [], []], [[], held, held], [0, 1, 1]).digest
+
+
+@pytest.mark.parametrize("sends_to_all", [True, False])
+def test_many_peers_of_one_rank_do_not_overfill_its_buckets(sends_to_all: bool) -> None:
+    """Eight weights of 11 rows of 100 bytes, each to or from another rank: the cut of each part moves by up to a row."""
+    weights = [Shard(f"weight{number}", ((0, 11), (0, 100)), f"weight{number}") for number in range(8)]
+    central: list[list[Shard]] = [weights, *([] for _ in weights)]
+    apart: list[list[Shard]] = [[], *([weight] for weight in weights)]
+    train, rollout = (central, apart) if sends_to_all else (apart, central)
+    plan, limit = make_plan(train, rollout, lambda name: 1), 4600
+    count = bucket_count(plan.remote, 9, limit)
+    origins = shard_origins(train[0]), shard_origins(rollout[0])
+    buckets = schedule(plan.remote, 9, 0, count, origins)
+    assert sum(bucket.send.size + bucket.receive.size for bucket in buckets) >= 8 * 1100
+    assert all(max(bucket.send.size, bucket.receive.size) <= limit for bucket in buckets)
+
+
+def test_the_peer_of_a_chunk_that_fills_its_part_is_that_part_s() -> None:
+    rows = ((0, 1), (0, 16))
+    first, second = Chunk(0, rows, 0, 16), Chunk(1, rows, 16, 32)
+    direction = Direction((16, 0, 16), (first, second))
+    assert [direction.peer(chunk) for chunk in (first, second)] == [0, 2]
 
 
 @pytest.mark.parametrize("slots, buckets, held", [(1, 2, 1), (2, 1, 1), (2, 2, 2), (2, 0, 0)])
