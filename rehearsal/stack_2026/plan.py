@@ -58,8 +58,9 @@ _BRIDGES = {"megatron": "megatron_core", "mindspeed": "mindspeed"}
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 # verl's trainer looks every two seconds whether all answers are there; here they take three.
 _ANSWERS_INTERVAL_S = 0.1
-# The user's override with which samples carry the rollout's experts: docs/routing-replay.md.
+# Samples carry the rollout's experts, and training uses them: docs/routing-replay.md.
 ROUTING_REPLAY = f"{_ROLLOUT}.enable_rollout_routing_replay=true"
+_REPLAYED = tuple(f"{part}.megatron.router_replay.mode=R3" for part in (_ACTOR, _REF))
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,11 @@ def _plugins(options: Options) -> Iterator[str]:
         yield f"{vllm}.worker_extension_cls=verl_plugin.alltoallv.worker.AlltoallvExtension"
         # Every update is compared bit for bit, which a job of full size would not do.
         yield f"{vllm}.additional_config={{alltoallv:{{bucket_megabytes:16,verify:true}}}}"
-    if ROUTING_REPLAY in options.overrides:
+    # Where two experts score alike, rounding would choose other ones in training than in the rollout.
+    replayed = options.backend == "megatron" and sizes_of(TINY_MODELS[options.model]).experts
+    if replayed:
+        yield from (ROUTING_REPLAY, *_REPLAYED)
+    if replayed or ROUTING_REPLAY in options.overrides:
         modules.append("verl_plugin.routing_replay.engines")
     yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
 

@@ -59,7 +59,7 @@ def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> 
 
 @pytest.mark.parametrize("sends_to_all", [True, False])
 def test_many_peers_of_one_rank_do_not_overfill_its_buckets(sends_to_all: bool) -> None:
-    """Eight weights of 11 rows of 100 bytes, each to or from another rank: the cut of each part moves by up to a row."""
+    """Eight weights of 11 rows of 100 bytes, each to or from another rank: each part is cut at a row."""
     weights = [Shard(f"weight{number}", ((0, 11), (0, 100)), f"weight{number}") for number in range(8)]
     central: list[list[Shard]] = [weights, *([] for _ in weights)]
     apart: list[list[Shard]] = [[], *([weight] for weight in weights)]

@@ -4,18 +4,16 @@ import pytest
 
 from post_training.report import read_records
 from post_training.report.metrics import EXPERT_BYTES, EXPERT_SETS_COMPARED, EXPERT_SETS_DIFFER, EXPERT_SETS_REPLACED
-from rehearsal.stack_2026.plan import ROUTING_REPLAY
 from rehearsal.stack_2026.records import LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE
 from tests.stack_2026.rehearsals import STEPS, rehearse
 
 pytestmark = pytest.mark.slow
-KEYS = [f"actor_rollout_ref.{part}.megatron.router_replay.mode=R3" for part in ("actor", "ref")]
 # The tiny Qwen3-MoE has 3 layers and 8 experts a token, with numbers of one byte.
 TOKEN_BYTES = 3 * 8
 
 
 def test_whole_steps_use_the_experts_of_the_rollout(tmp_path):
-    run = rehearse(tmp_path / "run", "--model", "qwen3_moe", "--dies", "2", "--", ROUTING_REPLAY, *KEYS)
+    run = rehearse(tmp_path / "run", "--model", "qwen3_moe", "--dies", "2")
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     records = read_records(tmp_path / "run" / "metrics.jsonl")
     assert len(records) == STEPS

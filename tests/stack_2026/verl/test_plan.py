@@ -6,10 +6,11 @@ import pytest
 
 from rehearsal.preflight import PreflightError
 from rehearsal.stack_2026.__main__ import main, parse_arguments
-from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, Options, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, ROUTING_REPLAY, Options, make_plan
 from rehearsal.stack_2026.stages import check_backend
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_plugin.resume.checks import ENGINES
+from verl_plugin.routing_replay.checks import ENGINES as REPLAY
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -42,35 +43,47 @@ def test_overrides_of_the_user_come_last(tmp_path):
     assert make_plan(options, "now").run_command()[-1] == "trainer.save_freq=1"
 
 
+def library_of(keys):
+    """The modules that are loaded in every process that reads the model's configuration."""
+    [library] = [key for key in keys if key.startswith("actor_rollout_ref.model.external_lib=")]
+    return library.partition("=")[2].strip("[]").split(",")
+
+
 def test_precision_decides_the_types(tmp_path):
-    for precision, module in (("float32", "verl_plugin.megatron_float32,"), ("bfloat16", "")):
+    for precision, own in (("float32", ["verl_plugin.megatron_float32"]), ("bfloat16", [])):
         keys = list(make_plan(Options(precision=precision, output=tmp_path), "now").overrides())
-        library = (
-            f"[{ENGINES},verl_plugin.megatron_core,{module}verl_plugin.finite_steps,verl_plugin.alltoallv.engines]"
-        )
-        assert f"actor_rollout_ref.model.external_lib=[{library}]" in keys
+        behind = ["verl_plugin.finite_steps", "verl_plugin.alltoallv.engines", REPLAY]
+        assert library_of(keys) == [ENGINES, "verl_plugin.megatron_core", *own, *behind]
         assert f"actor_rollout_ref.rollout.dtype={precision}" in keys
 
 
 def test_naive_weights_load_nothing_of_alltoallv(tmp_path):
-    megatron = f"[{ENGINES},verl_plugin.{{}},verl_plugin.megatron_float32,verl_plugin.finite_steps]"
+    behind = ["verl_plugin.megatron_float32", "verl_plugin.finite_steps"]
     libraries = {
-        "fsdp2": f"[{ENGINES}]",
-        "megatron": megatron.format("megatron_core"),
-        "mindspeed": megatron.format("mindspeed"),
+        "fsdp2": [],
+        "megatron": ["verl_plugin.megatron_core", *behind, REPLAY],
+        "mindspeed": ["verl_plugin.mindspeed", *behind],
     }
     for backend, library in libraries.items():
         keys = list(make_plan(Options(backend=backend, weights="naive", output=tmp_path), "now").overrides())
-        found = [key.partition("=")[2] for key in keys if key.startswith("actor_rollout_ref.model.external_lib=")]
-        assert "".join(found) == library and not any("alltoallv" in key for key in keys)
+        assert library_of(keys) == [ENGINES, *library] and not any("alltoallv" in key for key in keys)
 
 
-def test_routing_replay_loads_its_engines(tmp_path):
-    key = "actor_rollout_ref.rollout.enable_rollout_routing_replay=true"
-    for overrides, loads in (((), False), ((key,), True)):
-        keys = make_plan(Options(model="qwen3_moe", overrides=overrides, output=tmp_path), "now").overrides()
-        [library] = [key for key in keys if key.startswith("actor_rollout_ref.model.external_lib=")]
-        assert ("verl_plugin.routing_replay.engines" in library) is loads
+@pytest.mark.parametrize(
+    ("model", "backend", "overrides", "loads", "replays"),
+    [
+        ("qwen3_moe", "megatron", (), True, True),
+        ("qwen3", "megatron", (), False, False),  # without experts
+        ("qwen3_moe", "fsdp2", (), False, False),
+        ("qwen3_moe", "fsdp2", (ROUTING_REPLAY,), True, False),
+    ],
+)
+def test_experts_are_replayed_where_megatron_trains_them(tmp_path, model, backend, overrides, loads, replays):
+    options = Options(model=model, backend=backend, overrides=overrides, output=tmp_path)
+    keys = list(make_plan(options, "now").overrides())
+    assert (REPLAY in library_of(keys)) is loads
+    assert (ROUTING_REPLAY in keys) is replays
+    assert ("actor_rollout_ref.actor.megatron.router_replay.mode=R3" in keys) is replays
 
 
 def test_rehearsal_is_of_deepseek_on_four_dies_by_default(tmp_path):
