@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Move weights from Megatron to the rollout in verl 0.9.1's ways and by alltoallv on emulated dies, side by side.
 
-  colocated  each die trains and serves. naive: verl's own way, in which mbridge
-             gathers every tensor on every rank and verl's buckets carry it whole
-             to the vLLM worker. alltoallv: each worker gets what it serves.
-  separate   half of the dies train. hccl: verl's checkpoint engine for NPUs, in
-             which all training ranks gather and the first one broadcasts.
-             alltoallv: each training rank sends what it holds.
+  colocated  each die trains and serves. naive: verl's own way, in which
+             mbridge gathers every tensor on every rank and verl's buckets
+             carry it whole to the vLLM worker. alltoallv: each worker gets
+             what it serves.
+  separate   half of the dies train. hccl: verl's checkpoint engine for NPUs,
+             in which all training ranks gather and the first one
+             broadcasts. alltoallv: each training rank sends what it holds.
 
 verl's engine, checkpoint engines, senders and receivers are the real ones. In the place of vLLM's worker stands a
 process with live weights in its layout: of a whole tensor it copies the part that vLLM's loaders take. After each way
@@ -14,7 +15,7 @@ every weight must be transformers', bit for bit. A ratio is the median over the 
 Last comes what one die receives for DeepSeek-V3 on 256 dies, computed from the layouts. For the stack 2026.
 
 Example:
-    .venv-2026/bin/python benchmarks/verl_weights.py --model experts --repeats 3
+    python benchmarks/verl_weights.py --model experts --repeats 3
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dies", type=int, choices=(2, 4, 8), default=8, help="emulated dies (default: %(default)s)")
     parser.add_argument("--kind", choices=KINDS, action="append", help="default: both")
     parser.add_argument("--repeats", type=whole(1), default=3, help="how often each way runs (default: %(default)s)")
-    parser.add_argument("--bucket", type=whole(1), default=16, metavar="MIB", help="of both ways (default: 16)")
+    parser.add_argument("--bucket", type=whole(1), default=16, metavar="N", help="of both ways, in MiB (default: 16)")
     return parser.parse_args(arguments)
 
 

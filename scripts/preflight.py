@@ -11,7 +11,7 @@ Examples, on any machine; the training gets the same overrides:
     python scripts/preflight.py --config-name qwen2_5_0_5b_gsm8k \
         --no-scaled-down-job \
         actor_rollout_ref.model.path=MODEL
-    .venv-2026/bin/python scripts/preflight.py --stack 2026 --cluster FILE \
+    python scripts/preflight.py --stack 2026 --cluster FILE \
         --config-name deepseek_v3_671b_256_dies
 
 Prints the stages, and writes them to preflight.html in the output folder. The emulated run starts once every other
