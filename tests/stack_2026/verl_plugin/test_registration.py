@@ -61,7 +61,10 @@ def test_extension_adds_no_name_that_the_worker_has():
         ({"bucket_megabytes": 0}, "alltoallv.bucket_megabytes=0 is invalid: "),
         ({"bucket_megabytes": True}, "alltoallv.bucket_megabytes=True is invalid: "),
         ({"verify": "yes"}, "alltoallv.verify='yes' is invalid: "),
-        ({"bucket": 3}, "alltoallv.bucket is invalid: there is no such option. Set one of bucket_megabytes, verify."),
+        (
+            {"bucket": 3},
+            "alltoallv.bucket is invalid: there is no such option. Set one of bucket_megabytes, verify, discard_on_sleep.",
+        ),
     ],
 )
 def test_invalid_settings_rejected(values, said):
