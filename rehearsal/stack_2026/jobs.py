@@ -24,8 +24,6 @@ class ScaledJob:
         changes: other values of the tiny model's config.json, as published.
         cluster: the job has pipeline stages in training, and data-parallel ranks in an instance of vLLM, and keeps
             both where the dies suffice.
-        tensors: dies over which training divides tensors, where they suffice. mbridge cannot load latent attention into
-            Megatron-core's own layers on more than one, as these divide its first projections.
     """
 
     model: str
@@ -34,14 +32,13 @@ class ScaledJob:
     steps: int = 10
     changes: Mapping[str, int | str] = field(default_factory=dict)
     cluster: bool = False
-    tensors: int = 1
 
 
 JOBS = {
     "qwen3_0_6b_gsm8k_one_card": ScaledJob("qwen3", "fsdp2", dies=1, changes={"tie_word_embeddings": "true"}),
     "qwen3_30b_a3b_gsm8k_one_node": ScaledJob("qwen3_moe", "megatron", dies=4),
     "deepseek_v3_671b_256_dies": ScaledJob("deepseek_v3", "megatron", dies=4, cluster=True),
-    "qwen3_235b_a22b_128_dies": ScaledJob("qwen3_moe", "megatron", dies=4, cluster=True, tensors=2),
+    "qwen3_235b_a22b_128_dies": ScaledJob("qwen3_moe", "megatron", dies=4, cluster=True),
 }
 # Of the tiny models with experts; the first of two stages has one more than the last.
 _LAYERS = 3
@@ -85,9 +82,9 @@ def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
     transformer = f"{_ACTOR}.megatron.override_transformer_config"
     yield f"{transformer}.moe_permute_fusion=false"
     stages = 2 if job.cluster and dies % 2 == 0 else 1
-    # Where tensors are whole, experts are what is spread over these few dies.
-    tensors = job.tensors if dies // stages % job.tensors == 0 else 1
-    yield f"{_ACTOR}.megatron.tensor_model_parallel_size={tensors}"
+    # mbridge cannot load latent attention, nor whole experts, into these layers where tensors are divided; experts are
+    # what is spread over these few dies.
+    yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies // stages}"
     if job.cluster:
         first, last = (_LAYERS - 1, 1) if stages == 2 else ("null", "null")

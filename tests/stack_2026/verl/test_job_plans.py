@@ -56,9 +56,7 @@ def test_state_is_that_of_the_published_parameters(job):
 def test_671b_fits_with_its_optimizer_on_the_host_alone(capsys, tmp_path):
     key = f"{ACTOR}.optim.override_optimizer_config"
     code, found = planned(DIES_256, "--cluster", str(FILE_2026))
-    on_die, other = planned(
-        capsys, tmp_path, DIES_256, "--cluster", str(FILE_2026), f"{key}.optimizer_cpu_offload=false"
-    )
+    on_die, other = planned(DIES_256, "--cluster", str(FILE_2026), f"{key}.optimizer_cpu_offload=false")
     assert (code, on_die) == (0, 1)
     # Without Adam's state the activations are the larger of both; with it there is its temporary too.
     assert other["phases"]["update"] - found["phases"]["update"] > found["optimizer"]

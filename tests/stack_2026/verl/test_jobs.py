@@ -182,7 +182,7 @@ def test_job_of_a_cluster_keeps_its_layout_on_few_dies(job):
     config = check_job(compose_job(job, given))
     megatron, rollout = at(config, f"{ACTOR}.megatron"), at(config, ROLLOUT)
     sizes = [megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "expert_model")]
-    assert sizes == [JOBS[job].tensors, 2, 2] and [rollout[f"{name}_parallel_size"] for name in ("data", "expert")] == [
+    assert sizes == [1, 2, 2] and [rollout[f"{name}_parallel_size"] for name in ("data", "expert")] == [
         2,
         4,
     ]
