@@ -63,7 +63,7 @@ def test_extension_adds_no_name_that_the_worker_has():
         ({"verify": "yes"}, "alltoallv.verify='yes' is invalid: "),
         (
             {"bucket": 3},
-            "alltoallv.bucket is invalid: there is no such option. Set one of bucket_megabytes, verify, discard_on_sleep.",
+            "alltoallv.bucket is invalid: there is no such option. Set one of bucket_megabytes, verify,",
         ),
     ],
 )
