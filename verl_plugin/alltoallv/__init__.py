@@ -9,4 +9,6 @@ The first registers training engines (`EngineRegistry`), the second gives vLLM's
 arrives into live weights. Without both verl does what it always does. `AlltoallvSettings` has the options.
 
 Where training and rollout have dies of their own, the checkpoint engine `alltoallv` joins them (`checkpoint_engine`).
+
+The draft of a pull request that brings it to verl: docs/upstream/verl-alltoallv-engine.md.
 """
