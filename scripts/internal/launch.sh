@@ -59,7 +59,7 @@ main() {
     [[ ${1:-} != --help ]] || { usage; return; }
     local configuration=$1 cluster='' action=run stack name
     declare -g master='' joined='' taken_nodes='' going_on='' dry_run=false
-    # What a rehearsal has options for; the others are those of one node's launcher.
+    # one_node_emulate reads all of these; this launcher has options for the first two.
     declare -g steps='' output='' model='' data='' test_data='' chip=''
     declare -ga overrides=() resume=()
     shift

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from verl_plugin.alltoallv.settings import SETTINGS_KEY
+
 _TO_HOST, _TO_DEVICE = 2, 1  # ACL_MEMCPY_DEVICE_TO_HOST, ACL_MEMCPY_HOST_TO_DEVICE
 _WEIGHTS = "weights"  # the tag that vLLM gives to all that it allocates while it loads a model
 
@@ -78,7 +80,10 @@ class DiscardingSleep:
         for block in self._blocks:
             to, of = (place, block.address) if direction == _TO_HOST else (block.address, place)
             if status := memcpy(to, block.size, of, block.size, direction):
-                raise RuntimeError(f"aclrtMemcpy of {block.size} bytes of a sleeping worker returned {status}")
+                raise RuntimeError(
+                    f"a sleeping worker could not copy {block.size} bytes (aclrtMemcpy returned {status}). Set "
+                    f"{SETTINGS_KEY}.discard_on_sleep to false to sleep as upstream does."
+                )
             place += block.size
 
 
@@ -100,11 +105,11 @@ def blocks_to_keep(
         snapshot: segments of torch's allocator with their blocks, as `torch.npu.memory_snapshot` returns them.
         written: tensors that an update writes whole.
     """
-    kept = []
-    spans = {(tensor.data_ptr(), tensor.numel() * tensor.itemsize) for tensor in written if _is_dense(tensor)}
     covered: dict[int, int] = {}
-    for address, size in spans:
-        covered[address] = max(size, covered.get(address, 0))
+    for tensor in written:
+        if _is_dense(tensor):
+            covered[tensor.data_ptr()] = max(tensor.numel() * tensor.itemsize, covered.get(tensor.data_ptr(), 0))
+    kept = []
     for segment in snapshot:
         within = any(each.address <= segment["address"] < each.address + each.size for each in pool)
         for block in segment["blocks"] if within else ():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "config"
-# What several jobs have in common is no job.
+# Files that several jobs share, and that are no jobs themselves.
 _SHARED = ("all_jobs", "cluster", "megatron")
 _UNKNOWN = re.compile(r"Could not override '([^']+)'|Could not delete from config\. '([^']+)'")
 

@@ -64,7 +64,7 @@ def of_transformers(folder: Path, drawn: dict[str, list[torch.Tensor]]) -> dict[
 
 
 def expected_metrics(drawn: dict[str, list[torch.Tensor]], right: dict[str, list[torch.Tensor]]) -> dict[str, float]:
-    """What a step of all samples is to report, for a loss that is a mean over tokens."""
+    """The metrics that a step of all samples must report, for a loss that is a mean over tokens."""
     pairs = list(zip(right["log_probs"], drawn["off"], strict=True))
     apart = torch.cat([(log.exp() - (log + off).exp()).abs() for log, off in pairs])
     return {
