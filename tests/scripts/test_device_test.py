@@ -188,5 +188,5 @@ def test_preflight_tests_dies_once(monkeypatch):
     """Its stage of the node asks the doctor, which would test them again."""
     asked = []
     monkeypatch.setattr(preflight.doctor, "main", lambda arguments: asked.append(arguments) or 0)
-    preflight._node(SimpleNamespace(cluster="file"))
-    assert asked == [["--cluster", "file", "--no-self-test"]]
+    preflight._node(SimpleNamespace(cluster="file", stack="2026"))
+    assert asked == [["--cluster", "file", "--no-self-test", "--stack", "2026"]]
