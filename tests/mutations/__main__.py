@@ -25,7 +25,7 @@ from post_training.command_parser import CommandParser
 from post_training.processes.command import Interrupted, SignalFlag
 from tests.mutations.drawn import draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
-from tests.mutations.workbench import Outcome, Verdict, Workbench
+from tests.mutations.workbench import OTHER_ENVIRONMENT, Outcome, Verdict, Workbench, of_other_stack
 
 RESULTS = ROOT / "outputs" / "mutations"
 LIST_SHARE, SAMPLE_SHARE = 1.0, 0.9
@@ -131,8 +131,13 @@ def try_all(console: Console, faults: Sequence[Fault], limit_s: float) -> dict[F
     In the end all tests that noticed one are run on the unchanged tree.
 
     Raises:
-        FaultError: one of those tests fails there too.
+        FaultError: one of those tests fails there too, or they are of a stack that is not set up.
     """
+    needed = [fault for fault in faults if of_other_stack(fault.tiers[0])]
+    if needed and not (ROOT / OTHER_ENVIRONMENT).exists():
+        raise FaultError(
+            f'The tests of "{needed[0].name}" need {OTHER_ENVIRONMENT}/. Run bash scripts/test.sh --stack 2026 first.'
+        )
     results, verdicts = Results(RESULTS / "verdicts.jsonl"), {}
     with SignalFlag() as signals, Workbench(signals, limit_s) as bench:
         for number, fault in enumerate(faults, 1):

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+from rich.console import Console
 
 from post_training.processes.command import SignalFlag
+from rehearsal.environment import environment_of
 from tests.mutations import __main__ as command_line
 from tests.mutations import cheapest_first, selection, workbench
 from tests.mutations.__main__ import Results, choose, parse_arguments
@@ -258,6 +260,33 @@ def test_what_costs_little_is_asked_first_and_what_is_slow_last(monkeypatch):
     items = [slow, dear, cheap, emulators]
     cheapest_first.pytest_collection_modifyitems(items)
     assert items == [emulators, cheap, dear, slow]
+
+
+def test_tests_of_the_other_stack_have_its_environment(tree, monkeypatch):
+    for folder in (".venv-2026/bin", "tests/stack_2026"):
+        (tree / folder).mkdir(parents=True)
+    test, runs = "tests/stack_2026/test_product.py::test", []
+
+    def run(command, variables, *_):
+        runs.append((Path(command[0]), variables, command[-1]))
+        return 0
+
+    monkeypatch.setattr(workbench, "run_to_the_end", run)
+    with SignalFlag() as signals, Workbench(signals, 60, tree) as bench:
+        bench.require_green([test, "tests/test_product.py"])
+        (own, ours, first), (other, theirs, second) = runs
+        assert (own, other) == (Path(sys.executable), bench._tree / ".venv-2026/bin/python")
+        assert other.parent.resolve() == (tree / ".venv-2026/bin").resolve()
+        assert (first, second) == ("tests/test_product.py", test)
+        assert ours == environment_of("2025") | {"PYTHONPATH": str(bench._tree)} != theirs
+        assert theirs == environment_of("2026", "a2") | {"PYTHONPATH": str(bench._tree)}
+
+
+def test_stack_that_is_not_set_up_rejected(tree, monkeypatch):
+    monkeypatch.setattr(command_line, "ROOT", tree)
+    of_other_stack = Fault("half", "product.py", SOURCE, (("tests/stack_2026/test_product.py",),))
+    with pytest.raises(FaultError, match='"half" need .venv-2026/. Run bash scripts/test.sh --stack 2026 first.'):
+        command_line.try_all(Console(), [of_other_stack], 60)
 
 
 @pytest.mark.slow

@@ -14,9 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from sysconfig import get_path
 
-from post_training.environment_files import read_environment
 from post_training.processes.command import SignalFlag, run_to_the_end
-from rehearsal.plan import ENVIRONMENT_FILE
+from rehearsal.environment import environment_of
 from tests.mutations.fault import ROOT, Fault, FaultError
 
 # pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported. 3 is given where importing ends the
@@ -24,6 +23,8 @@ from tests.mutations.fault import ROOT, Fault, FaultError
 _GREEN, _RED = 0, (1, 2, 3, 4)
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
 _CHEAPEST_FIRST = "tests.mutations.cheapest_first"
+# The tests of the other stack, and the environment that scripts/test.sh makes for them; they emulate its first chip.
+_OTHER_TESTS, OTHER_ENVIRONMENT, _OTHER_CHIP = "tests/stack_2026", ".venv-2026", "a2"
 # Packages that set-up installs from the tree, and Python imports when it starts.
 _INSTALLED_FROM = "npu_emulator/src"
 _COMPILED_FROM = "npu_emulator/csrc"
@@ -95,6 +96,8 @@ class Workbench:
         for command in (["init", "-q"], ["add", "-A"]):
             subprocess.run(["git", *command], cwd=self._tree, check=True, capture_output=True)
         (self._tree / ".venv").symlink_to(sys.prefix)
+        if (self._source / OTHER_ENVIRONMENT).exists():
+            (self._tree / OTHER_ENVIRONMENT).symlink_to((self._source / OTHER_ENVIRONMENT).resolve())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,11 +119,16 @@ class Workbench:
         return Verdict(Outcome.SURVIVED, (), self._clock() - begun)
 
     def require_green(self, tests: Sequence[str]) -> None:
-        """Run tests on the unchanged tree, in one session.
+        """Run tests on the unchanged tree, in one session of each stack.
 
         Raises:
             FaultError: one of them fails without any fault, so that it says nothing about any.
         """
+        for other in (False, True):
+            if of_stack := [test for test in tests if of_other_stack([test]) is other]:
+                self._require_green(of_stack)
+
+    def _require_green(self, tests: Sequence[str]) -> None:
         try:
             status = self._run(tests, "", "--maxfail=20", factor=len(tests))
         except TimeLimit:
@@ -158,13 +166,16 @@ class Workbench:
 
         if (self._tree / _CHEAPEST_FIRST.replace(".", "/")).with_suffix(".py").exists():
             options = ("-p", _CHEAPEST_FIRST, *options)
-        command = [self._interpreter(file), "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *selectors]
+        other = of_other_stack(selectors)
+        python = str(self._tree / OTHER_ENVIRONMENT / "bin" / "python") if other else self._interpreter(file)
+        command = [python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *selectors]
         self._log.unlink(missing_ok=True)
-        return run_to_the_end(command, self._variables(file), self._tree, self._log, self._signals, watch)
+        return run_to_the_end(command, self._variables(other), self._tree, self._log, self._signals, watch)
 
-    def _variables(self, file: str) -> Mapping[str, str]:
+    def _variables(self, other: bool) -> Mapping[str, str]:
         """The environment of a run."""
-        return {**read_environment(ENVIRONMENT_FILE), "PYTHONPATH": str(self._tree)}
+        variables = environment_of("2026", _OTHER_CHIP) if other else environment_of("2025")
+        return {**variables, "PYTHONPATH": str(self._tree)}
 
     def _interpreter(self, file: str) -> str:
         """The environment's Python; for what set-up installs or compiles, one of an environment that has the tree's."""
@@ -197,6 +208,11 @@ class Workbench:
         )
         if done.returncode:
             raise FaultError(f"The fault does not compile: {(done.stdout + done.stderr)[-2000:]}")
+
+
+def of_other_stack(selectors: Sequence[str]) -> bool:
+    """Whether tests are those of the stack 2026, which need its environment."""
+    return any(selector.startswith(f"{_OTHER_TESTS}/") for selector in selectors)
 
 
 def _link_what_is_missing(source: Path, target: Path) -> None:

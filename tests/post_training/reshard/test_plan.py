@@ -88,6 +88,11 @@ def streams(transfers: Transfers) -> dict[tuple[int, int], list[list[int]]]:
     return found
 
 
+def bytes_of_rows(transfers: Transfers) -> list[int]:
+    rows = transfers.bounds[:, 1] - transfers.bounds[:, 0]
+    return (transfers.bytes // rows).tolist()
+
+
 @settings(max_examples=80)
 @given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)))
 def test_plan_of_a_rank_is_its_part_of_the_whole_plan(pair: Pair) -> None:
@@ -96,9 +101,10 @@ def test_plan_of_a_rank_is_its_part_of_the_whole_plan(pair: Pair) -> None:
 
     whole = make_plan(*layouts(pair), itemsize)
     traffic = whole.remote.between(whole.world_size) + whole.local.between(whole.world_size)
+    widest = max(bytes_of_rows(whole.remote) + bytes_of_rows(whole.local))
     plans = [make_rank_plan(*layouts(pair), itemsize, rank) for rank in range(whole.world_size)]
     for rank, own in enumerate(plans):
-        assert (own.traffic == traffic).all()
+        assert (own.traffic == traffic).all() and own.widest_row == widest
         for part, leg in ((own.remote, whole.remote), (own.local, whole.local)):
             assert streams(part) == {ends: stream for ends, stream in streams(leg).items() if rank in ends}
     assert len({own.digest for own in plans}) == 1

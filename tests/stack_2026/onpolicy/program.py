@@ -35,6 +35,8 @@ ENGINES = {
     "fsdp2 packed": Case("fsdp2", "qwen3", "disabled", packed=True, extended=False),
     "megatron": Case("megatron", "qwen3moe", "disabled", extended=False),
 }
+# Of another policy than at 1, where a temperature that nobody divides by would not show.
+TEMPERATURE = 0.7
 LOSSES = (("vanilla", "token-mean"), ("vanilla", "seq-mean-token-mean"), ("gspo", "seq-mean-token-mean"))
 FAULTS = ("attached", "shifted", "mask")
 
@@ -52,12 +54,13 @@ def samples() -> dict[str, list[torch.Tensor]]:
 
 
 def of_transformers(folder: Path, drawn: dict[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
-    """Log-probs and entropy of the answers' tokens by plain transformers, on the host."""
+    """Log-probs and entropy of the answers' tokens at the temperature by plain transformers, on the host."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     found: dict[str, list[torch.Tensor]] = {"log_probs": [], "entropy": []}
     with torch.no_grad():
         for tokens, (prompt, _) in zip(drawn["tokens"], SAMPLES, strict=True):
-            logs = model(input_ids=tokens[None]).logits[0, prompt - 1 : -1].log_softmax(-1)
+            logits = model(input_ids=tokens[None]).logits[0, prompt - 1 : -1]
+            logs = (logits / TEMPERATURE).log_softmax(-1)
             found["log_probs"].append(logs.gather(1, tokens[prompt:, None]).squeeze(1))
             found["entropy"].append(-(logs.exp() * logs).sum(-1))
     return found
@@ -99,7 +102,7 @@ def batch_of(drawn: dict[str, Any], right: dict[str, Any], own: range, packed: b
         "micro_batch_size_per_gpu": 1,
         "use_remove_padding": packed,
         "use_fused_kernels": False,
-        "temperature": 1.0,
+        "temperature": TEMPERATURE,
         "global_batch_size": len(SAMPLES),
         "update_lr_scheduler": True,
     }

@@ -1,7 +1,11 @@
 """What training and a worker say to each other beside the weights, and the layouts of what both have renamed."""
 
+import itertools
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +14,7 @@ from torch import nn
 from post_training.layouts.layout import WHOLE, LocalView, RolloutPlacement, Shard, TrainPlacement
 from post_training.reshard.handover import HandoverError
 from verl_plugin.alltoallv import control
-from verl_plugin.alltoallv.control import Abandon, Begin, Control, Description, Hello, Inquiry
+from verl_plugin.alltoallv.control import Abandon, Begin, Control, Description, Hello, Inquiry, control_path
 from verl_plugin.alltoallv.megatron_layout import fitted as megatron_fitted
 from verl_plugin.alltoallv.rollout_layout import fitted, restore_expert_order, served_weights
 from verl_plugin.alltoallv.settings import EXTENSION, AlltoallvSettings
@@ -41,6 +45,17 @@ def test_update_given_up_ends_the_waiting_once(tmp_path, worker):
     worker.check()
 
 
+def test_update_given_up_before_it_began_ends_no_later_one(tmp_path, worker):
+    """Planning failed, so that the worker was never told of an update which it waits for."""
+    inquiry = Inquiry(tmp_path / "worker.sock")
+    inquiry.ask(Abandon(1, "rank 2 has no worker"))
+    with pytest.raises(HandoverError, match="gave up update 1"):
+        worker.check()
+    worker.settle()
+    inquiry.ask(Begin(2))
+    worker.check()
+
+
 def test_training_process_that_ended_is_noticed(tmp_path, worker):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     Inquiry(tmp_path / "worker.sock").ask(Hello(child.pid))
@@ -54,6 +69,29 @@ def test_missing_extension_rejected_with_its_key(tmp_path, monkeypatch):
     monkeypatch.setattr(control, "START_SECONDS", 0.0)
     with pytest.raises(HandoverError, match=f"worker_extension_cls is invalid: .* Set it to {EXTENSION}."):
         Inquiry(tmp_path / "nobody.sock")
+
+
+@pytest.mark.parametrize(("replicas", "data", "tensor"), [(1, 1, 2), (2, 1, 2), (2, 2, 1), (3, 2, 2)])
+def test_worker_answers_the_training_rank_on_its_die(monkeypatch, replicas, data, tensor):
+    """verl numbers workers within a replica, and ranks that train through all of them."""
+    from vllm.distributed import parallel_state
+
+    from verl_plugin.alltoallv.worker import AlltoallvExtension, _own_path
+
+    monkeypatch.setenv("VERL_RAY_JOB_ID", "job")
+    paths = []
+    for replica, of_data, of_tensor in itertools.product(range(replicas), range(data), range(tensor)):
+        monkeypatch.setenv("VERL_REPLICA_RANK", str(replica))
+        monkeypatch.setattr(parallel_state, "get_dp_group", lambda at=of_data: SimpleNamespace(rank_in_group=at))
+        monkeypatch.setattr(parallel_state, "get_tp_group", lambda at=of_tensor: SimpleNamespace(rank_in_group=at))
+        sizes = {"tensor_parallel_size": tensor, "data_parallel_size": data, "data_parallel_size_local": data}
+        config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes, data_parallel_rank=of_data))
+        worker: Any = SimpleNamespace(local_rank=of_tensor, model_runner=SimpleNamespace(vllm_config=config))
+        upstream = re.findall(r"replica-(\d+)-rank-(\d+)", AlltoallvExtension._get_zmq_handle(worker))
+        ((first, within),) = ((int(a), int(b)) for a, b in upstream)
+        paths.append(_own_path(config))
+        assert paths[-1] == control_path("job", first * data * tensor + within)
+    assert paths == [control_path("job", rank) for rank in range(replicas * data * tensor)]
 
 
 class Layer(nn.Module):
