@@ -7,9 +7,20 @@ from pathlib import Path
 
 import torch
 
+from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.loading import fill
-from post_training.checkpoint.training_files import MASTER, MOMENTS, STEPS, WEIGHT, TrainingFiles, common_metadata
+from post_training.checkpoint.manifest import MANIFEST_NAME, check_digests
+from post_training.checkpoint.step_files import complete_manifest
+from post_training.checkpoint.training_files import (
+    MASTER,
+    MOMENTS,
+    STEPS,
+    WEIGHT,
+    TrainingFiles,
+    common_metadata,
+    open_training_files,
+)
 from post_training.checkpoint.training_rank import TrainingRank, by_local, parts_of_optimizer_shard
 from post_training.layouts.layout import PADDING
 from post_training.tensor_parts import copy_in_parts
@@ -18,6 +29,23 @@ from post_training.tensor_parts import copy_in_parts
 def steps_of(files: TrainingFiles) -> int:
     """Updates that the optimizer has made. Raises CheckpointError where the files differ."""
     return int(common_metadata(files, STEPS))
+
+
+def checked_files(folder: Path, rank: TrainingRank, progress: Callable[[int], None]) -> TrainingFiles:
+    """The files, once this rank has found that they hold what it needs, and are what was written.
+
+    All ranks together hash every file once. progress: called with the number of bytes after each read.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or another model's.
+    """
+    files = open_training_files(folder, rank.shapes)
+    check_states(folder, files, rank)
+    manifest = complete_manifest(folder)
+    mine = sorted(manifest.files)[rank.rank :: rank.world_size]
+    found = {name: hash_file(folder / name, progress) for name in mine}
+    check_digests(folder, manifest.files, found, MANIFEST_NAME)
+    return files
 
 
 def check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> None:

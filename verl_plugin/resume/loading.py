@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
-from post_training.checkpoint.filling import check_states, fill_optimizer, fill_weights
-from post_training.checkpoint.manifest import MANIFEST_NAME, check_digests
+from post_training.checkpoint.filling import checked_files, fill_optimizer, fill_weights
+from post_training.checkpoint.manifest import MANIFEST_NAME
 from post_training.checkpoint.schedule import set_place_in_schedule
-from post_training.checkpoint.training_files import TrainingFiles, complete_manifest, open_training_files
+from post_training.checkpoint.training_files import TrainingFiles
 from post_training.checkpoint.training_rank import TrainingRank
 from verl_plugin.resume.fsdp2_files import SavedRanks, ranks_that_saved
 
@@ -22,7 +21,8 @@ from verl_plugin.resume.fsdp2_files import SavedRanks, ranks_that_saved
 def load_training(folder: Path, rank: TrainingRank) -> None:
     """Fill this rank's weights and optimizer; every rank calls it.
 
-    Nothing is written into any rank before all files have been found whole by all ranks.
+    Nothing is written into any rank before all files have been found whole by all ranks, and none returns before all
+    have read theirs.
 
     Args:
         folder: `global_step_N/actor` of a run of the stack 2025.
@@ -31,38 +31,27 @@ def load_training(folder: Path, rank: TrainingRank) -> None:
     Raises:
         CheckpointError: on every rank where one finds a fault.
     """
-    files = _on_all_ranks(lambda: _checked(folder, rank))
-    with torch.no_grad():
-        fill_weights(files, rank, lambda _: None)
-        fill_optimizer(files, rank, lambda _: None)
-    dist.barrier()
+    files = _on_all_ranks(lambda: checked_files(folder, rank, lambda _: None))
+    _on_all_ranks(lambda: _fill(files, rank))
 
 
-def _checked(folder: Path, rank: TrainingRank) -> TrainingFiles:
-    """The files, once this rank has found that they hold what it needs, and are what was written."""
-    files = open_training_files(folder, rank.shapes)
-    check_states(folder, files, rank)
-    manifest = complete_manifest(folder)
-    mine = sorted(manifest.files)[rank.rank :: rank.world_size]  # all ranks together hash every file once
-    check_digests(
-        folder, manifest.files, {name: hash_file(folder / name, lambda _: None) for name in mine}, MANIFEST_NAME
-    )
-    return files
+@torch.no_grad()
+def _fill(files: TrainingFiles, rank: TrainingRank) -> None:
+    fill_weights(files, rank, lambda _: None)
+    fill_optimizer(files, rank, lambda _: None)
 
 
-def _on_all_ranks(action: Callable[[], TrainingFiles]) -> TrainingFiles:
-    """What `action` returns, when it has returned on all ranks."""
-    found: TrainingFiles | None = None
-    problem = ""
+def _on_all_ranks(action: Callable[[], Any]) -> Any:
+    """What `action` returns, when it has returned on all ranks. Raises CheckpointError on all where it fails on one."""
+    found, problem = None, ""
     try:
         found = action()
     except (CheckpointError, OSError, ValueError) as error:
-        problem = str(error)
+        problem = str(error) or repr(error)
     problems: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, problem)
-    first = next((each for each in problems if each), "")
-    if first or found is None:
-        raise CheckpointError(first)
+    for each in filter(None, problems):
+        raise CheckpointError(each)
     return found
 
 
@@ -90,8 +79,8 @@ class AnyLayoutManager:
             # verl takes a step of the schedule with each of the trainer's.
             place(manager.lr_scheduler, int(folder.parent.name.rpartition("_")[2]))
         elif saved not in (None, dist.get_world_size()):
-            SavedRanks(folder, saved).load(manager.model, manager.optimizer, manager.lr_scheduler)
-            dist.barrier()
+            files = SavedRanks(folder, saved)
+            _on_all_ranks(lambda: files.load(manager.model, manager.optimizer, manager.lr_scheduler))
         else:
             self._load_own(local_path, **named)
 

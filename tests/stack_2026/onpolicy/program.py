@@ -35,8 +35,8 @@ ENGINES = {
     "fsdp2 packed": Case("fsdp2", "qwen3", "disabled", packed=True, extended=False),
     "megatron": Case("megatron", "qwen3moe", "disabled", extended=False),
 }
-# Of another policy than at 1, where a temperature that nobody divides by would not show.
-TEMPERATURE = 0.7
+# verl divides no logits by 1, and copies none then; at another temperature one that nobody divides by shows.
+TEMPERATURES = {"fsdp2": 1.0, "fsdp2 packed": 0.7, "megatron": 0.7}
 LOSSES = (("vanilla", "token-mean"), ("vanilla", "seq-mean-token-mean"), ("gspo", "seq-mean-token-mean"))
 FAULTS = ("attached", "shifted", "mask")
 
@@ -53,14 +53,16 @@ def samples() -> dict[str, list[torch.Tensor]]:
     }
 
 
-def of_transformers(folder: Path, drawn: dict[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
+def of_transformers(
+    folder: Path, drawn: dict[str, list[torch.Tensor]], temperature: float
+) -> dict[str, list[torch.Tensor]]:
     """Log-probs and entropy of the answers' tokens at the temperature by plain transformers, on the host."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     found: dict[str, list[torch.Tensor]] = {"log_probs": [], "entropy": []}
     with torch.no_grad():
         for tokens, (prompt, _) in zip(drawn["tokens"], SAMPLES, strict=True):
             logits = model(input_ids=tokens[None]).logits[0, prompt - 1 : -1]
-            logs = (logits / TEMPERATURE).log_softmax(-1)
+            logs = (logits / temperature).log_softmax(-1)
             found["log_probs"].append(logs.gather(1, tokens[prompt:, None]).squeeze(1))
             found["entropy"].append(-(logs.exp() * logs).sum(-1))
     return found
@@ -79,7 +81,7 @@ def expected_metrics(drawn: dict[str, list[torch.Tensor]], right: dict[str, list
     }
 
 
-def batch_of(drawn: dict[str, Any], right: dict[str, Any], own: range, packed: bool) -> Any:
+def batch_of(drawn: dict[str, Any], right: dict[str, Any], own: range, packed: bool, temperature: float) -> Any:
     """Samples of this rank as verl's workers get them."""
 
     def nested(values: list[torch.Tensor]) -> torch.Tensor:
@@ -102,7 +104,7 @@ def batch_of(drawn: dict[str, Any], right: dict[str, Any], own: range, packed: b
         "micro_batch_size_per_gpu": 1,
         "use_remove_padding": packed,
         "use_fused_kernels": False,
-        "temperature": TEMPERATURE,
+        "temperature": temperature,
         "global_batch_size": len(SAMPLES),
         "update_lr_scheduler": True,
     }
@@ -162,12 +164,13 @@ def planted(fault: str) -> Iterator[None]:
         update.own_loss = right
 
 
-def found_of(folder: Path, case: Case, drawn: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    """Both ways of each loss, and the faults, on this rank."""
+def found_of(folder: Path, name: str, drawn: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    """Both ways of each loss, and the faults, of an engine on this rank."""
+    case = ENGINES[name]
     engine = engine_of(folder / case.model, case)
     ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
     own = range(rank * len(SAMPLES) // ranks, (rank + 1) * len(SAMPLES) // ranks)
-    new = partial(batch_of, drawn, right, own, case.packed)
+    new = partial(batch_of, drawn, right, own, case.packed, TEMPERATURES[name])
     found: dict[str, Any] = {"expected": expected_metrics(drawn, right)}
     for mode, aggregation in LOSSES:
         actor = FSDPActorConfig(
@@ -206,9 +209,9 @@ def main(folder: Path) -> None:
     dist.init_process_group("cpu:gloo,npu:hccl")
     drawn, found = samples(), {}
     # Before any engine is built: verl replaces functions of transformers by those of the NPU.
-    right = {case.model: of_transformers(folder / case.model, drawn) for case in ENGINES.values()}
-    for name, case in ENGINES.items():
-        found[name] = found_of(folder, case, drawn, right[case.model])
+    right = {name: of_transformers(folder / case.model, drawn, TEMPERATURES[name]) for name, case in ENGINES.items()}
+    for name in ENGINES:
+        found[name] = found_of(folder, name, drawn, right[name])
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
     (folder / f"{rank}.json").write_text(json.dumps(found))

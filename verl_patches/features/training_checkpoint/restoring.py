@@ -9,18 +9,9 @@ from typing import TypeVar
 
 import torch
 
-from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
-from post_training.checkpoint.filling import check_states, fill_optimizer, fill_weights
-from post_training.checkpoint.manifest import MANIFEST_NAME, check_digests
-from post_training.checkpoint.training_files import (
-    RANDOM,
-    TrainingFiles,
-    complete_manifest,
-    file_name,
-    open_training_files,
-    read_whole,
-)
+from post_training.checkpoint.filling import checked_files, fill_optimizer, fill_weights
+from post_training.checkpoint.training_files import RANDOM, TrainingFiles, file_name, read_whole
 from post_training.checkpoint.training_rank import TrainingRank
 from verl_patches.features.training_checkpoint.host_agreement import agree, checkpoint_progress
 
@@ -47,7 +38,7 @@ def load_training(folder: Path, rank: TrainingRank) -> Loaded:
     have read theirs. Two agreements on the host.
     Raises CheckpointError on every rank when one finds a fault.
     """
-    files = _on_all_ranks(lambda: _checked(folder, rank))
+    files = _on_all_ranks(lambda: checked_files(folder, rank, checkpoint_progress))
     # The next collective of the device would wait for the slowest reader, and not as long as that may need.
     _on_all_ranks(lambda: _fill(files, rank))
     name = file_name(rank.rank, rank.world_size)
@@ -72,14 +63,3 @@ def _fill(files: TrainingFiles, rank: TrainingRank) -> None:
     with torch.no_grad():
         fill_weights(files, rank, checkpoint_progress)
         fill_optimizer(files, rank, checkpoint_progress)
-
-
-def _checked(folder: Path, rank: TrainingRank) -> TrainingFiles:
-    """The files, once this rank has found that they hold what it needs, and are what was written."""
-    files = open_training_files(folder, rank.shapes)
-    check_states(folder, files, rank)
-    manifest = complete_manifest(folder)
-    mine = sorted(manifest.files)[rank.rank :: rank.world_size]  # all ranks together hash every file once
-    found = {name: hash_file(folder / name, checkpoint_progress) for name in mine}
-    check_digests(folder, manifest.files, found, MANIFEST_NAME)
-    return files

@@ -205,6 +205,6 @@ def test_no_rank_leaves_a_load_before_all_have_read(monkeypatch, tmp_path):
     for name in ("fill_weights", "fill_optimizer"):
         monkeypatch.setattr(restoring, name, lambda *_, name=name: done.append(name))
     files = SimpleNamespace(random={}, metadata={"rank-00000-of-00001.safetensors": {}})
-    monkeypatch.setattr(restoring, "_checked", lambda *_: files)
+    monkeypatch.setattr(restoring, "checked_files", lambda *_: files)
     restoring.load_training(tmp_path, SimpleNamespace(rank=0, world_size=1))
     assert done == ["agreed", "fill_weights", "fill_optimizer", "agreed"]
