@@ -184,6 +184,9 @@ def test_critic_on_the_host_frees_device_memory(capsys, tmp_path):
     critic = resident["critic_weights"] + resident["critic_optimizer"]
     assert resident["phases"]["update"] - moved["phases"]["update"] == critic
     assert resident["phases"]["update_critic"] == moved["phases"]["update_critic"]
+    # The engine fills its share in blocks of 128 tokens, with keys and values of two heads of 128 in 28 layers.
+    freed, block = moved["kv_cache"] - resident["kv_cache"], 128 * 28 * 2 * 2 * 128 * 2
+    assert freed == pytest.approx(resident["critic_weights"], abs=block)
 
 
 def test_a_critic_of_another_model_is_not_planned(capsys, tmp_path):

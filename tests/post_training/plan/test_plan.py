@@ -51,6 +51,12 @@ def test_more_instances_leave_less_for_the_cache():
     assert lost == pytest.approx(two.weights_rollout - one.weights_rollout, abs=128 * token)
 
 
+def test_staging_is_there_in_the_reshard_alone():
+    without, staging = device_memory(job("true_weight"), DIE, 0), 5 << 30
+    phases = device_memory(job("true_weight"), DIE, staging).phases
+    assert phases == without.phases | {"reshard": without.phases["reshard"] + staging}
+
+
 def test_the_optimizer_needs_the_host():
     kept, swapped = (device_memory(job("random_init", swaps=swaps), DIE, 0) for swaps in (False, True))
     assert kept.optimizer == swapped.optimizer

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from overlay import ConfigurationError
 from verl_patches.features.exact_loss.gradient_factors import OF_ACTOR, OF_CRITIC, UpdateFactors
@@ -67,6 +68,18 @@ def test_losses_have_their_factors_and_metrics_are_the_mini_batchs(lone_rank):
     assert first["actor/kl_loss"] == pytest.approx(whole) and entropy == "entropy"
     assert first["actor/pg_loss"] == first["actor/ppo_kl"] == [pytest.approx(whole)]
     assert (first["actor/kl_coef"], second) == (0.5, {"actor/kl_coef": 0.5})
+
+
+def test_ranks_outside_of_the_group_weigh_nothing(lone_rank, monkeypatch):
+    """Tensor parallel ranks, and those that share sequences, are of the world and of no mean."""
+    of_group = dist.get_world_size
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4 if group is None else of_group(group))
+    losses, _ = run(lone_rank, "token-mean", iter([micro_batch(1), micro_batch(3, 4)]), 2)
+    assert losses == pytest.approx([1 * 1 / 8 * 2, 3.5 * 7 / 8 * 2])
+    mask, value = micro_batch(1, 3)["attention_mask"][:, 2:], torch.ones(1, device="npu", requires_grad=True)
+    (weighed,) = UpdateFactors("token-mean", mask, 2, 1, lone_rank).weigh(mask[:1], value)
+    weighed.backward()
+    assert value.grad.item() == 1 / 4 * 2  # its tokens among those of two micro batches
 
 
 def test_sequences_weigh_losses_and_tokens_weigh_means_over_tokens(lone_rank):
