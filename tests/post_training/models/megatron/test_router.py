@@ -62,6 +62,24 @@ def test_the_expert_bias_is_not_cast_with_the_model():
     assert router.expert_bias.eq(torch.tensor(1 / 3)).all()
 
 
+def test_router_of_a_bfloat16_model_multiplies_in_float32():
+    """As transformers' router of DeepSeek-V3 does, whose logits are compared; rounded ones are up to 0.4 % off."""
+    from transformers import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+
+    torch.manual_seed(0)
+    router = router_of().bfloat16()
+    sizes = {"hidden_size": 8, "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}
+    theirs = DeepseekV3TopkRouter(DeepseekV3Config(**sizes, norm_topk_prob=True, routed_scaling_factor=1.0))
+    theirs.weight.data = router.weight.detach().cpu()
+    theirs.e_score_correction_bias.zero_()
+    tokens = 4 * torch.randn(64, 8, dtype=torch.bfloat16)
+    weights, experts = router(tokens.npu())
+    numbers, expected = theirs(tokens[None])
+    found = torch.zeros(64, 16).scatter_(1, experts.cpu(), weights.detach().cpu())
+    torch.testing.assert_close(found, torch.zeros(64, 16).scatter_(1, numbers, expected.detach().float()))
+
+
 @pytest.mark.parametrize("forced", [True, False])
 def test_a_balanced_router_deals_experts_out_and_weighs_them_by_their_own_scores(forced):
     torch.manual_seed(0)
