@@ -101,13 +101,13 @@ def test_second_step_has_samples_of_its_own(lone_rank):
     """Its answers are as long as other ones of the first step, which an update has trained on."""
     store, driver = SampleStore(), DriverOfHandles(lambda each: each, lambda: 1)
     for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
-        whole = answers(True)[order]
+        whole = answers(True)[order][[3, 1, 0, 2]]
 
         def workers(prompts: DataProto, order: list[int] = order) -> DataProto:
             asked = {**prompts.meta_info, "pad_token_id": PADDING}
             return store.keep(answers(True)[order], asked, torch.device("npu", 0))
 
-        seen = driver.generating(workers)(DataProto(batch=TensorDict({}, batch_size=[len(CUT)])))
+        seen = driver.generating(workers)(DataProto(batch=TensorDict({}, batch_size=[len(CUT)])))[[3, 1, 0, 2]]
         found = store.batch_of(driver.handles(seen), 0).batch
         for name, values in whole.batch.items():
             assert torch.equal(found[name].cpu(), values), (name, order)
