@@ -12,13 +12,16 @@ from rehearsal.prefork import Template, start_template
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.configuration_checks.backends import Backend, backend_of
 
-# verl's workers of each back-end.
-WORKERS: dict[Backend, str] = {"megatron": "verl.workers.megatron_workers", "fsdp": "verl.workers.fsdp_workers"}
+# verl's workers of each back-end, and what they import when they build the rollout.
+WORKERS: dict[Backend, tuple[str, ...]] = {
+    "megatron": ("verl.workers.megatron_workers", "verl.workers.sharding_manager.megatron_vllm"),
+    "fsdp": ("verl.workers.fsdp_workers", "verl.workers.sharding_manager.fsdp_vllm"),
+}
 
 
 def modules_of(config: DictConfig) -> tuple[str, ...]:
     """What a worker finds already imported: the overlay first, so that it sees every later import."""
-    return "verl_patches.prelude_patch", "torch", WORKERS[backend_of(config)], "vllm"
+    return "verl_patches.prelude_patch", "torch", *WORKERS[backend_of(config)], "vllm", "vllm_ascend.worker.worker_v1"
 
 
 def start_workers(config: DictConfig) -> Template:

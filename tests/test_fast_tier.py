@@ -36,9 +36,10 @@ def all_files() -> set[str]:
     return {file for file in files if folder_of(file) != NEEDS_CHECKOUTS}
 
 
-def test_the_tier_takes_three_minutes_of_two_processors_at_most():
-    seconds = measured()
-    assert len(seconds) > 200 and sum(seconds[file] for file in taken_files(seconds, seconds)) < 2 * 180
+def test_the_tier_takes_two_and_a_half_minutes_of_two_processors_at_most():
+    """With what three processes take to import and collect everything."""
+    seconds, collecting = measured(), 3 * 30
+    assert len(seconds) > 200 and sum(seconds[file] for file in taken_files(seconds, seconds)) + collecting < 2 * 150
 
 
 def test_every_folder_has_tests_in_the_tier():

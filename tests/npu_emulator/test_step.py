@@ -67,7 +67,7 @@ def test_two_steps_train_and_the_rollout_has_the_weights_and_log_probs_of_traini
         assert metrics["reshard/weights_differing"] == 0
         assert 0 < metrics["training/rollout_logprob_diff_max"] < 1e-3
         assert metrics["actor/grad_norm"][0] > 0
-    assert metrics["actor/kl_loss"] != 0, "the first update moved the policy away from the reference"
+    assert any(metrics["actor/kl_loss"]), "the first update moved the policy away from the reference"
     assert responses[0] != responses[1]
 
 

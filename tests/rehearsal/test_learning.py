@@ -69,15 +69,6 @@ def test_late_in_a_run_most_groups_carry_a_gradient_with_dapo_and_few_without(tm
     assert shares["grpo"] < 0.6 and shares["dapo"] >= 0.9, shares
 
 
-@pytest.mark.slow
-def test_policy_stays_without_a_learning_rate(rehearsed, tmp_path):
-    """To the bit, in two steps with gradients; the control is the first run, whose policy has left the reference."""
-    steps = learn(tmp_path / "run", "actor_rollout_ref.actor.optim.lr=0", steps=2)
-    assert all(step["actor/kl_loss"] == 0 for step in steps)
-    assert all(step["actor/grad_norm"] > 0 for step in steps)
-    assert rehearsed[1][1]["actor/kl_loss"] > 0
-
-
 @pytest.mark.exhaustive
 def test_reward_stays_without_a_learning_rate(tmp_path):
     steps = learn(tmp_path / "run", "actor_rollout_ref.actor.optim.lr=0")

@@ -136,6 +136,22 @@ def test_gradients_are_the_same_bits_without_old_log_prob(workers):
     assert not any("old_log_prob" in name for name in skipped)
 
 
+def test_policy_stays_the_reference_where_the_rate_is_0(workers):
+    """To the bit, after a step with gradients; the step that ends the warm-up takes it away."""
+    workers.run(jobs.schedule, lr_warmup_steps=1)
+    found = []
+    try:
+        for number in (1, 2, 3):
+            workers.run(jobs.rollout, PROMPTS)
+            workers.run(jobs.old_log_prob)
+            workers.run(jobs.reference_log_prob)
+            found.append(workers.run(jobs.update, training_step=number)[LAST_STAGE])
+    finally:
+        workers.run(jobs.schedule, lr_warmup_steps=-1)
+    assert [metrics["actor/grad_norm"][0] > 0 for metrics in found] == [True] * 3
+    assert [any(metrics["actor/kl_loss"]) for metrics in found] == [False, False, True], found
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_step_with_gradients_that_are_not_finite_changes_no_bit(workers, bad):
     step(workers)

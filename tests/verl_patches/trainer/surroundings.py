@@ -74,7 +74,7 @@ class Surroundings:
         """Note what is open now."""
         if self.node:
             self.listened |= listeners(self.node)
-        self.ray_folders |= set(self.temporary.rglob("session_20*"))
+        self.ray_folders = self.ray_folders or set(self.temporary.rglob("session_20*"))
         self.shared_memory |= set(self.left_in_memory())
 
     @contextmanager

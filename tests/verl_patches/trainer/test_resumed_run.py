@@ -1,4 +1,6 @@
-"""A run that goes on from its checkpoint, against the one that was never broken: Ray, four dies and verl's own loop.
+"""A run that goes on from its checkpoint, against the one that was never broken: Ray, two dies and verl's own loop.
+
+That a checkpoint of several pipeline stages is resumed exactly is a test of the worker processes.
 
 Two epochs of two steps: the checkpoint lies at the end of the first, so that the order of the second is at stake.
 """
@@ -14,7 +16,7 @@ import tempfile
 import pyarrow.parquet
 import pytest
 
-from tests.verl_patches.trainer.test_run import command, processes_with, records
+from tests.verl_patches.trainer.test_run import TWO_DIES, command, processes_with, records
 
 pytestmark = pytest.mark.slow
 # What a clock or the history of a process's memory decides.
@@ -31,6 +33,7 @@ def trained(inputs, folder, data, *overrides):
         "trainer.save_freq=2",
         f"trainer.default_local_dir={folder}/checkpoints",
         "actor_rollout_ref.actor.optim.warmup_style=cosine",
+        *TWO_DIES,
         *overrides,
     )
     with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as temporary:
@@ -93,7 +96,7 @@ def test_every_metric_of_every_later_step_is_the_unbroken_runs(unbroken, resumed
 
 def test_weights_optimizer_and_random_numbers_end_the_same_to_the_bit(unbroken, resumed):
     assert digests(resumed[0], 4) == digests(unbroken, 4) != digests(unbroken, 2)
-    assert len(digests(unbroken, 4)) == 4
+    assert len(digests(unbroken, 4)) == 2
     left = {each.name for each in (resumed[0] / "checkpoints").iterdir() if not each.name.startswith(".run.owner")}
     assert left == {"global_step_2", "global_step_4", "latest_checkpointed_iteration.txt"}
 

@@ -18,7 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from post_training.overrides import setting
-from post_training.processes.descendants import descendants
+from post_training.processes.descendants import descendants, wait_until
 from post_training.report import RunFacts, read_records, summarise
 from post_training.report.samples import read_samples
 from rehearsal.plan import run_environment
@@ -75,6 +75,12 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def trained(folder):
+    """The lines of the steps that the run in `folder` has trained so far."""
+    file = folder / "metrics.jsonl"
+    return file.read_text().splitlines() if file.exists() else []
+
+
 @pytest.fixture(scope="module")
 def float32_run(inputs, tmp_path_factory):
     """A whole run in float32: its folder, what was seen around it, and what a stranger could do from its middle on."""
@@ -92,10 +98,11 @@ def float32_run(inputs, tmp_path_factory):
             with subprocess.Popen(place.command(line), env=environment, cwd=folder, **streams) as process:
                 wait_for_event(process, folder, "training_begins", folder / "said")
                 place.look()
-                # Ray's agent is up when it is up: the stranger tries from here to the end.
-                attacks = [place.stranger(folder / "mark")] if place.node else []
-                while attacks and process.poll() is None:
-                    attacks.append(place.stranger(folder / "mark"))
+                attacks = []
+                # Ray's agent is up when it is up: the stranger tries before every step.
+                for step in range(STEPS):
+                    attacks += [place.stranger(folder / "mark")] if place.node else []
+                    wait_until(lambda step=step: process.poll() is not None or len(trained(folder)) > step, 500)
                 process.wait(500)
             left = processes_with(mark) + place.left()
         assert process.returncode == 0, (folder / "said").read_text()[-4000:]
