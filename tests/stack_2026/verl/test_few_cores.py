@@ -12,6 +12,8 @@ import pytest
 import torch
 import zmq
 from hydra import compose, initialize_config_module
+from verl.models.mcore import model_forward
+from verl.models.mcore import util as padding
 from verl.trainer.ppo.v1 import agent_loop_tq, replay_buffer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from vllm.distributed.device_communicators import shm_broadcast
@@ -31,8 +33,9 @@ def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The changes of the import, which are undone after the test."""
     monkeypatch.setattr(shm_broadcast, "SpinCondition", UPSTREAM)
     monkeypatch.setattr(patch_shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS", 5000)
-    for name in ("tq", "list_of_dict_to_tensordict"):
-        monkeypatch.setattr(agent_loop_tq, name, getattr(agent_loop_tq, name))
+    for name, value in UPSTREAM_TQ.items():
+        monkeypatch.setattr(agent_loop_tq, name, value)
+    monkeypatch.setattr(model_forward, "preprocess_bshd_engine", padding.preprocess_bshd_engine)
     monkeypatch.delitem(sys.modules, "rehearsal.stack_2026.few_cores", raising=False)
     importlib.import_module("rehearsal.stack_2026.few_cores")
 
@@ -105,9 +108,8 @@ class Queue:
 
 def put_at_once(queue: Queue, lengths: list[int], partitions: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What verl's agent loops call at the end of answers; returns what each saw."""
-    for name in ("tq", "list_of_dict_to_tensordict"):
-        monkeypatch.setattr(agent_loop_tq, name, UPSTREAM_TQ[name])
     monkeypatch.setattr(agent_loop_tq, "tq", queue)
+    monkeypatch.setattr(agent_loop_tq, "list_of_dict_to_tensordict", UPSTREAM_TQ["list_of_dict_to_tensordict"])
     monkeypatch.delitem(sys.modules, "rehearsal.stack_2026.few_cores", raising=False)
     importlib.import_module("rehearsal.stack_2026.few_cores")
 
@@ -142,6 +144,26 @@ def test_answers_go_together_and_arrive_whole(few_cores, monkeypatch):
 def test_failed_request_fails_its_answers_alone(few_cores, monkeypatch):
     found = put_at_once(Queue(refused="k1"), [2] * 4, ["train", "train", "train", "val"], monkeypatch)
     assert [type(each) for each in found] == [type(None), ValueError, ValueError, type(None)]
+
+
+@pytest.mark.parametrize("shape", [(), (3, 2)])
+@pytest.mark.parametrize("named", [{}, {"need_roll": True}, {"forced_max_seqlen": 11}])
+def test_padded_samples_are_those_of_verl(few_cores, monkeypatch, shape, named):
+    one_rank = {
+        "get_context_parallel_world_size": lambda: 1,
+        "get_context_parallel_rank": lambda: 0,
+        "get_tensor_model_parallel_world_size": lambda: 1,
+    }
+    monkeypatch.setattr(padding, "mpu", SimpleNamespace(**one_rank))
+    rows = [torch.randint(1, 99, (length, *shape)) for length in (4, 9, 1, 7)]
+    samples = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    found = model_forward.preprocess_bshd_engine(samples, pre_process=True, **named)
+    expected = padding.preprocess_bshd_engine(samples, pre_process=True, **named)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    asked: list[int] = []
+    monkeypatch.setattr(torch.Tensor, "unbind", lambda tensor: asked.append(len(rows)) or [row + 1 for row in rows])
+    assert not torch.equal(model_forward.preprocess_bshd_engine(samples, **named)[0], expected[0])
+    assert asked == [len(rows)], "each sample is looked up again"
 
 
 def status_of_prompts(status: str) -> dict[str, dict[str, dict[str, Any]]]:
