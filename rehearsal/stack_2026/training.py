@@ -3,7 +3,7 @@
 The same as `python -m verl.trainer.main_ppo` with the same arguments, and the same result. It starts sooner, on a small
 machine without an NPU: the processes of Ray and of vLLM, nine with one die, share one import of everything. verl's key
 `ray_kwargs.ray_init.runtime_env.py_executable` names what Ray starts as a worker. In those processes `few_cores`
-changes how vLLM and verl wait, and nothing that they compute.
+changes how vLLM and verl wait and hand samples on, and nothing that they compute.
 """
 
 import runpy

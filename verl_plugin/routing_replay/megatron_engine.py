@@ -16,7 +16,7 @@ from verl.utils.megatron_utils import unwrap_model
 
 from verl_plugin.routing_replay.given import GivenExperts, Rows, Tally
 from verl_plugin.routing_replay.passes import FIELD, RoutedPasses
-from verl_plugin.routing_replay.samples import known_rows
+from verl_plugin.routing_replay.samples import TakenApart, known_rows
 
 
 class RoutedMegatron(RoutedPasses):
@@ -52,18 +52,23 @@ class RoutedMegatron(RoutedPasses):
     def _rows(self, batch: Any) -> Rows:
         """In the order in which a router of this rank flattens its input: [tokens, samples], or packed tokens."""
         longest = tu.get_non_tensor_data(data=batch, key="forced_max_seqlen", default=None)
-        batch = batch.select(FIELD, "input_ids", "response_mask").to(get_device_id())
-        parts = [batch[FIELD], known_rows(batch["input_ids"], batch["response_mask"]).int()]
+        # On the host: verl places one sample after another, and on a device each takes several operators.
+        batch = batch.select(FIELD, "input_ids", "response_mask").cpu()
+        experts, known = batch[FIELD], known_rows(batch["input_ids"], batch["response_mask"]).values()
+        # Placed at once: whether a row is known goes as one more layer.
+        mark = known[:, None, None].expand(-1, 1, experts.shape[-1])
+        marked = torch.cat([experts.values(), mark.to(experts.dtype)], dim=1)
+        samples = TakenApart(torch.nested.nested_tensor_from_jagged(marked, offsets=experts.offsets()))
         if self.engine_config.use_remove_padding:
-            flat = [preprocess_thd_engine(part, pre_process=True)[0].squeeze(0) for part in parts]
+            flat = preprocess_thd_engine(samples, pre_process=True)[0].squeeze(0)
         else:
-            padded = [preprocess_bshd_engine(part, pre_process=True, forced_max_seqlen=longest)[0] for part in parts]
-            flat = [part.transpose(0, 1).flatten(0, 1) for part in padded]
+            flat = preprocess_bshd_engine(samples, pre_process=True, forced_max_seqlen=longest)[0]
+            flat = flat.transpose(0, 1).flatten(0, 1)
         if self.tf_config.sequence_parallel:
             size = parallel_state.get_tensor_model_parallel_world_size()
-            flat = [part.chunk(size)[parallel_state.get_tensor_model_parallel_rank()] for part in flat]
-        experts, known = flat
-        return Rows(experts.long(), known.bool())
+            flat = flat.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
+        flat = flat.to(get_device_id())
+        return Rows(flat[:, :-1].long(), flat[:, -1, 0].bool())
 
 
 def attached(model: nn.Module, replays: bool, tally: Tally | None) -> Iterator[GivenExperts]:

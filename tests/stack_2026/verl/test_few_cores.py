@@ -1,5 +1,6 @@
 """How processes wait for each other in the rehearsal: over vLLM's own sockets, and in verl's own buffer of answers."""
 
+import asyncio
 import importlib
 import sys
 import time
@@ -8,9 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import zmq
 from hydra import compose, initialize_config_module
-from verl.trainer.ppo.v1 import replay_buffer
+from verl.models.mcore import model_forward
+from verl.models.mcore import util as padding
+from verl.trainer.ppo.v1 import agent_loop_tq, replay_buffer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm_ascend.patch.platform import patch_shm_broadcast
@@ -19,6 +23,7 @@ from rehearsal.stack_2026.plan import Options, make_plan
 from verl_plugin.resume import replay_buffer as ordered
 
 UPSTREAM = shm_broadcast.SpinCondition
+UPSTREAM_TQ = {name: getattr(agent_loop_tq, name) for name in ("tq", "list_of_dict_to_tensordict")}
 MESSAGES, LONGEST_MS = 200, 2000
 PROMPTS = 32
 
@@ -28,6 +33,9 @@ def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The changes of the import, which are undone after the test."""
     monkeypatch.setattr(shm_broadcast, "SpinCondition", UPSTREAM)
     monkeypatch.setattr(patch_shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS", 5000)
+    for name, value in UPSTREAM_TQ.items():
+        monkeypatch.setattr(agent_loop_tq, name, value)
+    monkeypatch.setattr(model_forward, "preprocess_bshd_engine", padding.preprocess_bshd_engine)
     monkeypatch.delitem(sys.modules, "rehearsal.stack_2026.few_cores", raising=False)
     importlib.import_module("rehearsal.stack_2026.few_cores")
 
@@ -78,6 +86,84 @@ def test_reader_sleeps_at_once_after_a_message(condition, context, tmp_path, mon
 
 def test_reader_looks_again_soon_after_a_lost_start(condition):
     assert patch_shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS == 500
+
+
+class Queue:
+    """TransferQueue's side: a request takes as long as the test says, and those of `refused` keys fail."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.requests: list[list[str]] = []
+        self.answers: dict[str, tuple[list[int], dict[str, Any]]] = {}
+        self.refused = refused
+
+    async def async_kv_batch_put(self, keys: list[str], partition_id: str, fields: Any, tags: list[dict]) -> None:
+        assert len(fields) == len(keys) == len(tags)
+        self.requests.append(keys)
+        await asyncio.sleep(0)
+        if self.refused in keys:
+            raise ValueError(self.refused)
+        for place, key in enumerate(keys):
+            self.answers[f"{partition_id} {key}"] = (fields["responses"][place].tolist(), tags[place])
+
+
+def put_at_once(queue: Queue, lengths: list[int], partitions: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What verl's agent loops call at the end of answers; returns what each saw."""
+    monkeypatch.setattr(agent_loop_tq, "tq", queue)
+    monkeypatch.setattr(agent_loop_tq, "list_of_dict_to_tensordict", UPSTREAM_TQ["list_of_dict_to_tensordict"])
+    monkeypatch.delitem(sys.modules, "rehearsal.stack_2026.few_cores", raising=False)
+    importlib.import_module("rehearsal.stack_2026.few_cores")
+
+    async def put(number: int, length: int, partition: str) -> None:
+        field = {"responses": torch.arange(length), "uid": f"u{number}"}
+        await agent_loop_tq.tq.async_kv_batch_put(
+            keys=[f"k{number}"],
+            fields=agent_loop_tq.list_of_dict_to_tensordict([field]),
+            tags=[{"number": number}],
+            partition_id=partition,
+        )
+        assert f"{partition} k{number}" in queue.answers, "returned before TransferQueue had it"
+
+    async def all_of_them() -> list[Any]:
+        calls = [put(number, *each) for number, each in enumerate(zip(lengths, partitions, strict=True))]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    return asyncio.run(all_of_them())
+
+
+def test_answers_go_together_and_arrive_whole(few_cores, monkeypatch):
+    lengths, partitions = [3, 5, 5, 2, 4], ["train", "train", "val", "train", "val"]
+    queue = Queue()
+    assert put_at_once(queue, lengths, partitions, monkeypatch) == [None] * 5
+    assert queue.requests == [["k0"], ["k1", "k3"], ["k2", "k4"]]
+    assert queue.answers == {
+        f"{partition} k{number}": (list(range(length)), {"number": number})
+        for number, (length, partition) in enumerate(zip(lengths, partitions, strict=True))
+    }
+
+
+def test_failed_request_fails_its_answers_alone(few_cores, monkeypatch):
+    found = put_at_once(Queue(refused="k1"), [2] * 4, ["train", "train", "train", "val"], monkeypatch)
+    assert [type(each) for each in found] == [type(None), ValueError, ValueError, type(None)]
+
+
+@pytest.mark.parametrize("shape", [(), (3, 2)])
+@pytest.mark.parametrize("named", [{}, {"need_roll": True}, {"forced_max_seqlen": 11}])
+def test_padded_samples_are_those_of_verl(few_cores, monkeypatch, shape, named):
+    one_rank = {
+        "get_context_parallel_world_size": lambda: 1,
+        "get_context_parallel_rank": lambda: 0,
+        "get_tensor_model_parallel_world_size": lambda: 1,
+    }
+    monkeypatch.setattr(padding, "mpu", SimpleNamespace(**one_rank))
+    rows = [torch.randint(1, 99, (length, *shape)) for length in (4, 9, 1, 7)]
+    samples = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    found = model_forward.preprocess_bshd_engine(samples, pre_process=True, **named)
+    expected = padding.preprocess_bshd_engine(samples, pre_process=True, **named)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    asked: list[int] = []
+    monkeypatch.setattr(torch.Tensor, "unbind", lambda tensor: asked.append(len(rows)) or [row + 1 for row in rows])
+    assert not torch.equal(model_forward.preprocess_bshd_engine(samples, **named)[0], expected[0])
+    assert asked == [len(rows)], "each sample is looked up again"
 
 
 def status_of_prompts(status: str) -> dict[str, dict[str, dict[str, Any]]]:
