@@ -12,21 +12,20 @@ import pytest
 
 from rehearsal.resume_proof.comparison import compare_metrics
 from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, STEPS, check_computes_alike, command, rehearse, summary_of
-from verl_plugin.onpolicy.checks import MODE, MODE_KEY, MODULES_KEY, TRAINER
+from verl_plugin.onpolicy.checks import MODE_KEY
 
 pytestmark = pytest.mark.slow
 RUNS = [("megatron", "deepseek_v3", 2), ("fsdp2", "qwen3", 1)]
-# docs/algorithms.md: the update's own forward has the old log-probs.
-ONE_FORWARD = (f"{MODE_KEY}={MODE}", f"+{MODULES_KEY}={TRAINER}")
+SECOND_FORWARD = f"{MODE_KEY}=sync"
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=[backend for backend, _, _ in RUNS])
 def finished(request, tmp_path_factory) -> tuple[str, Path, subprocess.CompletedProcess[str]]:
-    """The backend, the folder and the end of a run that saves after each step; Megatron's has no second forward."""
+    """The backend, the folder and the end of a run that saves after each step, without a second forward."""
     backend, model, dies = request.param
     folder = tmp_path_factory.mktemp(backend) / "run"
-    keys = ("trainer.save_freq=1", *(ONE_FORWARD if backend == "megatron" else ()))
-    return backend, folder, rehearse(folder, "--backend", backend, "--model", model, "--dies", str(dies), "--", *keys)
+    given = ("--backend", backend, "--model", model, "--dies", str(dies), "--", "trainer.save_freq=1")
+    return backend, folder, rehearse(folder, *given)
 
 
 def test_training_and_rollout_compute_alike(finished):
@@ -42,7 +41,7 @@ def test_resumed_run_has_the_same_second_step(finished, tmp_path):
     copy, shard = tmp_path / "copy", "actor/optim_world_size_1_rank_0.pt"
     shutil.copytree(folder, copy)
     (copy / "checkpoints" / "global_step_2" / shard).unlink()
-    run = command("--resume", str(copy))
+    run = command("--resume", str(copy), "--", SECOND_FORWARD)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     assert f"global_step_2 is not complete: {shard} is missing" in run.stdout and "Going on after step 1" in run.stdout
     steps, count, differing = compare_metrics(folder, copy)
