@@ -1,5 +1,7 @@
 """Runs whose update cannot supply old log-probs are rejected by one function, in `--check` and in the trainer."""
 
+import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,12 +35,28 @@ REJECTED = [
 @pytest.fixture(scope="module")
 def trainer() -> Any:
     """The registered class; verl is imported by tests, not by their files."""
+    importlib.import_module(TRAINER)
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    import verl_plugin.onpolicy.trainer
+    from verl_plugin.onpolicy.trainer import OnPolicyTrainer
 
-    assert get_trainer_cls(MODE) is verl_plugin.onpolicy.trainer.OnPolicyTrainer
-    return verl_plugin.onpolicy.trainer.OnPolicyTrainer
+    assert get_trainer_cls(MODE) is OnPolicyTrainer
+    return OnPolicyTrainer
+
+
+def test_trainer_is_imported_behind_those_of_verl(tmp_path, monkeypatch):
+    """And not before: what it brings along other processes do not need."""
+    registration = importlib.import_module(TRAINER)
+    (tmp_path / "their_trainers.py").write_text("there = 1\n")
+    (tmp_path / "our_trainer.py").write_text("import their_trainers\nfound = their_trainers.there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registration, "_TRAINERS", "their_trainers")
+    monkeypatch.setattr(registration, "_OWN", "our_trainer")
+    finder = registration._BehindTrainers()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert finder.find_spec("another", None) is None and "our_trainer" not in sys.modules
+    importlib.import_module("their_trainers")
+    assert sys.modules["our_trainer"].found == 1 and finder not in sys.meta_path
 
 
 @pytest.mark.parametrize("job", MODELS)
