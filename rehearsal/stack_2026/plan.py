@@ -54,6 +54,7 @@ CHANGES = {
     },
 }
 DATASET = "arithmetic"
+PEAKS = "verl_plugin.phase_peaks"
 # The module with mbridge's bridges for the layers of a backend.
 _BRIDGES = {"megatron": "megatron_core", "mindspeed": "mindspeed"}
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -318,6 +319,8 @@ def _plugins(options: Options) -> Iterator[str]:
         yield from (ROUTING_REPLAY, *_REPLAYED)
     if replayed or ROUTING_REPLAY in options.overrides:
         modules.append("verl_plugin.routing_replay.engines")
+    # Behind alltoallv, whose export calls none before it.
+    modules.append(PEAKS)
     yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
 
 
