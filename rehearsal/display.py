@@ -154,11 +154,16 @@ def _step_seconds(summary: Mapping[str, Any]) -> str:
     return whole if whole == training else f"{whole}, {training} without saving and validation"
 
 
+def peaks_in_words(summary: Mapping[str, Any]) -> str:
+    """The most device memory of each phase of a step."""
+    peaks = summary["peak_device_bytes"] or {}
+    return ", ".join(f"{phase} {size / 2**20:.0f} MiB" for phase, size in peaks.items()) or "not measured"
+
+
 def print_summary(console: Console, summary: Mapping[str, Any], output: Path) -> None:
     """Prints the end of a successful run."""
     stages = {name: value for name, value in summary["stage_seconds"].items() if value is not None}
     exact = {True: "equal bit for bit after every step", False: "NOT EQUAL", None: "not compared in this run"}
-    peaks = summary["peak_device_bytes"] or {}
     rows = {
         "reward": f"{_shown(summary['reward_first'], '.3f')} -> {_shown(summary['reward_last'], '.3f')} (means of the "
         "first and the last 5 steps)",
@@ -171,7 +176,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
         "experts": _experts_in_words(summary["expert_sets_differ"], summary["expert_sets_compared"]),
         "patches": f"{_shown(summary['patches_applied'], 'd')} applied, {_shown(summary['patches_effective'], 'd')} "
         "effective",
-        "device peak": ", ".join(f"{phase} {size / 2**20:.0f} MiB" for phase, size in peaks.items()) or "not measured",
+        "device peak": peaks_in_words(summary),
         "report": str(output / "report.html"),
         "files": str(output),
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from post_training.arguments import absolute
 from post_training.environment_files import read_environment
 from post_training.models.families import sizes_of
-from post_training.overrides import setting
+from post_training.overrides import quoted, setting
 from rehearsal.kept_options import KeptOptions
 from rehearsal.plan import (
     CHECKPOINT_SCRIPT,
@@ -27,6 +27,7 @@ from rehearsal.plan import (
 )
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from verl_plugin.onpolicy.checks import MODE, MODE_KEY, MODULES, MODULES_KEY, TRAINER
 from verl_plugin.resume.checks import ENGINES as RESUME
 from verl_plugin.resume.checks import KEYS as RESUME_KEYS
 from verl_plugin.resume.checks import SAMPLER
@@ -53,6 +54,7 @@ CHANGES = {
     },
 }
 DATASET = "arithmetic"
+PEAKS = "verl_plugin.phase_peaks"
 # The module with mbridge's bridges for the layers of a backend.
 _BRIDGES = {"megatron": "megatron_core", "mindspeed": "mindspeed"}
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -251,6 +253,8 @@ def _task(options: Options) -> Iterator[str]:
     yield from ("trainer.total_epochs=1000", f"trainer.total_training_steps={options.steps}")
     yield from ("trainer.project_name=rehearsal", f"trainer.experiment_name={options.model}-tiny")
     yield from ("trainer.resume_mode=disable", "trainer.nnodes=1", f"trainer.n_gpus_per_node={options.dies}")
+    # A batch makes one update, whose own forward has the old log-probs: docs/algorithms.md.
+    yield f"{MODE_KEY}={MODE}"
 
 
 def _rollout(options: Options) -> Iterator[str]:
@@ -315,6 +319,8 @@ def _plugins(options: Options) -> Iterator[str]:
         yield from (ROUTING_REPLAY, *_REPLAYED)
     if replayed or ROUTING_REPLAY in options.overrides:
         modules.append("verl_plugin.routing_replay.engines")
+    # Behind alltoallv, whose export calls none before it.
+    modules.append(PEAKS)
     yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
 
 
@@ -344,5 +350,8 @@ def _processes(plan: Plan) -> Iterator[str]:
         "+ray_kwargs.ray_init.include_dashboard=false",
     )
     yield "+ray_kwargs.ray_init.object_store_memory=500000000"
+    # In Ray's processes the key stands for the variable: what the user's environment loads is loaded there too.
+    inherited = [name for name in os.environ.get(MODULES, "").split(",") if name]
+    yield f"++{MODULES_KEY}={quoted(','.join(dict.fromkeys([*inherited, TRAINER])))}"
     if plan.folder is not None:
         yield setting("+ray_kwargs.ray_init._temp_dir", plan.folder / "ray")

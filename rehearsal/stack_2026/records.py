@@ -20,6 +20,8 @@ _TOKENS = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean"
 _RENAMED = {"timing_s/update_weights": "timing_s/reshard"}
 # verl puts this before every metric that the update returns.
 _OF_UPDATE = "actor/"
+# Those of them that are of the whole step.
+_OF_STEP = ("rollout/", "memory/")
 
 
 class RecordWriter:
@@ -70,5 +72,5 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _record_name(name: str) -> str:
     """The name under which the reports know a metric of verl."""
-    of_rollout = name.removeprefix(_OF_UPDATE)
-    return of_rollout if of_rollout.startswith("rollout/") else _RENAMED.get(name, name)
+    bare = name.removeprefix(_OF_UPDATE)
+    return bare if bare.startswith(_OF_STEP) else _RENAMED.get(name, name)

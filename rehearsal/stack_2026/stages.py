@@ -25,7 +25,7 @@ from post_training.report.run_folder import CONFIGURATION, METERS, METRICS
 from post_training.run_lock import owning
 from post_training.terminal import escaped
 from post_training.user_files import read_yaml
-from rehearsal.display import Progress, emulated_dies, format_duration, print_rows
+from rehearsal.display import Progress, emulated_dies, format_duration, peaks_in_words, print_rows
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
 from rehearsal.preflight import PreflightError, check_device_memory, check_output, count_parameters, is_whole
@@ -256,7 +256,6 @@ def print_summary(console: Console, summary: dict[str, Any], output: Path) -> No
         return "not measured" if summary[name] is None else format(summary[name], form)
 
     stages = ", ".join(f"{name} {value:.2f}" for name, value in summary["stage_seconds"].items() if value is not None)
-    peak = max((summary["peak_device_bytes"] or {}).values(), default=None)
     rows = {
         "reward": f"{shown('reward_first', '.3f')} -> {shown('reward_last', '.3f')} (means of the first and the last 5 "
         "steps)",
@@ -265,7 +264,7 @@ def print_summary(console: Console, summary: dict[str, Any], output: Path) -> No
         "probabilities": f"of sampled tokens: rollout and training differ by at most "
         f"{shown('rollout_prob_diff_max', '.2e')}, {shown('rollout_prob_diff_mean', '.2e')} on average; mean log-probs "
         f"of answers by {shown('rollout_log_prob_diff_mean', '.2e')}",
-        "device peak": "not measured" if peak is None else f"{peak / 2**20:.0f} MiB",
+        "device peak": peaks_in_words(summary),
         "report": str(output / "report.html"),
         "files": str(output),
     }

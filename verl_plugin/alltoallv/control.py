@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import zmq
 
+from post_training.device_phases import PhaseMemory
 from post_training.layouts.layout import RolloutPlacement
 from post_training.processes.descendants import runs
 from post_training.reshard.handover import HandoverError, Manifest
@@ -56,6 +58,11 @@ class Abandon:
 
 
 @dataclass(frozen=True)
+class TakeMemory:
+    """Asks for the device memory of the rollouts since the last such request, by phase."""
+
+
+@dataclass(frozen=True)
 class Description:
     """What a worker serves.
 
@@ -78,12 +85,19 @@ class Control:
     Attributes:
         manifest: of the updates, once a training rank has planned them.
         version: of the update that began last; 0 before the first.
+
+    Args:
+        path: of the socket.
+        description: of the worker.
+        memory: returns what a `TakeMemory` asks for; called in the thread.
     """
 
-    def __init__(self, path: Path, description: Description) -> None:
+    def __init__(
+        self, path: Path, description: Description, memory: Callable[[], dict[str, PhaseMemory]] = dict
+    ) -> None:
         self.manifest: Manifest | None = None
         self.version = 0
-        self._description = description
+        self._description, self._memory = description, memory
         self._trainer: int | None = None
         self._abandoned: Abandon | None = None
         self._settled = 0
@@ -120,6 +134,8 @@ class Control:
                 self.version = version
             case Abandon():
                 self._abandoned = request
+            case TakeMemory():
+                return self._memory()
         return None
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from verl.utils.device import get_device_id, get_device_name
 
+from post_training.device_phases import PhaseMemory
 from post_training.reshard.handover import HandoverError
 from verl_plugin.alltoallv.control import control_path
 from verl_plugin.alltoallv.settings import LIBRARY, LIBRARY_KEY
@@ -48,6 +49,10 @@ class AlltoallvExport:
         """Offer the weights to the worker on this die or to a checkpoint engine; stock verl returns tensors whole."""
         _reject_adapters(self.model_config, getattr(self, "_qat_enabled", False))
         return OfferedWeights(self._training, self._buckets), None
+
+    def rollout_memory(self) -> dict[str, PhaseMemory]:
+        """Device memory of the rollouts since the last call, by phase; none before the first update."""
+        return {} if self._transfer is None else self._transfer.rollout_memory()
 
     def _buckets(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What the vLLM worker on this die serves."""

@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from post_training.device_phases import PhaseMeter
 from verl_plugin.alltoallv.settings import SETTINGS_KEY
 
 _TO_HOST, _TO_DEVICE = 2, 1  # ACL_MEMCPY_DEVICE_TO_HOST, ACL_MEMCPY_HOST_TO_DEVICE
-_WEIGHTS = "weights"  # the tag that vLLM gives to all that it allocates while it loads a model
+# The tags that vLLM gives to all that it allocates while it loads a model, and to the cache.
+_WEIGHTS, _KV_CACHE = "weights", "kv_cache"
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,27 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements fill one stretch of memory, in any order of dimensions."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.numel() == span
+
+
+class RolloutMeter(PhaseMeter):
+    """Meters a worker from when its KV cache is there until it sleeps.
+
+    Args:
+        worker: vLLM-Ascend's, whose `sleep` and `wake_up` this wraps.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__()
+        self._upstream_sleep, self._upstream_wake_up = worker.sleep, worker.wake_up
+        worker.sleep, worker.wake_up = self.sleep, self.wake_up
+
+    def sleep(self, level: int = 1) -> None:
+        """See the worker's `sleep`."""
+        self.end()
+        self._upstream_sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """See the worker's `wake_up`. Before its memory is back, torch's numbers count what is not on the die."""
+        self._upstream_wake_up(tags)
+        if tags is None or _KV_CACHE in tags:
+            self.begin("rollout")

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from post_training.device_phases import PhaseMemory
 from post_training.layouts.layout import Shard, Table
 from post_training.layouts.placements import PlacementError
 from post_training.layouts.regions import Regions, layouts_of, regions_of, rollout_layouts
 from post_training.models.families import config_values, table_for
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.handover import Exporter, HandoverError, HandoverReport, without_memory
-from verl_plugin.alltoallv.control import Abandon, Begin, Description, Inquiry
+from verl_plugin.alltoallv.control import Abandon, Begin, Description, Inquiry, TakeMemory
 from verl_plugin.alltoallv.rollout_layout import fitted
 
 
@@ -90,6 +91,10 @@ class WeightTransfer:
     def report(self) -> HandoverReport | None:
         """What the last whole update moved on this rank."""
         return None if self._exporter is None else self._exporter.report
+
+    def rollout_memory(self) -> dict[str, PhaseMemory]:
+        """Device memory of the rollouts since the last call, as the worker on this die metered it."""
+        return {} if self._inquiry is None else self._inquiry.ask(TakeMemory())
 
     def buckets(self, step: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield one update. The first one plans; every rank of the group must exhaust it.

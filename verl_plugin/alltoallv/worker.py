@@ -24,7 +24,7 @@ from post_training.reshard.mla_refresh import absorbed_tensors, refresh_absorbed
 from verl_plugin.alltoallv.control import Control, Description, control_path
 from verl_plugin.alltoallv.rollout_layout import restore_expert_order, served_weights
 from verl_plugin.alltoallv.settings import EXTENSION_KEY, AlltoallvSettings
-from verl_plugin.alltoallv.sleep import DiscardingSleep
+from verl_plugin.alltoallv.sleep import DiscardingSleep, RolloutMeter
 
 _TILED = 29  # ACL_FORMAT_FRACTAL_NZ
 _POLL_MILLISECONDS = 500
@@ -36,11 +36,14 @@ class AlltoallvExtension(vLLMColocateWorkerExtension):
     device: Any
     _alltoallv: RolloutWeights | None = None
     _discarding_sleep: DiscardingSleep | None = None
+    _rollout_meter: RolloutMeter | None = None
 
     def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
         """Upstream's preparation of the model, which each server asks for when it starts; then answer to training."""
         super().monkey_patch_model(vocab_size, banned_token_ids)
-        weights = self._alltoallv = RolloutWeights(self.model_runner, self._use_mtp_drafter_weight_sync())
+        self._rollout_meter = self._rollout_meter or RolloutMeter(self)
+        drafts = self._use_mtp_drafter_weight_sync()
+        weights = self._alltoallv = RolloutWeights(self.model_runner, drafts, self._rollout_meter)
         if weights.settings.discard_on_sleep and self._discarding_sleep is None:
             self._discarding_sleep = DiscardingSleep(self, weights.written, weights.discard)
 
@@ -68,9 +71,10 @@ class RolloutWeights:
     Args:
         runner: vLLM's model runner.
         drafts: whether a second model drafts tokens.
+        meter: of its rollouts.
     """
 
-    def __init__(self, runner: Any, drafts: bool) -> None:
+    def __init__(self, runner: Any, drafts: bool, meter: RolloutMeter) -> None:
         self._runner = runner
         self._generation = WeightsGeneration()
         if runner.vllm_config.load_config.load_format == "dummy":
@@ -78,7 +82,7 @@ class RolloutWeights:
         self._refuse_partial_weights()
         description = _description(runner, drafts)
         self.settings = description.settings
-        self.control = Control(_own_path(runner.vllm_config), description)
+        self.control = Control(_own_path(runner.vllm_config), description, meter.take)
 
     def written(self) -> list[torch.Tensor] | None:
         """The tensors of which every update writes all elements; None before training has announced one."""

@@ -11,8 +11,9 @@ from verl_plugin.sentences import invalid
 
 MODE_KEY = "trainer.v1.trainer_mode"
 MODE = "sync_onpolicy"
-MODULES_KEY = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
-TRAINER = "verl_plugin.onpolicy.trainer"
+MODULES = "VERL_USE_EXTERNAL_MODULES"
+MODULES_KEY = f"ray_kwargs.ray_init.runtime_env.env_vars.{MODULES}"
+TRAINER = "verl_plugin.onpolicy.registration"
 ENGINES = "verl_plugin.onpolicy.engines"
 _ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _CORRECTION = "algorithm.rollout_correction"

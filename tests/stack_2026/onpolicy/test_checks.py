@@ -1,18 +1,21 @@
 """Runs whose update cannot supply old log-probs are rejected by one function, in `--check` and in the trainer."""
 
+import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from post_training.report.run_error import RunError
-from tests.stack_2026.verl.test_jobs import ACTOR, MODELS, ONE_CARD, ONE_NODE
+from rehearsal.stack_2026.plan import BACKENDS, Options, make_plan
+from tests.stack_2026.verl.test_jobs import ACTOR, CLUSTER, MODELS, ONE_CARD, ONE_NODE
 from verl_plugin.jobs import JobError, check_job, compose_job
-from verl_plugin.onpolicy.checks import MODE, MODE_KEY, MODULES_KEY, TRAINER
+from verl_plugin.onpolicy.checks import MODE, MODE_KEY, MODULES, MODULES_KEY, TRAINER
 
 ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=${{data.train_batch_size}}"
 # What switches it on; a later override of the same key counts.
-ON = [f"{MODE_KEY}={MODE}", f"+{MODULES_KEY}={TRAINER}", ONE_UPDATE]
+ON = [f"{MODE_KEY}={MODE}", ONE_UPDATE]
 REJECTED = [
     (f"{ACTOR}.ppo_mini_batch_size=8", "makes 2 updates of the 16 prompts of a rollout batch; set the two equal"),
     (f"{ACTOR}.ppo_epochs=2", "ppo_epochs=2; set it to 1"),
@@ -32,17 +35,49 @@ REJECTED = [
 @pytest.fixture(scope="module")
 def trainer() -> Any:
     """The registered class; verl is imported by tests, not by their files."""
+    importlib.import_module(TRAINER)
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    import verl_plugin.onpolicy.trainer
+    from verl_plugin.onpolicy.trainer import OnPolicyTrainer
 
-    assert get_trainer_cls(MODE) is verl_plugin.onpolicy.trainer.OnPolicyTrainer
-    return verl_plugin.onpolicy.trainer.OnPolicyTrainer
+    assert get_trainer_cls(MODE) is OnPolicyTrainer
+    return OnPolicyTrainer
+
+
+def test_trainer_is_imported_behind_those_of_verl(tmp_path, monkeypatch):
+    """And not before: what it brings along other processes do not need."""
+    registration = importlib.import_module(TRAINER)
+    (tmp_path / "their_trainers.py").write_text("there = 1\n")
+    (tmp_path / "our_trainer.py").write_text("import their_trainers\nfound = their_trainers.there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registration, "_TRAINERS", "their_trainers")
+    monkeypatch.setattr(registration, "_OWN", "our_trainer")
+    finder = registration._BehindTrainers()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert finder.find_spec("another", None) is None and "our_trainer" not in sys.modules
+    importlib.import_module("their_trainers")
+    assert sys.modules["our_trainer"].found == 1 and finder not in sys.meta_path
 
 
 @pytest.mark.parametrize("job", MODELS)
 def test_jobs_take_the_updates_own_log_probs(job):
     assert check_job(compose_job(job, ON), MODELS[job])["trainer"]["v1"]["trainer_mode"] == MODE
+
+
+@pytest.mark.parametrize("job", MODELS)
+def test_jobs_that_make_one_update_take_them_by_default(job):
+    mode = check_job(compose_job(job), MODELS[job])["trainer"]["v1"]["trainer_mode"]
+    assert mode == (MODE if job in CLUSTER else "sync")
+    off = check_job(compose_job(job, [f"{MODE_KEY}=sync"]), MODELS[job])
+    assert off["trainer"]["v1"]["trainer_mode"] == "sync"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rehearsal_takes_them_beside_modules_of_the_user(tmp_path, monkeypatch, backend):
+    for given, modules in (("", TRAINER), ("mine,yours", f"mine,yours,{TRAINER}")):
+        monkeypatch.setenv(MODULES, given)
+        keys = list(make_plan(Options(backend=backend, output=tmp_path), "now").overrides())
+        assert f"{MODE_KEY}={MODE}" in keys and f"++{MODULES_KEY}='{modules}'" in keys
 
 
 @pytest.mark.parametrize(("override", "says"), REJECTED)
@@ -71,7 +106,7 @@ def test_model_and_megatron_that_do_not_fit_rejected():
 
 def test_trainer_that_nobody_registers_rejected():
     with pytest.raises(JobError, match="VERL_USE_EXTERNAL_MODULES=None is invalid"):
-        check_job(compose_job(ONE_CARD, [ON[0], ONE_UPDATE]), MODELS[ONE_CARD])
+        check_job(compose_job(ONE_CARD, [*ON, f"{MODULES_KEY}=null"]), MODELS[ONE_CARD])
 
 
 def test_batch_of_several_updates_ends_the_run(trainer):

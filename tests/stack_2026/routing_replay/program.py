@@ -54,6 +54,7 @@ class Case:
         given: "random" experts, or those that the model itself has "preferred".
         extended: the engine has this project's replay.
         reference: another model, which is not trained, is built in the same process after the first.
+        distributed: Megatron's optimizer is, as by default in verl; a rank then has a part of the gradients.
     """
 
     backend: str
@@ -66,6 +67,7 @@ class Case:
     given: str = "random"
     extended: bool = True
     reference: bool = False
+    distributed: bool = False
 
     @property
     def name(self) -> str:
@@ -181,7 +183,7 @@ def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
         recomputation = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
         settings: Any = McoreEngineConfig(
             vanilla_mbridge=True,
-            use_distributed_optimizer=False,  # which would leave each rank a part of the gradients
+            use_distributed_optimizer=case.distributed,
             expert_model_parallel_size=dist.get_world_size() // case.stages,
             pipeline_model_parallel_size=case.stages,
             override_transformer_config=recomputation if case.recomputes else {},

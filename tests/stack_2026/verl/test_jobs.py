@@ -22,12 +22,13 @@ DIES_256, DIES_128 = "deepseek_v3_671b_256_dies", "qwen3_235b_a22b_128_dies"
 CLUSTER = (DIES_256, DIES_128)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
-# Groups that verl passes on to vLLM and Megatron-core, whose keys verl has no list of, and a key that is in verl's code
-# (AgentLoopConfig) and in none of its files.
+# Groups that verl passes on to vLLM, Megatron-core and Ray, whose keys verl has no list of, and a key that is in verl's
+# code (AgentLoopConfig) and in none of its files.
 PASSED_ON = (
     f"{ROLLOUT}.engine_kwargs.vllm.",
     f"{ACTOR}.megatron.override_transformer_config.",
     f"{ACTOR}.optim.override_optimizer_config.",
+    "ray_kwargs.ray_init.runtime_env.",
     f"{ROLLOUT}.agent.agent_loop_manager_class",
 )
 # https://huggingface.co/Qwen/Qwen3-0.6B, Qwen3-30B-A3B, Qwen3-235B-A22B, config.json; DeepSeek-V3 as it is trained.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from post_training.report import StepRecord, read_records
-from post_training.report.metrics import EXPERT_SETS_DIFFER
+from post_training.report.metrics import EXPERT_SETS_DIFFER, PEAK_BYTES_PREFIX
 from rehearsal.stack_2026.records import LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE, RecordWriter
 from rehearsal.stack_2026.stages import failure_of, lost_answers, probability_differences
 
@@ -33,12 +33,14 @@ def test_new_steps_are_appended_once(tmp_path):
     assert [record.metrics for record in records] == [{"critic/score/mean": 0.5}, {"critic/score/mean": None}]
 
 
-def test_metrics_of_the_rollout_lose_the_prefix_of_the_update(tmp_path):
+def test_metrics_of_the_step_lose_the_prefix_of_the_update(tmp_path):
     source, target = tmp_path / "verl.jsonl", tmp_path / "metrics.jsonl"
-    append(source, 1, **{f"actor/{EXPERT_SETS_DIFFER}": 0.25, "actor/loss": 0.5, "rollout/n": 8})
+    of_step = {EXPERT_SETS_DIFFER: 0.25, f"{PEAK_BYTES_PREFIX}ref": 5}
+    given = {f"actor/{name}": value for name, value in of_step.items()}
+    append(source, 1, **given, **{"actor/loss": 0.5, "rollout/n": 8})
     RecordWriter(source, target).update()
     [record] = read_records(target)
-    assert record.metrics == {EXPERT_SETS_DIFFER: 0.25, "actor/loss": 0.5, "rollout/n": 8}
+    assert record.metrics == of_step | {"actor/loss": 0.5, "rollout/n": 8}
 
 
 def test_differences_are_the_largest_of_all_steps():
