@@ -42,11 +42,10 @@ from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from rehearsal.stack_2026.plan import ENVIRONMENT_FILE  # noqa: E402
 from scripts.inference.models import InferenceError, check_machine  # noqa: E402
-from verl_plugin.step_record.checks import MODULES_KEY  # noqa: E402
-from verl_plugin.step_record.comparison import HEADER, Compared  # noqa: E402
+from verl_plugin.onpolicy.checks import MODULES_KEY  # noqa: E402
+from verl_plugin.step_record.comparison import HEADER, STAGES, Compared  # noqa: E402
 from verl_plugin.step_record.folder import RecordError, StepRecord, read_record  # noqa: E402
 
-STAGES = ("mask", "ref", "old_log_prob", "advantages", "update")
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.1}
 _WORKER = "verl_plugin.step_record.worker"
 _MODEL = "actor_rollout_ref.model.path"
@@ -119,11 +118,13 @@ def _check(options: argparse.Namespace, record: StepRecord, dies: int) -> None:
         raise ReplayError(f"--tolerance is {options.tolerance:g}: give a number of 0 or more")
     for given in options.set:
         key, separator, _ = given.partition("=")
-        if not separator or at(record.config, key) is None and "." not in key:
-            raise ReplayError(f"--set {given} is no KEY=VALUE with a key of the recorded configuration")
+        if not separator or "." not in key:
+            raise ReplayError(f"--set {given} is no KEY=VALUE: give one as actor_rollout_ref.actor.strategy=fsdp2")
     model = Path(_model(options, record))
     if not (model / "config.json").is_file():
-        raise ReplayError(f"{model}, the model of the recorded run, is not here; name its folder with --set {_MODEL}=DIR")
+        raise ReplayError(
+            f"{model}, the model of the recorded run, is not here; name its folder with --set {_MODEL}=DIR"
+        )
     if options.output is not None and not options.output.absolute().parent.is_dir():
         raise ReplayError(f"--output {options.output}: there is no folder {options.output.absolute().parent}")
 

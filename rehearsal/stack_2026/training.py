@@ -24,7 +24,6 @@ LATE = (
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "verl.experimental.agent_loop",
     "verl_plugin.onpolicy.trainer",
-    "verl_plugin.step_record.trainer",
     "rehearsal.stack_2026.few_cores",
 )
 MEGATRON = ("mbridge", "megatron.core.models.gpt", "megatron.core.optimizer")

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from post_training.report.run_folder import at
+from verl_plugin.onpolicy.checks import MODE as ONE_FORWARD
+from verl_plugin.onpolicy.checks import MODE_KEY, MODULES_KEY, TRAINER
 from verl_plugin.sentences import invalid
 
-MODE, MODE_KEY = "sync_recorded", "trainer.v1.trainer_mode"
-RECORDING = (MODE, "sync_onpolicy")
+MODE = "sync_recorded"
+RECORDING = (MODE, ONE_FORWARD)
 STEPS, MOST, MOST_MIB = "trainer.record_steps", "trainer.record_max_mib", 2048
-TRAINER = "verl_plugin.step_record.trainer"
-MODULES_KEY = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
-_SAVE, _KEPT, _RESUME = "trainer.save_freq", "trainer.max_actor_ckpt_to_keep", "trainer.resume_mode"
+_SAVE, _KEPT = "trainer.save_freq", "trainer.max_actor_ckpt_to_keep"
 
 
 def recorded_steps(config: Mapping[str, Any]) -> list[Any]:
@@ -29,7 +29,9 @@ def record_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """
     mode, modules = at(config, MODE_KEY), str(at(config, MODULES_KEY) or "").split(",")
     if mode == MODE and TRAINER not in modules:
-        yield invalid(MODULES_KEY, at(config, MODULES_KEY), f"verl knows {MODE_KEY}={MODE} by that module alone", TRAINER)
+        yield invalid(
+            MODULES_KEY, at(config, MODULES_KEY), f"verl knows {MODE_KEY}={MODE} by that module alone", TRAINER
+        )
     steps = recorded_steps(config)
     if not steps:
         return

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+STAGES = ("mask", "ref", "old_log_prob", "advantages", "update")
+"""In the order in which a step is made again."""
+
 
 @dataclass(frozen=True)
 class Compared:

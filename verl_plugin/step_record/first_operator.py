@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -93,7 +94,11 @@ class FirstOperator(TorchDispatchMode):
 
 def _is_finite(value: Any) -> bool:
     """Whether a leaf holds no NaN and no infinity; masks of attention hold negative infinity on purpose."""
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or not value.is_floating_point() or not value.numel():
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_meta:
+        return True  # the parts of other kinds of tensors are seen by themselves
+    if not value.is_floating_point() or not value.numel():
         return True
     return not bool((value.isnan() | (value == torch.inf)).any())
 

@@ -147,7 +147,9 @@ def read_record(folder: Path) -> tuple[StepRecord, Path | None]:
     except (OSError, ValueError) as error:
         raise RecordError(f"{folder} is no recorded step: {RECORD} cannot be read ({error})") from error
     if content.pop("format", None) != FORMAT:
-        raise RecordError(f"{folder / RECORD} has another format than {FORMAT}; replay it with the release that wrote it")
+        raise RecordError(
+            f"{folder / RECORD} has another format than {FORMAT}; replay it with the release that wrote it"
+        )
     for name, expected in content.pop("files").items():
         path = folder / name
         if not path.is_file():

@@ -26,11 +26,10 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from verl_plugin.step_record.comparison import Compared, compare_metrics, compare_rows
+from verl_plugin.step_record.comparison import STAGES, Compared, compare_metrics, compare_rows
 from verl_plugin.step_record.first_operator import FirstOperator
 from verl_plugin.step_record.folder import StepRecord, read_record
 
-STAGES = ("mask", "ref", "old_log_prob", "advantages", "update")
 _MASK = "response_mask"
 # Metrics of an update that do not depend on how long it took, or on how the samples lie on the ranks.
 _COMPARED = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/loss", "actor/ppo_kl", "actor/pg_clipfrac")
