@@ -25,6 +25,7 @@ REQUIRED = {
     "plan.py": "--config-name, --model",
     "preflight.py": "--config-name",
     "prove_resume.py": "--config-name",
+    "replay.py": "DIR",
     "report.py": "RUN",
     "reshard_plan.py": "--train, --rollout",
     "serve.py": "--model",

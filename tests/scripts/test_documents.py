@@ -31,6 +31,7 @@ FOR_USERS = [
     "rehearsal",
     "reshard",
     "rollout",
+    "replay",
     "routing-replay",
     "security",
     "seeds",

@@ -27,6 +27,7 @@ from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_proble
 from verl_plugin.resume.checks import resume_problems
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
+from verl_plugin.step_record.checks import record_problems
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MEGATRON = f"{_ACTOR}.megatron"
@@ -96,6 +97,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from resume_problems(config)
     yield from registration_problems(config)
     yield from onpolicy_problems(config)
+    yield from record_problems(config)
 
 
 def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:

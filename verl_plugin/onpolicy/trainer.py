@@ -10,6 +10,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from post_training.report.run_error import RunError
 from verl_plugin.onpolicy.checks import ENGINES, MODE, MODE_KEY, onpolicy_problems
+from verl_plugin.step_record.checks import record_problems
+from verl_plugin.step_record.trainer import RecordsSteps
 
 _OF_UPDATE = "actor/"
 """verl puts this before every metric that an update returns."""
@@ -17,7 +19,7 @@ _ELSEWHERE = ("training/", "rollout_corr/")
 
 
 @register_trainer(MODE)
-class OnPolicyTrainer(PPOTrainerSync):
+class OnPolicyTrainer(RecordsSteps, PPOTrainerSync):
     """Each batch makes one update, whose own forward has the old log-probs.
 
     Metrics that verl computes from old log-probs come from the update, under their usual names.
@@ -29,7 +31,8 @@ class OnPolicyTrainer(PPOTrainerSync):
         Raises:
             ValueError: the run is none in which the update's log-probs are old ones.
         """
-        for problem in onpolicy_problems(OmegaConf.to_container(config, resolve=True)):  # type: ignore[arg-type]  # a mapping
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        for problem in (*onpolicy_problems(plain), *record_problems(plain)):
             raise ValueError(problem)
         model = config.actor_rollout_ref.model
         libraries = model.external_lib or []

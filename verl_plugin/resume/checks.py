@@ -8,9 +8,9 @@ from typing import Any
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.report.run_folder import at
-from verl_plugin.onpolicy.checks import MODE as ONE_FORWARD
 from verl_plugin.resume.step_folders import check_complete, newest_complete, tracked_step
 from verl_plugin.sentences import invalid
+from verl_plugin.step_record.checks import RECORDING
 
 ENGINES = "verl_plugin.resume.engines"
 SAMPLER = "trainer.v1.sampler"
@@ -36,7 +36,7 @@ def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if ordered != seeded:
         key, other = (manager, buffer) if ordered else (buffer, manager)
         yield invalid(key, at(config, key), f"{other}={KEYS[other]} works with it alone", KEYS[key])
-    if ordered and at(config, _MODE) not in ("sync", ONE_FORWARD):
+    if ordered and at(config, _MODE) not in ("sync", *RECORDING):
         yield invalid(buffer, KEYS[buffer], f"{_MODE}={at(config, _MODE)} trains on answers as they come", "null")
     if ordered and at(config, "algorithm.filter_groups.enable"):
         reason = "verl leaves the filter of groups (algorithm.filter_groups.enable) to its own buffer"

@@ -1,0 +1,43 @@
+"""Steps that could not be made again are rejected by one function, in `--check` and in the trainers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.stack_2026.verl.test_jobs import MODELS, ONE_CARD
+from verl_plugin.jobs import JobError, check_job, compose_job
+from verl_plugin.onpolicy.checks import MODE_KEY, MODULES_KEY, TRAINER
+from verl_plugin.step_record.checks import MODE, STEPS
+
+# A later override of the same key counts.
+ON = (f"{MODE_KEY}={MODE}", f"+{MODULES_KEY}={TRAINER}", f"+{STEPS}=[1,3]", "trainer.save_freq=2")
+ACCEPTED = [(), ("trainer.save_freq=1",), (f"+{STEPS}=[1]", "trainer.save_freq=-1"), (f"+{STEPS}=[]",)]
+REJECTED = [
+    (f"{MODE_KEY}=sync", f"{STEPS}=[1, 3] is invalid: the trainer {MODE_KEY}=sync records nothing"),
+    (f"++{STEPS}=[0]", "0 is no number of a step"),
+    (f"++{STEPS}=[true]", "True is no number of a step"),
+    ("trainer.save_freq=-1", "step 3 begins with weights that no checkpoint holds, as trainer.save_freq is -1"),
+    ("trainer.save_freq=20", "or trainer.save_freq to a divisor of 2"),
+    (f"++{MODULES_KEY}=json", f"{MODULES_KEY}=json is invalid"),
+]
+
+
+@pytest.mark.parametrize("overrides", ACCEPTED, ids=str)
+def test_jobs_record_steps_whose_weights_are_saved(overrides):
+    keys = [*ON, *(each.replace("+", "++", 1) if each[0] == "+" else each for each in overrides)]
+    check_job(compose_job(ONE_CARD, keys), MODELS[ONE_CARD])
+
+
+@pytest.mark.parametrize(("override", "says"), REJECTED)
+def test_step_that_cannot_be_made_again_is_rejected_in_check_and_trainer(override, says):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    import verl_plugin.step_record.trainer  # noqa: F401
+
+    config = compose_job(ONE_CARD, [*ON, override])
+    with pytest.raises(JobError) as caught:
+        check_job(config, MODELS[ONE_CARD])
+    assert says in str(caught.value)
+    with pytest.raises(ValueError) as again:
+        get_trainer_cls(MODE)(config)
+    assert str(again.value) == str(caught.value)

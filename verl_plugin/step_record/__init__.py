@@ -1,0 +1,7 @@
+"""Records what a step of verl's trainer was made of, and makes the step again on other dies: docs/replay.md.
+
+    trainer.v1.trainer_mode=sync_recorded          or sync_onpolicy, which records too
+    +trainer.record_steps=[3]
+
+`scripts/replay.py` reads the folder that such a run writes.
+"""

@@ -1,0 +1,51 @@
+"""Rejects, before Ray starts, steps that could not be recorded so that they can be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from post_training.report.run_folder import at
+from verl_plugin.onpolicy.checks import MODE as ONE_FORWARD
+from verl_plugin.onpolicy.checks import MODE_KEY, MODULES_KEY, TRAINER
+from verl_plugin.sentences import invalid
+
+MODE = "sync_recorded"
+RECORDING = (MODE, ONE_FORWARD)
+STEPS, MOST, MOST_MIB = "trainer.record_steps", "trainer.record_max_mib", 2048
+_SAVE, _KEPT = "trainer.save_freq", "trainer.max_actor_ckpt_to_keep"
+
+
+def recorded_steps(config: Mapping[str, Any]) -> list[Any]:
+    """The steps that a job records; none where it does not say."""
+    return list(at(config, STEPS) or [])
+
+
+def record_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps a job from recording the steps that it names.
+
+    Args:
+        config: of a whole job, resolved.
+    """
+    mode, modules = at(config, MODE_KEY), str(at(config, MODULES_KEY) or "").split(",")
+    if mode == MODE and TRAINER not in modules:
+        yield invalid(
+            MODULES_KEY, at(config, MODULES_KEY), f"verl knows {MODE_KEY}={MODE} by that module alone", TRAINER
+        )
+    steps = recorded_steps(config)
+    if not steps:
+        return
+    wrong = [step for step in steps if not isinstance(step, int) or isinstance(step, bool) or step < 1]
+    if wrong:
+        yield invalid(STEPS, steps, f"{wrong[0]} is no number of a step, which begin with 1", "a list as [3]")
+        return
+    if mode not in RECORDING:
+        yield invalid(STEPS, steps, f"the trainer {MODE_KEY}={mode} records nothing", f"[], or {MODE_KEY} to {MODE}")
+    every = at(config, _SAVE)
+    for step in (step for step in steps if step > 1):
+        if every <= 0 or (step - 1) % every:
+            reason = f"step {step} begins with weights that no checkpoint holds, as {_SAVE} is {every}"
+            yield invalid(STEPS, steps, reason, f"[1], or {_SAVE} to a divisor of {step - 1}")
+            return
+    if 1 not in steps and at(config, _KEPT) == 1:
+        yield invalid(_KEPT, 1, f"{STEPS} needs the checkpoint before, which verl deletes when it saves", "2 or null")

@@ -1,0 +1,86 @@
+"""verl's synchronous trainer, which writes down the steps that `trainer.record_steps` names: `sync_recorded`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.metric import reduce_metrics
+
+from post_training.masking import masked
+from post_training.report.run_folder import at
+from verl_plugin.step_record.checks import MODE, MOST, MOST_MIB, record_problems, recorded_steps
+from verl_plugin.step_record.folder import Column, RecordError, StepRecord, write_record
+
+RECORDS = "records"
+"""The folder beside the checkpoints."""
+
+
+class RecordsSteps:
+    """Put before a trainer of verl. What the update gets is what all stages before it have left with the samples."""
+
+    config: Any
+    global_steps: int
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """As upstream; a step that is to be recorded is written down then."""
+        if self.global_steps not in recorded_steps(self.config):
+            return super()._update_actor(batch, metrics)  # type: ignore[misc]  # of the trainer that this extends
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
+        batch = super()._update_actor(batch, metrics)  # type: ignore[misc]  # of the trainer that this extends
+        config: Any = OmegaConf.to_container(self.config, resolve=True)
+        columns = {name: Column.of(value) for name, value in data.items() if _is_tensor(value)}
+        record = StepRecord(
+            step=self.global_steps,
+            keys=list(batch.keys),
+            columns=columns,
+            given=dict(batch.extra_info),
+            metrics=reduce_metrics(dict(metrics)),
+            config=masked(config),
+            dies=config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"],
+            left_out=sorted(set(data.keys()) - columns.keys()),
+        )
+        self._write(record, Path(config["trainer"]["default_local_dir"]), at(config, MOST) or MOST_MIB)
+        return batch
+
+    def _write(self, record: StepRecord, checkpoints: Path, most_mib: int) -> None:
+        """Write a record; a run does not end because that fails."""
+        folder, before = checkpoints / RECORDS / f"step_{record.step}", checkpoints / f"global_step_{record.step - 1}"
+        try:
+            if folder.exists():
+                raise RecordError(f"{folder} exists")
+            if record.step > 1 and not before.is_dir():
+                raise RecordError(f"{before}, with the weights before it, is not there")
+            write_record(folder, record, before / "actor" if record.step > 1 else None, most_mib)
+        except (OSError, RecordError) as error:
+            print(f"warning: step {record.step} is not recorded: {error}", file=sys.stderr, flush=True)
+        else:
+            print(f"Step {record.step} is recorded in {folder}", flush=True)
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+@register_trainer(MODE)
+class RecordingTrainer(RecordsSteps, PPOTrainerSync):
+    """verl's `sync`, which records steps."""
+
+    def __init__(self, config: Any) -> None:
+        """Check, and make the configuration one of `sync`.
+
+        Raises:
+            ValueError: the steps cannot be recorded.
+        """
+        for problem in record_problems(OmegaConf.to_container(config, resolve=True)):  # type: ignore[arg-type]  # a mapping
+            raise ValueError(problem)
+        # What verl decides by the name of its synchronous mode holds here too.
+        config.trainer.v1.trainer_mode = "sync"
+        super().__init__(config)

@@ -1,0 +1,230 @@
+"""A rank that makes a recorded step again: `torchrun -m verl_plugin.step_record.worker FOLDER RESULT [...]`.
+
+It is verl's own worker without a rollout, with the engines and modules of the recorded configuration; the samples are
+divided among the data-parallel ranks in the order of the recorded batch, as verl divides them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+from verl_plugin.step_record.comparison import STAGES, Compared, compare_metrics, compare_rows
+from verl_plugin.step_record.first_operator import FirstOperator
+from verl_plugin.step_record.folder import StepRecord, read_record
+
+_MASK = "response_mask"
+# Metrics of an update that do not depend on how long it took, or on how the samples lie on the ranks.
+_COMPARED = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/loss", "actor/ppo_kl", "actor/pg_clipfrac")
+
+
+class Replay:
+    """The step on this rank.
+
+    Args:
+        record: what was recorded.
+        weights: folder of the weights before it; None for the model's own.
+        overrides: `KEY=VALUE` of the recorded configuration, such as another layout.
+        tolerance: absolute for log-probs, relative for metrics.
+    """
+
+    def __init__(self, record: StepRecord, weights: Path | None, overrides: Sequence[str], tolerance: float) -> None:
+        self.record, self.weights, self.tolerance = record, weights, tolerance
+        config: Any = OmegaConf.merge(OmegaConf.create(dict(record.config)), OmegaConf.from_dotlist(list(overrides)))
+        # No weights leave this process.
+        config.actor_rollout_ref.rollout.checkpoint_engine.backend = "naive"
+        self.config = config
+        self.origins: dict[str, str] = {}
+
+    def run(self, until: str, layers: bool) -> list[Compared]:
+        """Make the stages again until one of `STAGES`; every rank returns what was compared.
+
+        Args:
+            until: the last stage.
+            layers: find the operator of the first value that is not finite.
+        """
+        found: list[Compared] = []
+        for stage in STAGES[: STAGES.index(until) + 1]:
+            found += getattr(self, f"_{stage}")(layers)
+        return found
+
+    def _mask(self, layers: bool) -> list[Compared]:
+        """With one turn, each token of an answer is trained."""
+        columns = self.record.columns
+        if at_turns(self.config):
+            return []
+        ones = [torch.ones(len(row)) for row in columns["responses"].rows]
+        return [compare_rows("mask", "trained tokens of answers", self.record.keys, columns[_MASK].rows, ones, 0)]
+
+    def _ref(self, layers: bool) -> list[Compared]:
+        if "ref_log_prob" not in self.record.columns:
+            return []
+        worker = self._worker("ref")
+        rows = self._log_probs(worker.compute_ref_log_prob, worker.ref.engine, "ref", layers)
+        return [self._compared("ref", "log-probs of the reference", "ref_log_prob", rows)]
+
+    def _old_log_prob(self, layers: bool) -> list[Compared]:
+        rows = self._log_probs(self.actor.compute_log_prob, self.actor.actor.engine, "old_log_prob", layers)
+        names = {"rollout_log_probs": "log-probs of the rollout", "old_log_probs": "log-probs before the update"}
+        known = [name for name in names if name in self.record.columns]
+        return [self._compared("old_log_prob", names[name], name, rows) for name in known]
+
+    def _advantages(self, layers: bool) -> list[Compared]:
+        columns, algorithm = self.record.columns, self.config.algorithm
+        correction = algorithm.get("rollout_correction") or {}
+        if algorithm.use_kl_in_reward or correction.get("rollout_is") or correction.get("rollout_rs"):
+            return []  # rewards are then more than the recorded scores
+        fields = {name: columns[name].tensor() for name in (_MASK, "rm_scores", "values") if name in columns}
+        mask = fields[_MASK]
+        padded = TensorDict(fields, batch_size=len(self.record.keys)).to_padded_tensor()
+        padded["token_level_rewards"] = padded["token_level_scores"] = padded["rm_scores"]
+        data = DataProto(batch=padded)
+        data.non_tensor_batch["uid"] = _prompts(self.record.keys)
+        data = compute_advantage_for_multi_trajectories(
+            data,
+            batch_keys=self.record.keys,
+            adv_estimator=algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            num_repeat=self.config.actor_rollout_ref.rollout.n,
+            norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+            config=algorithm,
+        )
+        rows = list(response_to_nested(data.batch["advantages"], mask).unbind())
+        return [self._compared("advantages", "advantages of tokens", "advantages", rows)]
+
+    def _update(self, layers: bool) -> list[Compared]:
+        engine = self.actor.actor.engine
+        data = self._samples(engine, self.record.given)
+        with ExitStack() as stack:
+            self._watch(stack, engine, "update", layers)
+            output = self.actor.update_actor(data)
+        own = {} if output is None else rename_dict(tu.get(output, "metrics"), "actor/")
+        metrics = reduce_metrics(next(each for each in _everyone(own) if each))
+        names = [name for name in _COMPARED if name in metrics and name in self.record.metrics]
+        return compare_metrics("update", self.record.metrics, metrics, self.tolerance, names)
+
+    def _worker(self, role: str) -> Any:
+        worker = ActorRolloutRefWorker(self.config.actor_rollout_ref, role=role)
+        worker.init_model()
+        return worker
+
+    @property
+    def actor(self) -> Any:
+        """The worker that trains, with the weights before the step."""
+        if not hasattr(self, "_actor"):
+            self._actor = self._worker("actor")
+            if self.weights is not None:
+                self._actor.load_checkpoint(str(self.weights))
+        return self._actor
+
+    def _log_probs(self, compute: Any, engine: Any, stage: str, layers: bool) -> list[torch.Tensor]:
+        """Of all samples' answers [tokens], on every rank."""
+        own: dict[str, Any] = {"calculate_entropy": False, "compute_loss": False}
+        data = self._samples(engine, {**own, "temperature": self.config.actor_rollout_ref.rollout.temperature})
+        mask = data[_MASK]
+        with ExitStack() as stack:
+            self._watch(stack, engine, stage, layers)
+            output = compute(data)
+        rows = []
+        if output is not None:
+            rows = [row.cpu() for row in response_from_nested(output["log_probs"], mask.cpu()).unbind()]
+        parts = _everyone((engine.get_data_parallel_rank(), rows))
+        by_rank = {place: found for place, found in parts if found}
+        return [row for place in sorted(by_rank) for row in by_rank[place]]
+
+    def _samples(self, engine: Any, given: Any) -> Any:
+        """This data-parallel rank's share of the samples, as verl's workers get them."""
+        ranks, rank, count = engine.get_data_parallel_size(), engine.get_data_parallel_rank(), len(self.record.keys)
+        share = slice(count // ranks * rank, count // ranks * (rank + 1))
+        computed = ("log_probs", "entropy")  # which the workers return
+        tensors = {name: column.tensor(share) for name, column in self.record.columns.items() if name not in computed}
+        return tu.get_tensordict(tensors, dict(given))
+
+    def _compared(self, stage: str, what: str, column: str, rows: list[torch.Tensor]) -> Compared:
+        recorded = self.record.columns[column].rows
+        return compare_rows(stage, what, self.record.keys, recorded, rows, self.tolerance)
+
+    def _watch(self, stack: ExitStack, engine: Any, stage: str, layers: bool) -> None:
+        """Look at every operator of the pass; afterwards `origins` knows the first bad one of this rank."""
+        if not layers:
+            return
+        modules = engine.module if isinstance(engine.module, list) else [engine.module]
+        mode = FirstOperator()
+        stack.callback(self._remember, stage, mode)
+        stack.enter_context(mode.following(modules))
+        stack.enter_context(mode)
+
+    def _remember(self, stage: str, mode: FirstOperator) -> None:
+        if mode.origin is not None:
+            self.origins[stage] = f"rank {dist.get_rank()}: {mode.origin.sentence()}"
+
+
+def at_turns(config: Any) -> bool:
+    """Whether answers have turns of a tool or a user, which are not trained."""
+    return bool(OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn.enable"))
+
+
+def _prompts(keys: Sequence[str]) -> Any:
+    import numpy as np
+
+    return np.array([key.rsplit("_", 2)[0] for key in keys], dtype=object)
+
+
+def _everyone(own: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one rank; the first writes what was compared."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--until", choices=STAGES, default=STAGES[-1])
+    parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--tolerance", type=float, required=True)
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    options = parser.parse_args(arguments)
+    try:
+        replay(options)
+    except Exception as error:
+        name = f"{options.result.stem}.{os.environ['RANK']}.error"
+        options.result.with_name(name).write_text(f"rank {os.environ['RANK']}: {type(error).__name__}: {error}")
+        raise
+
+
+def replay(options: argparse.Namespace) -> None:
+    """Make the step again; the first rank writes what was compared."""
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+    step = Replay(*read_record(options.folder), options.overrides, options.tolerance)
+    found = step.run(options.until, options.layers)
+    origins = _everyone(step.origins)
+    if dist.get_rank() == 0:
+        by_stage = {stage: [each[stage] for each in origins if stage in each] for stage in STAGES}
+        content = {"compared": [vars(each) for each in found], "origins": {k: v for k, v in by_stage.items() if v}}
+        options.result.write_text(json.dumps(content, indent=1) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
