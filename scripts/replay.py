@@ -42,9 +42,9 @@ from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from rehearsal.stack_2026.plan import ENVIRONMENT_FILE  # noqa: E402
 from scripts.inference.models import InferenceError, check_machine  # noqa: E402
-from verl_plugin.onpolicy.checks import MODULES_KEY  # noqa: E402
 from verl_plugin.step_record.comparison import HEADER, STAGES, Compared  # noqa: E402
 from verl_plugin.step_record.folder import RecordError, StepRecord, read_record  # noqa: E402
+from verl_plugin.trainer_modes import MODULES_KEY  # noqa: E402
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.1}
 _WORKER = "verl_plugin.step_record.worker"

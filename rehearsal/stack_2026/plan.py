@@ -27,10 +27,10 @@ from rehearsal.plan import (
 )
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.tiny_model.architecture import TINY_MODELS
-from verl_plugin.onpolicy.checks import MODE, MODE_KEY, MODULES, MODULES_KEY, TRAINER
 from verl_plugin.resume.checks import ENGINES as RESUME
 from verl_plugin.resume.checks import KEYS as RESUME_KEYS
 from verl_plugin.resume.checks import SAMPLER
+from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWARD, REGISTRATION
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 JOB_FOLDER = ROOT / "verl_plugin" / "config"
@@ -254,7 +254,7 @@ def _task(options: Options) -> Iterator[str]:
     yield from ("trainer.project_name=rehearsal", f"trainer.experiment_name={options.model}-tiny")
     yield from ("trainer.resume_mode=disable", "trainer.nnodes=1", f"trainer.n_gpus_per_node={options.dies}")
     # A batch makes one update, whose own forward has the old log-probs: docs/algorithms.md.
-    yield f"{MODE_KEY}={MODE}"
+    yield f"{MODE_KEY}={ONE_FORWARD}"
 
 
 def _rollout(options: Options) -> Iterator[str]:
@@ -352,6 +352,6 @@ def _processes(plan: Plan) -> Iterator[str]:
     yield "+ray_kwargs.ray_init.object_store_memory=500000000"
     # In Ray's processes the key stands for the variable: what the user's environment loads is loaded there too.
     inherited = [name for name in os.environ.get(MODULES, "").split(",") if name]
-    yield f"++{MODULES_KEY}={quoted(','.join(dict.fromkeys([*inherited, TRAINER])))}"
+    yield f"++{MODULES_KEY}={quoted(','.join(dict.fromkeys([*inherited, REGISTRATION])))}"
     if plan.folder is not None:
         yield setting("+ray_kwargs.ray_init._temp_dir", plan.folder / "ray")

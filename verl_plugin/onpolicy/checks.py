@@ -8,12 +8,8 @@ from typing import Any
 from post_training.one_update import reason_old_log_prob_is_needed
 from post_training.report.run_folder import at
 from verl_plugin.sentences import invalid
+from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, ONE_FORWARD, REGISTRATION
 
-MODE_KEY = "trainer.v1.trainer_mode"
-MODE = "sync_onpolicy"
-MODULES = "VERL_USE_EXTERNAL_MODULES"
-MODULES_KEY = f"ray_kwargs.ray_init.runtime_env.env_vars.{MODULES}"
-TRAINER = "verl_plugin.onpolicy.registration"
 ENGINES = "verl_plugin.onpolicy.engines"
 _ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _CORRECTION = "algorithm.rollout_correction"
@@ -47,11 +43,11 @@ def onpolicy_problems(config: Mapping[str, Any]) -> Iterator[str]:
     Args:
         config: of a whole job, resolved.
     """
-    if at(config, MODE_KEY) != MODE:
+    if at(config, MODE_KEY) != ONE_FORWARD:
         return
     reason = reason_old_log_prob_is_needed(config, config["data"]["train_batch_size"])
     if reason:
-        yield invalid(MODE_KEY, MODE, f"it is exact with one update of a batch, but {reason}", "sync otherwise")
+        yield invalid(MODE_KEY, ONE_FORWARD, f"it is exact with one update of a batch, but {reason}", "sync otherwise")
     for key, why, accepted, remedy in _READERS:
         if at(config, key) not in accepted:
             yield _combined(key, at(config, key), why, remedy)
@@ -70,8 +66,8 @@ def onpolicy_problems(config: Mapping[str, Any]) -> Iterator[str]:
 def registration_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Where verl's processes would not know the trainer."""
     modules = at(config, MODULES_KEY)
-    if at(config, MODE_KEY) == MODE and TRAINER not in str(modules or "").split(","):
-        yield invalid(MODULES_KEY, modules, f"verl knows {MODE_KEY}={MODE} by that module alone", TRAINER)
+    if at(config, MODE_KEY) == ONE_FORWARD and REGISTRATION not in str(modules or "").split(","):
+        yield invalid(MODULES_KEY, modules, f"verl knows {MODE_KEY}={ONE_FORWARD} by that module alone", REGISTRATION)
 
 
 def dropout_problems(model: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -89,9 +85,9 @@ def dropout_problems(model: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 def onpolicy_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
     """Where the trainer `sync_onpolicy` and the model, its config.json, do not fit each other."""
-    if at(config, MODE_KEY) == MODE:
+    if at(config, MODE_KEY) == ONE_FORWARD:
         yield from dropout_problems(model, "config.json: ")
 
 
 def _combined(key: str, value: Any, reason: str, remedy: str) -> str:
-    return invalid(key, value, f"with {MODE_KEY}={MODE}: {reason}", f"{remedy}, or {MODE_KEY} to sync")
+    return invalid(key, value, f"with {MODE_KEY}={ONE_FORWARD}: {reason}", f"{remedy}, or {MODE_KEY} to sync")

@@ -9,16 +9,17 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from post_training.report.run_error import RunError
-from verl_plugin.onpolicy.checks import ENGINES, MODE, MODE_KEY, onpolicy_problems
+from verl_plugin.onpolicy.checks import ENGINES, onpolicy_problems
 from verl_plugin.step_record.checks import record_problems
 from verl_plugin.step_record.trainer import RecordsSteps
+from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD
 
 _OF_UPDATE = "actor/"
 """verl puts this before every metric that an update returns."""
 _ELSEWHERE = ("training/", "rollout_corr/")
 
 
-@register_trainer(MODE)
+@register_trainer(ONE_FORWARD)
 class OnPolicyTrainer(RecordsSteps, PPOTrainerSync):
     """Each batch makes one update, whose own forward has the old log-probs.
 
@@ -58,8 +59,8 @@ class OnPolicyTrainer(RecordsSteps, PPOTrainerSync):
         answers = self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         if len(batch) != answers:
             raise RunError(
-                f"{MODE_KEY}={MODE}: a batch has {len(batch)} samples, and one update {answers}; an agent loop returns "
-                f"several samples of an answer. Set {MODE_KEY} to sync.",
+                f"{MODE_KEY}={ONE_FORWARD}: a batch has {len(batch)} samples, and one update {answers}; an agent loop "
+                f"returns several samples of an answer. Set {MODE_KEY} to sync.",
                 "not_valid",
             )
         batch = super()._update_actor(batch, metrics)

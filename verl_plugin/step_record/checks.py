@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from post_training.report.run_folder import at
-from verl_plugin.onpolicy.checks import MODE as ONE_FORWARD
-from verl_plugin.onpolicy.checks import MODE_KEY, MODULES_KEY, TRAINER
 from verl_plugin.sentences import invalid
+from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, ONE_FORWARD, RECORDED, REGISTRATION
 
-MODE = "sync_recorded"
-RECORDING = (MODE, ONE_FORWARD)
+RECORDING = (RECORDED, ONE_FORWARD)
 STEPS, MOST, MOST_MIB = "trainer.record_steps", "trainer.record_max_mib", 2048
 _SAVE, _KEPT = "trainer.save_freq", "trainer.max_actor_ckpt_to_keep"
 
@@ -28,9 +26,9 @@ def record_problems(config: Mapping[str, Any]) -> Iterator[str]:
         config: of a whole job, resolved.
     """
     mode, modules = at(config, MODE_KEY), str(at(config, MODULES_KEY) or "").split(",")
-    if mode == MODE and TRAINER not in modules:
+    if mode == RECORDED and REGISTRATION not in modules:
         yield invalid(
-            MODULES_KEY, at(config, MODULES_KEY), f"verl knows {MODE_KEY}={MODE} by that module alone", TRAINER
+            MODULES_KEY, at(config, MODULES_KEY), f"verl knows {MODE_KEY}={RECORDED} by that module alone", REGISTRATION
         )
     steps = recorded_steps(config)
     if not steps:
@@ -40,7 +38,9 @@ def record_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield invalid(STEPS, steps, f"{wrong[0]} is no number of a step, which begin with 1", "a list as [3]")
         return
     if mode not in RECORDING:
-        yield invalid(STEPS, steps, f"the trainer {MODE_KEY}={mode} records nothing", f"[], or {MODE_KEY} to {MODE}")
+        yield invalid(
+            STEPS, steps, f"the trainer {MODE_KEY}={mode} records nothing", f"[], or {MODE_KEY} to {RECORDED}"
+        )
     every = at(config, _SAVE)
     for step in (step for step in steps if step > 1):
         if every <= 0 or (step - 1) % every:

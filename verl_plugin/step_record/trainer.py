@@ -14,8 +14,9 @@ from verl.utils.metric import reduce_metrics
 
 from post_training.masking import masked
 from post_training.report.run_folder import at
-from verl_plugin.step_record.checks import MODE, MOST, MOST_MIB, record_problems, recorded_steps
+from verl_plugin.step_record.checks import MOST, MOST_MIB, record_problems, recorded_steps
 from verl_plugin.step_record.folder import Column, RecordError, StepRecord, write_record
+from verl_plugin.trainer_modes import RECORDED
 
 RECORDS = "records"
 """The folder beside the checkpoints."""
@@ -69,7 +70,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-@register_trainer(MODE)
+@register_trainer(RECORDED)
 class RecordingTrainer(RecordsSteps, PPOTrainerSync):
     """verl's `sync`, which records steps."""
 

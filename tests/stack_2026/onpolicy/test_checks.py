@@ -11,11 +11,11 @@ from post_training.report.run_error import RunError
 from rehearsal.stack_2026.plan import BACKENDS, Options, make_plan
 from tests.stack_2026.verl.test_jobs import ACTOR, CLUSTER, MODELS, ONE_CARD, ONE_NODE
 from verl_plugin.jobs import JobError, check_job, compose_job
-from verl_plugin.onpolicy.checks import MODE, MODE_KEY, MODULES, MODULES_KEY, TRAINER
+from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWARD, REGISTRATION
 
 ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=${{data.train_batch_size}}"
 # What switches it on; a later override of the same key counts.
-ON = [f"{MODE_KEY}={MODE}", ONE_UPDATE]
+ON = [f"{MODE_KEY}={ONE_FORWARD}", ONE_UPDATE]
 REJECTED = [
     (f"{ACTOR}.ppo_mini_batch_size=8", "makes 2 updates of the 16 prompts of a rollout batch; set the two equal"),
     (f"{ACTOR}.ppo_epochs=2", "ppo_epochs=2; set it to 1"),
@@ -35,18 +35,18 @@ REJECTED = [
 @pytest.fixture(scope="module")
 def trainer() -> Any:
     """The registered class; verl is imported by tests, not by their files."""
-    importlib.import_module(TRAINER)
+    importlib.import_module(REGISTRATION)
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     from verl_plugin.onpolicy.trainer import OnPolicyTrainer
 
-    assert get_trainer_cls(MODE) is OnPolicyTrainer
+    assert get_trainer_cls(ONE_FORWARD) is OnPolicyTrainer
     return OnPolicyTrainer
 
 
 def test_trainer_is_imported_behind_those_of_verl(tmp_path, monkeypatch):
     """And not before: what it brings along other processes do not need."""
-    registration = importlib.import_module(TRAINER)
+    registration = importlib.import_module(REGISTRATION)
     (tmp_path / "their_trainers.py").write_text("there = 1\n")
     (tmp_path / "our_trainer.py").write_text("import their_trainers\nfound = their_trainers.there\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -61,23 +61,23 @@ def test_trainer_is_imported_behind_those_of_verl(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("job", MODELS)
 def test_jobs_take_the_updates_own_log_probs(job):
-    assert check_job(compose_job(job, ON), MODELS[job])["trainer"]["v1"]["trainer_mode"] == MODE
+    assert check_job(compose_job(job, ON), MODELS[job])["trainer"]["v1"]["trainer_mode"] == ONE_FORWARD
 
 
 @pytest.mark.parametrize("job", MODELS)
 def test_jobs_that_make_one_update_take_them_by_default(job):
     mode = check_job(compose_job(job), MODELS[job])["trainer"]["v1"]["trainer_mode"]
-    assert mode == (MODE if job in CLUSTER else "sync")
+    assert mode == (ONE_FORWARD if job in CLUSTER else "sync")
     off = check_job(compose_job(job, [f"{MODE_KEY}=sync"]), MODELS[job])
     assert off["trainer"]["v1"]["trainer_mode"] == "sync"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rehearsal_takes_them_beside_modules_of_the_user(tmp_path, monkeypatch, backend):
-    for given, modules in (("", TRAINER), ("mine,yours", f"mine,yours,{TRAINER}")):
+    for given, modules in (("", REGISTRATION), ("mine,yours", f"mine,yours,{REGISTRATION}")):
         monkeypatch.setenv(MODULES, given)
         keys = list(make_plan(Options(backend=backend, output=tmp_path), "now").overrides())
-        assert f"{MODE_KEY}={MODE}" in keys and f"++{MODULES_KEY}='{modules}'" in keys
+        assert f"{MODE_KEY}={ONE_FORWARD}" in keys and f"++{MODULES_KEY}='{modules}'" in keys
 
 
 @pytest.mark.parametrize(("override", "says"), REJECTED)

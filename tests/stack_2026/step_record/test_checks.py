@@ -6,11 +6,11 @@ import pytest
 
 from tests.stack_2026.verl.test_jobs import MODELS, ONE_CARD
 from verl_plugin.jobs import JobError, check_job, compose_job
-from verl_plugin.onpolicy.checks import MODE_KEY, MODULES_KEY, TRAINER
-from verl_plugin.step_record.checks import MODE, STEPS
+from verl_plugin.step_record.checks import STEPS
+from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, RECORDED, REGISTRATION
 
 # A later override of the same key counts.
-ON = (f"{MODE_KEY}={MODE}", f"+{MODULES_KEY}={TRAINER}", f"+{STEPS}=[1,3]", "trainer.save_freq=2")
+ON = (f"{MODE_KEY}={RECORDED}", f"+{MODULES_KEY}={REGISTRATION}", f"+{STEPS}=[1,3]", "trainer.save_freq=2")
 ACCEPTED = [(), ("trainer.save_freq=1",), (f"+{STEPS}=[1]", "trainer.save_freq=-1"), (f"+{STEPS}=[]",)]
 REJECTED = [
     (f"{MODE_KEY}=sync", f"{STEPS}=[1, 3] is invalid: the trainer {MODE_KEY}=sync records nothing"),
@@ -39,5 +39,5 @@ def test_step_that_cannot_be_made_again_is_rejected_in_check_and_trainer(overrid
         check_job(config, MODELS[ONE_CARD])
     assert says in str(caught.value)
     with pytest.raises(ValueError) as again:
-        get_trainer_cls(MODE)(config)
+        get_trainer_cls(RECORDED)(config)
     assert str(again.value) == str(caught.value)

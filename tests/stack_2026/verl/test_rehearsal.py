@@ -12,7 +12,7 @@ import pytest
 
 from rehearsal.resume_proof.comparison import compare_metrics
 from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, STEPS, check_computes_alike, command, rehearse, summary_of
-from verl_plugin.onpolicy.checks import MODE_KEY
+from verl_plugin.trainer_modes import MODE_KEY
 
 pytestmark = pytest.mark.slow
 RUNS = [("megatron", "deepseek_v3", 2), ("fsdp2", "qwen3", 1)]
