@@ -6,16 +6,19 @@ The run that is resumed behind its first step, now with the second forward, has 
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from rehearsal.plan import ROOT
 from rehearsal.resume_proof.comparison import compare_metrics
 from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, STEPS, check_computes_alike, command, rehearse, summary_of
 from verl_plugin.trainer_modes import MODE_KEY
 
 pytestmark = pytest.mark.slow
 RUNS = [("megatron", "deepseek_v3", 2), ("fsdp2", "qwen3", 1)]
+ONE_DIE = [f"actor_rollout_ref.{part}.megatron.expert_model_parallel_size=1" for part in ("actor", "ref")]
 SECOND_FORWARD = f"{MODE_KEY}=sync"
 # How far log-probs of rollout and training are apart, 1e-8 to 1e-6: of two forwards, they differ in rounding.
 OF_LOG_PROBS = ("rollout_corr/", "training/rollout_probs_diff_")
@@ -26,13 +29,26 @@ def finished(request, tmp_path_factory) -> tuple[str, Path, subprocess.Completed
     """The backend, the folder and the end of a run that saves after each step, without a second forward."""
     backend, model, dies = request.param
     folder = tmp_path_factory.mktemp(backend) / "run"
-    given = ("--backend", backend, "--model", model, "--dies", str(dies), "--", "trainer.save_freq=1")
-    return backend, folder, rehearse(folder, *given)
+    keys = ("trainer.save_freq=1", "+trainer.record_steps=[2]")
+    return backend, folder, rehearse(folder, "--backend", backend, "--model", model, "--dies", str(dies), "--", *keys)
 
 
 def test_training_and_rollout_compute_alike(finished):
     _, folder, run = finished
     check_computes_alike(run, folder)
+
+
+def test_recorded_step_is_made_again_on_other_dies(finished, tmp_path):
+    """On one die in place of two, and on two in place of one; the step begins with the weights behind the first."""
+    backend, folder, _ = finished
+    command = [sys.executable, "scripts/replay.py", folder / "checkpoints" / "records" / "step_2", "--emulate"]
+    command += ["--output", tmp_path / "replay.json", "--dies", "1" if backend == "megatron" else "2"]
+    command += [f"--set={key}" for key in ONE_DIE] if backend == "megatron" else []
+    run = subprocess.run(map(str, command), cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0 and "All is as recorded." in run.stdout, run.stdout[-3000:] + run.stderr[-3000:]
+    compared = json.loads((tmp_path / "replay.json").read_text())["compared"]
+    assert {each["stage"] for each in compared} == {"mask", "ref", "old_log_prob", "advantages", "update"}
+    assert max(each["most"] for each in compared if each["stage"] == "ref") < 1e-5
 
 
 def test_resumed_run_has_the_same_second_step(finished, tmp_path):
