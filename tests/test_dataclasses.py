@@ -22,6 +22,7 @@ CHANGING = {
     "post_training/run_lock.py": {"Ownership"},
     "rehearsal/prefork/launch.py": {"Template"},
     "scripts/health_checks/device_test.py": {"_Rank"},
+    "post_training/device_phases.py": {"PhaseMeter"},
     "rehearsal/prefork/template.py": {"_Worker"},
     "verl_patches/features/dynamic_sampling/acceptance.py": {"Acceptance"},
     "verl_patches/features/measure/serialized.py": {"_Serialized"},
