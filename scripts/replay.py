@@ -92,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RecordError, ReplayError, InferenceError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"Step {record.step} of {len(record.keys)} samples: recorded on {record.dies} dies, made again on {dies}")
+    on = f"{record.dies} {'die' if record.dies == 1 else 'dies'}"
+    print(f"Step {record.step} of {len(record.keys)} samples, recorded on {on}, is made again on {dies}", flush=True)
     try:
         with SignalFlag() as signals, claimed_dies(0 if options.emulate else dies):
             found = _made(options, record, dies, signals)
@@ -168,15 +169,14 @@ def _environment(options: argparse.Namespace, record: StepRecord, dies: int, fol
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
     own |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron asserts it
+    own[_OF_RAY] = ""
     modules = at(record.config, MODULES_KEY)
     if modules:
         own["VERL_USE_EXTERNAL_MODULES"] = str(modules)
     if not options.emulate:
         return own
     weights = sum(file.stat().st_size for file in Path(_model(options, record)).glob("*.safetensors"))
-    emulated = read_environment(ENVIRONMENT_FILE)
-    emulated.pop(_OF_RAY)
-    return own | emulated | {
+    return read_environment(ENVIRONMENT_FILE) | own | {
         "NPU_EMULATOR_DEVICES": str(dies),
         "NPU_EMULATOR_CAPACITY_MB": str(_BESIDE_MIB + (_TIMES_FILES * weights >> 20)),
         "NPU_EMULATOR_NODE": folder.name,

@@ -1,4 +1,4 @@
-"""Registers the trainer `sync_onpolicy` in the process that imports verl's trainers; all others import nothing more.
+"""Registers this project's trainers in the process that imports verl's; all others import nothing more.
 
 verl imports what VERL_USE_EXTERNAL_MODULES names in each of its processes. The trainers bring Megatron-core along,
 which vLLM's workers do not need, and which training is to import behind MindSpeed.

@@ -10,7 +10,7 @@ from verl_plugin.step_record.checks import STEPS
 from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, RECORDED, REGISTRATION
 
 # A later override of the same key counts.
-ON = (f"{MODE_KEY}={RECORDED}", f"+{MODULES_KEY}={REGISTRATION}", f"+{STEPS}=[1,3]", "trainer.save_freq=2")
+ON = (f"{MODE_KEY}={RECORDED}", f"++{MODULES_KEY}={REGISTRATION}", f"+{STEPS}=[1,3]", "trainer.save_freq=2")
 ACCEPTED = [(), ("trainer.save_freq=1",), (f"+{STEPS}=[1]", "trainer.save_freq=-1"), (f"+{STEPS}=[]",)]
 REJECTED = [
     (f"{MODE_KEY}=sync", f"{STEPS}=[1, 3] is invalid: the trainer {MODE_KEY}=sync records nothing"),

@@ -43,12 +43,13 @@ def test_recorded_step_is_made_again_on_other_dies(finished, tmp_path):
     backend, folder, _ = finished
     command = [sys.executable, "scripts/replay.py", folder / "checkpoints" / "records" / "step_2", "--emulate"]
     command += ["--output", tmp_path / "replay.json", "--dies", "1" if backend == "megatron" else "2"]
-    command += [f"--set={key}" for key in ONE_DIE] if backend == "megatron" else []
+    # vLLM-Ascend computes the attention of DeepSeek's prompts in bfloat16; all else is compared closely below.
+    command += ["--tolerance", "0.01", *(f"--set={key}" for key in ONE_DIE)] if backend == "megatron" else []
     run = subprocess.run(map(str, command), cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0 and "All is as recorded." in run.stdout, run.stdout[-3000:] + run.stderr[-3000:]
     compared = json.loads((tmp_path / "replay.json").read_text())["compared"]
     assert {each["stage"] for each in compared} == {"mask", "ref", "old_log_prob", "advantages", "update"}
-    assert max(each["most"] for each in compared if each["stage"] == "ref") < 1e-5
+    assert max(each["most"] for each in compared if each["what"] != "log-probs of the rollout") < 1e-6
 
 
 def test_resumed_run_has_the_same_second_step(finished, tmp_path):
