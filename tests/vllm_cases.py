@@ -151,7 +151,8 @@ def compare(
         found = torch.tensor([row[token].logprob for row, token in pairs])
         equal += sum(best == token for best, token in zip(expected.argmax(-1).tolist(), tokens, strict=True))
         below += (expected.max(-1).values - chosen).tolist()
-        worst = max(worst, (chosen - found).abs().max().item())
+        # One that is not a number is as far away as can be, and not what max() passes over.
+        worst = max(worst, (chosen - found).abs().nan_to_num(nan=math.inf).max().item())
     close = sum(distance <= 2 * rounding for distance in below)
     return {"equal": equal, "close": close, "of": len(below), "worst": worst, "rounding": rounding}
 

@@ -119,6 +119,16 @@ IMPOSSIBLE = {
     Case("qwen3moe", sleeps=True): "mat1 and mat2 shapes cannot be multiplied",
     Case("deepseek", "tp2ep", sleeps=True, exact=True): "mat1 and mat2 shapes cannot be multiplied",
 }
+# What upstream computes wrongly, and why. Where experts are combined, each expert of another rank stands for row 1 of the
+# experts' outputs, times a weight of 0: device/device_op.py takes the absolute value of the index -1. A row that is not
+# finite makes every token not finite that way.
+WRONG = {
+    Case("qwen3moe", "dp2ep", "PIECEWISE", chunks=True, prefix_cache=True): "a graph's padded row is not finite",
+    Case("deepseek", "dp2ep", "FULL_AND_PIECEWISE", chunks=True, exact=True): "a row of the idle rank is not finite",
+    Case("deepseek", "dp2ep", "FULL_DECODE_ONLY", chunks=True, exact=True): "a row of the idle rank is not finite",
+    # Its log-prob is right, and transformers' best token is over 0.3 above; 96 of 96 with the prefix cached.
+    Case("deepseek", "tp2ep", chunks=True, prefix_cache=True, dtype="bfloat16"): "one token of 96, cause not known",
+}
 FAULTY = [
     Case("qwen3", graph="FULL_AND_PIECEWISE", fault="no update"),
     Case("qwen3", graph="PIECEWISE", fault="no replay"),
