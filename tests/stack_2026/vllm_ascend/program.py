@@ -119,9 +119,9 @@ IMPOSSIBLE = {
     Case("qwen3moe", sleeps=True): "mat1 and mat2 shapes cannot be multiplied",
     Case("deepseek", "tp2ep", sleeps=True, exact=True): "mat1 and mat2 shapes cannot be multiplied",
 }
-# What upstream computes wrongly, and why. Where experts are combined, each expert of another rank stands for row 1 of the
-# experts' outputs, times a weight of 0: device/device_op.py takes the absolute value of the index -1. A row that is not
-# finite makes every token not finite that way.
+# What upstream computes wrongly, and why. Where experts are combined, each expert of another rank stands for row 1 of
+# the experts' outputs, times a weight of 0: device/device_op.py takes the absolute value of the index -1. A row that is
+# not finite makes every token not finite that way.
 WRONG = {
     Case("qwen3moe", "dp2ep", "PIECEWISE", chunks=True, prefix_cache=True): "a graph's padded row is not finite",
     Case("deepseek", "dp2ep", "FULL_AND_PIECEWISE", chunks=True, exact=True): "a row of the idle rank is not finite",
