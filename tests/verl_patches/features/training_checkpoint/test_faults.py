@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from post_training.checkpoint import manifest
+from post_training.checkpoint import filling, manifest
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
 from tests.verl_patches.features.training_checkpoint.ranks import ONE, full_states, rank_of, save_all
-from verl_patches.features.training_checkpoint import restoring, saving
+from verl_patches.features.training_checkpoint import saving
 from verl_patches.features.training_checkpoint.restoring import load_training
 from verl_patches.features.training_checkpoint.saving import rank_file, save_training
 
@@ -85,14 +85,14 @@ def test_an_operation_that_fails_is_told_with_the_file_and_leaves_no_manifest(tm
 @pytest.mark.parametrize("state", ["master", "exp_avg", "exp_avg_sq"])
 def test_a_state_that_no_file_has_is_told_before_anything_is_loaded(tmp_path, monkeypatch, state):
     save_training(rank_file(tmp_path, trained(), {}, {}))
-    opened = restoring.open_training_files
+    opened = filling.open_training_files
 
     def without_one(*arguments):
         files = opened(*arguments)
         del files.sources[state].tensors["model.norm.weight"]
         return files
 
-    monkeypatch.setattr(restoring, "open_training_files", without_one)
+    monkeypatch.setattr(filling, "open_training_files", without_one)
     made = rank_of("qwen2", ONE, 0)
     with pytest.raises(CheckpointError, match=f"no file has {state} of model.norm.weight; resume from another"):
         load_training(tmp_path, made)

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
-from post_training.checkpoint import durable
+from post_training.checkpoint import durable, filling
 from post_training.checkpoint.loading import fill
 from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Exchange
 from post_training.reshard.failure import Attempt
 from post_training.reshard.schedule import Bucket, Direction
-from verl_patches.features.training_checkpoint import restoring, saving
+from verl_patches.features.training_checkpoint import saving
 from verl_patches.features.training_checkpoint.host_agreement import checkpoint_progress
 from verl_patches.features.watch import progress
 from verl_patches.features.watch.feature import PHASES, EndSeconds, WarnSeconds, WatchSettings
@@ -212,12 +212,12 @@ def file_parts_hashed(folder, spend, count):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable, "_READ_BYTES", 1)
         patch.setattr(durable.hashlib, "sha256", lambda: SimpleNamespace(update=lambda _: spend(), hexdigest=str))
-        patch.setattr(restoring, "open_training_files", lambda *_: None)
-        patch.setattr(restoring, "check_states", lambda *_: None)
-        patch.setattr(restoring, "check_digests", lambda *_: None)
+        patch.setattr(filling, "open_training_files", lambda *_: None)
+        patch.setattr(filling, "check_states", lambda *_: None)
+        patch.setattr(filling, "check_digests", lambda *_: None)
         manifest = SimpleNamespace(files={"file": None})
-        patch.setattr(restoring, "complete_manifest", lambda _: manifest)
-        restoring._checked(folder, SimpleNamespace(rank=0, world_size=1, shapes={}))
+        patch.setattr(filling, "complete_manifest", lambda _: manifest)
+        filling.checked_files(folder, SimpleNamespace(rank=0, world_size=1, shapes={}), checkpoint_progress)
 
 
 def weights_read(report, spend, count):
