@@ -49,8 +49,8 @@ from verl_plugin.trainer_modes import MODULES_KEY  # noqa: E402
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.1}
 _WORKER = "verl_plugin.step_record.worker"
 _MODEL = "actor_rollout_ref.model.path"
-# A rank is asked for its device by Ray's worker where this is set, and there is no Ray here.
-_OF_RAY = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
+# verl asks Ray for the device of a rank where this is set, and there is no Ray here.
+_NOSET_DEVICES = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
 # Weights, gradients, averages and a reference in float32, of files in 16 bits; and what CANN and activations take.
 _TIMES_FILES, _BESIDE_MIB = 12, 1024
 _LAST_LINES = 12
@@ -71,7 +71,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--tolerance",
         type=float,
         metavar="X",
-        help="what log-probs and, relative, metrics may differ by (default: 1e-5 in float32, 0.1 in bfloat16)",
+        help="largest accepted difference, relative for metrics above 1 (default: 1e-5 in float32, 0.1 in bfloat16)",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the recorded configuration; repeat"
@@ -169,7 +169,7 @@ def _environment(options: argparse.Namespace, record: StepRecord, dies: int, fol
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
     own |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron asserts it
-    own[_OF_RAY] = ""
+    own[_NOSET_DEVICES] = ""
     modules = at(record.config, MODULES_KEY)
     if modules:
         own["VERL_USE_EXTERNAL_MODULES"] = str(modules)

@@ -77,7 +77,7 @@ def compare_rows(
 def compare_metrics(
     stage: str, recorded: Mapping[str, Any], again: Mapping[str, Any], tolerance: float, names: Iterable[str]
 ) -> list[Compared]:
-    """Metrics of a step, by a relative tolerance; `names` are those that both have."""
+    """Metrics of a step; the tolerance is relative above 1 and absolute below. Both sides have `names`."""
     found = []
     for name in names:
         one, other = float(recorded[name]), float(again[name])

@@ -69,7 +69,7 @@ class StepRecord:
         keys: verl's names of the samples, `<prompt>_<answer>_<part>`, in the order of the batch.
         columns: the fields that are tensors.
         given: what the trainer told the workers beside the samples, as the sizes of mini-batches.
-        metrics: of the step, as far as the update; text for those that are not finite.
+        metrics: of the step, up to the update.
         config: of the whole job, without secrets.
         dies: how many trained.
         left_out: fields that are no tensors.

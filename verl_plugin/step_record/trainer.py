@@ -54,7 +54,7 @@ class RecordsSteps:
         folder, before = checkpoints / RECORDS / f"step_{record.step}", checkpoints / f"global_step_{record.step - 1}"
         try:
             if folder.exists():
-                raise RecordError(f"{folder} exists")
+                raise RecordError(f"{folder} exists; remove it to record the step again")
             if record.step > 1 and not before.is_dir():
                 raise RecordError(f"{before}, with the weights before it, is not there")
             write_record(folder, record, before / "actor" if record.step > 1 else None, most_mib)

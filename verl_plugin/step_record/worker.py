@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_plugin.step_record.comparison import STAGES, Compared, compare_metrics, compare_rows
 from verl_plugin.step_record.first_operator import FirstOperator
-from verl_plugin.step_record.folder import StepRecord, read_record
+from verl_plugin.step_record.folder import RecordError, StepRecord, read_record
 
 _MASK = "response_mask"
 # Metrics of an update that do not depend on how long it took, or on how the samples lie on the ranks.
@@ -42,51 +43,54 @@ class Replay:
         record: what was recorded.
         weights: folder of the weights before it; None for the model's own.
         overrides: `KEY=VALUE` of the recorded configuration, such as another layout.
-        tolerance: absolute for log-probs, relative for metrics.
+        tolerance: absolute, and relative for metrics above 1.
+        layers: find the operator of the first value that is not finite.
     """
 
-    def __init__(self, record: StepRecord, weights: Path | None, overrides: Sequence[str], tolerance: float) -> None:
-        self.record, self.weights, self.tolerance = record, weights, tolerance
+    def __init__(
+        self,
+        record: StepRecord,
+        weights: Path | None,
+        overrides: Sequence[str],
+        tolerance: float,
+        layers: bool = False,
+    ) -> None:
+        self.record, self.weights, self.tolerance, self.layers = record, weights, tolerance, layers
         config: Any = OmegaConf.merge(OmegaConf.create(dict(record.config)), OmegaConf.from_dotlist(list(overrides)))
         # No weights leave this process.
         config.actor_rollout_ref.rollout.checkpoint_engine.backend = "naive"
         self.config = config
         self.origins: dict[str, str] = {}
 
-    def run(self, until: str, layers: bool) -> list[Compared]:
-        """Make the stages again until one of `STAGES`; every rank returns what was compared.
-
-        Args:
-            until: the last stage.
-            layers: find the operator of the first value that is not finite.
-        """
+    def run(self, until: str) -> list[Compared]:
+        """Compare the stages up to `until`, one of `STAGES`; every rank returns the same."""
         found: list[Compared] = []
         for stage in STAGES[: STAGES.index(until) + 1]:
-            found += getattr(self, f"_{stage}")(layers)
+            found += getattr(self, f"_{stage}")()
         return found
 
-    def _mask(self, layers: bool) -> list[Compared]:
-        """With one turn, each token of an answer is trained."""
+    def _mask(self) -> list[Compared]:
+        """Expect every token of an answer to be trained, where answers have one turn."""
         columns = self.record.columns
-        if at_turns(self.config):
-            return []
+        if OmegaConf.select(self.config, "actor_rollout_ref.rollout.multi_turn.enable"):
+            return []  # turns of a tool or a user are not trained
         ones = [torch.ones(len(row)) for row in columns["responses"].rows]
         return [compare_rows("mask", "trained tokens of answers", self.record.keys, columns[_MASK].rows, ones, 0)]
 
-    def _ref(self, layers: bool) -> list[Compared]:
+    def _ref(self) -> list[Compared]:
         if "ref_log_prob" not in self.record.columns:
             return []
         worker = self._worker("ref")
-        rows = self._log_probs(worker.compute_ref_log_prob, worker.ref.engine, "ref", layers)
+        rows = self._log_probs(worker.compute_ref_log_prob, worker.ref.engine, "ref")
         return [self._compared("ref", "log-probs of the reference", "ref_log_prob", rows)]
 
-    def _old_log_prob(self, layers: bool) -> list[Compared]:
-        rows = self._log_probs(self.actor.compute_log_prob, self.actor.actor.engine, "old_log_prob", layers)
+    def _old_log_prob(self) -> list[Compared]:
+        rows = self._log_probs(self.actor.compute_log_prob, self.actor.actor.engine, "old_log_prob")
         names = {"rollout_log_probs": "log-probs of the rollout", "old_log_probs": "log-probs before the update"}
         known = [name for name in names if name in self.record.columns]
         return [self._compared("old_log_prob", names[name], name, rows) for name in known]
 
-    def _advantages(self, layers: bool) -> list[Compared]:
+    def _advantages(self) -> list[Compared]:
         columns, algorithm = self.record.columns, self.config.algorithm
         correction = algorithm.get("rollout_correction") or {}
         if algorithm.use_kl_in_reward or correction.get("rollout_is") or correction.get("rollout_rs"):
@@ -110,11 +114,11 @@ class Replay:
         rows = list(response_to_nested(data.batch["advantages"], mask).unbind())
         return [self._compared("advantages", "advantages of tokens", "advantages", rows)]
 
-    def _update(self, layers: bool) -> list[Compared]:
+    def _update(self) -> list[Compared]:
         engine = self.actor.actor.engine
         data = self._samples(engine, self.record.given)
         with ExitStack() as stack:
-            self._watch(stack, engine, "update", layers)
+            self._watch(stack, engine, "update")
             output = self.actor.update_actor(data)
         own = {} if output is None else rename_dict(tu.get(output, "metrics"), "actor/")
         metrics = reduce_metrics(next(each for each in _everyone(own) if each))
@@ -126,22 +130,21 @@ class Replay:
         worker.init_model()
         return worker
 
-    @property
+    @cached_property
     def actor(self) -> Any:
         """The worker that trains, with the weights before the step."""
-        if not hasattr(self, "_actor"):
-            self._actor = self._worker("actor")
-            if self.weights is not None:
-                self._actor.load_checkpoint(str(self.weights))
-        return self._actor
+        worker = self._worker("actor")
+        if self.weights is not None:
+            worker.load_checkpoint(str(self.weights))
+        return worker
 
-    def _log_probs(self, compute: Any, engine: Any, stage: str, layers: bool) -> list[torch.Tensor]:
+    def _log_probs(self, compute: Any, engine: Any, stage: str) -> list[torch.Tensor]:
         """Of all samples' answers [tokens], on every rank."""
         own: dict[str, Any] = {"calculate_entropy": False, "compute_loss": False}
         data = self._samples(engine, {**own, "temperature": self.config.actor_rollout_ref.rollout.temperature})
         mask = data[_MASK]
         with ExitStack() as stack:
-            self._watch(stack, engine, stage, layers)
+            self._watch(stack, engine, stage)
             output = compute(data)
         rows = []
         if output is not None:
@@ -153,6 +156,8 @@ class Replay:
     def _samples(self, engine: Any, given: Any) -> Any:
         """This data-parallel rank's share of the samples, as verl's workers get them."""
         ranks, rank, count = engine.get_data_parallel_size(), engine.get_data_parallel_rank(), len(self.record.keys)
+        if count % ranks:
+            raise RecordError(f"{count} samples cannot be divided among {ranks} data-parallel ranks; give other --dies")
         share = slice(count // ranks * rank, count // ranks * (rank + 1))
         computed = ("log_probs", "entropy")  # which the workers return
         tensors = {name: column.tensor(share) for name, column in self.record.columns.items() if name not in computed}
@@ -162,9 +167,9 @@ class Replay:
         recorded = self.record.columns[column].rows
         return compare_rows(stage, what, self.record.keys, recorded, rows, self.tolerance)
 
-    def _watch(self, stack: ExitStack, engine: Any, stage: str, layers: bool) -> None:
-        """Look at every operator of the pass; afterwards `origins` knows the first bad one of this rank."""
-        if not layers:
+    def _watch(self, stack: ExitStack, engine: Any, stage: str) -> None:
+        """With `layers`, look at every operator of the pass, and keep the first bad one of this rank in `origins`."""
+        if not self.layers:
             return
         modules = engine.module if isinstance(engine.module, list) else [engine.module]
         mode = FirstOperator()
@@ -175,11 +180,6 @@ class Replay:
     def _remember(self, stage: str, mode: FirstOperator) -> None:
         if mode.origin is not None:
             self.origins[stage] = f"rank {dist.get_rank()}: {mode.origin.sentence()}"
-
-
-def at_turns(config: Any) -> bool:
-    """Whether answers have turns of a tool or a user, which are not trained."""
-    return bool(OmegaConf.select(config, "actor_rollout_ref.rollout.multi_turn.enable"))
 
 
 def _prompts(keys: Sequence[str]) -> Any:
@@ -215,8 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def replay(options: argparse.Namespace) -> None:
     """Make the step again; the first rank writes what was compared."""
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
-    step = Replay(*read_record(options.folder), options.overrides, options.tolerance)
-    found = step.run(options.until, options.layers)
+    step = Replay(*read_record(options.folder), options.overrides, options.tolerance, options.layers)
+    found = step.run(options.until)
     origins = _everyone(step.origins)
     if dist.get_rank() == 0:
         by_stage = {stage: [each[stage] for each in origins if stage in each] for stage in STAGES}

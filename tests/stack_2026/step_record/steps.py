@@ -39,7 +39,7 @@ def config_of(model: Path, dies: int) -> dict[str, Any]:
 
 
 def recorded(model: Path, dies: int) -> StepRecord:
-    """A step as plain transformers computes it: GRPO, one update of eight answers, an old policy beside the new one."""
+    """A step as plain transformers computes it: GRPO with one update; old and reference log-probs are the model's."""
     generator = torch.Generator().manual_seed(5)
     tokens = [torch.randint(3, 90, (sum(size),), generator=generator) for size in _SIZES]
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

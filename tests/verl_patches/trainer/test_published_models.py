@@ -145,7 +145,7 @@ def test_published_models_get_one_answer_everywhere(job, folders, workers):
 
 @pytest.mark.parametrize(("job", "model"), OF_COMMANDS)
 def test_commands_reject_a_model_with_that_sentence(job, model, folders, workers, capsys, tmp_path):
-    """The four as a user calls them; that they say the same of every other model is the test above."""
+    """Call all four as a user does; the test above covers every other model."""
     folder = folders / folder_name(model)
     sentence = workers[job][folder_name(model)]["worker"]
     assert main_ppo.main(["--config-name", job, "--check", f"{MODEL}={folder}"]) == 2

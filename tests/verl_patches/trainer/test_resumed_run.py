@@ -1,6 +1,6 @@
 """A run that goes on from its checkpoint, against the one that was never broken: Ray, two dies and verl's own loop.
 
-That a checkpoint of several pipeline stages is resumed exactly is a test of the worker processes.
+tests/worker_processes checks that a checkpoint of several pipeline stages resumes exactly.
 
 Two epochs of two steps: the checkpoint lies at the end of the first, so that the order of the second is at stake.
 """
