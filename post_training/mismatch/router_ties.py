@@ -42,12 +42,15 @@ def choice_margins(
 def tied_choices(router: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Return for which of `tokens` [..., hidden] a Megatron router may choose other experts by rounding: bool [tokens].
 
-    A router of ours says what its scores are; Megatron's own chooses the highest logits.
+    A router with an expert bias says what its scores are; all others choose the highest logits. The softmax behind
+    these makes a difference of logits a ratio of scores, which rounds by `eps` however small the logits are.
     """
     tokens = tokens.detach().reshape(-1, tokens.shape[-1])
     if hasattr(router, "choice_scores"):
         scores, groups = router.choice_scores(tokens), router.groups
+        largest = scores.abs().amax(dim=-1)
     else:
         scores, groups = functional.linear(tokens.float(), router.weight.detach().float()), (1, 1)
-    step = scores.abs().amax(dim=-1) * torch.finfo(torch.float32).eps
+        largest = scores.abs().amax(dim=-1).clamp(min=1)
+    step = largest * torch.finfo(torch.float32).eps
     return choice_margins(scores, router.config.moe_router_topk, *groups) <= TIED_STEPS / 2 * step

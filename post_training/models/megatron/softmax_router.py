@@ -14,7 +14,7 @@ class SoftmaxRouter(torch.nn.Module):
 
     def __init__(self, config: MoETransformerConfig) -> None:
         super().__init__()
-        self._config = config
+        self.config = config
         device = torch.device("npu", torch.npu.current_device())
         self.weight = torch.nn.Parameter(
             torch.empty(config.num_moe_experts, config.hidden_size, dtype=config.params_dtype, device=device)
@@ -26,7 +26,7 @@ class SoftmaxRouter(torch.nn.Module):
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
         scores = F.linear(tokens.float(), self.weight.float()).softmax(dim=-1)
-        weights, experts = scores.topk(self._config.moe_router_topk, dim=-1)
-        if self._config.moe_router_norm_topk_prob:
+        weights, experts = scores.topk(self.config.moe_router_topk, dim=-1)
+        if self.config.moe_router_norm_topk_prob:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights, experts

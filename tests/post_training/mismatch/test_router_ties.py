@@ -46,3 +46,11 @@ def test_scores_one_step_beyond_a_tie_are_not_tied():
     # The largest score, 2, decides the step: 2**-22.
     tokens = [[2.0, 1.0, 1.0 - steps * 2**-22, 0.0] for steps in (TIED_STEPS, TIED_STEPS + 1)]
     assert tied_choices(router, torch.tensor(tokens)).tolist() == [True, False]
+
+
+def test_small_logits_are_tied_where_softmax_rounds_their_scores_alike():
+    """Logits of 1/64, 2**-25 apart, differ by 16 of their own steps, and their scores by less than half of one."""
+    router = SimpleNamespace(weight=torch.eye(4), config=SimpleNamespace(moe_router_topk=2))
+    logits = torch.tensor([[2**-6, 2**-7, 2**-7 - 2**-25, 0.0], [2**-6, 2**-7, 2**-7 - 2**-19, 0.0]])
+    assert (logits[0].softmax(-1)[1] - logits[0].softmax(-1)[2]).item() < 2**-25
+    assert tied_choices(router, logits).tolist() == [True, False]

@@ -110,3 +110,17 @@ def test_router_names_the_tokens_that_rounding_decides():
         router.expert_bias.copy_(bias)
         router.expert_bias[best[4]] = router.expert_bias[best[3]] - steps * 2**-21
         assert tied_choices(router, tokens).tolist() == [tied] * 3
+
+
+def test_router_of_qwen3_names_the_tokens_that_rounding_decides():
+    """As `recorded_training_choices` asks it in a float32 run."""
+    from post_training.mismatch.router_ties import tied_choices
+    from post_training.models.megatron.moe_config import MoETransformerConfig
+    from post_training.models.megatron.softmax_router import SoftmaxRouter
+
+    sizes = {"num_layers": 1, "hidden_size": 4, "num_attention_heads": 4, "num_moe_experts": 4, "moe_router_topk": 2}
+    router = SoftmaxRouter(MoETransformerConfig(**sizes, add_bias_linear=False))
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(4))
+    tokens = torch.tensor([[[3.0, 2.0, 2.0 - 2**-21, 1.0]], [[3.0, 2.0, 2.0 - 2**-18, 1.0]]]).npu()
+    assert tied_choices(router, tokens).tolist() == [True, False]
