@@ -161,7 +161,7 @@ def lone_rank():
 @pytest.fixture
 def own_context(monkeypatch):
     """A process context of the test's own."""
-    from verl_patches.features import process_context
+    from post_training import process_context
 
     own = process_context.ProcessContext()
     monkeypatch.setattr(process_context, "_context", own)

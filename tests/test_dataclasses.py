@@ -31,7 +31,7 @@ CHANGING = {
     "post_training/finite_steps/norm.py": {"NormDecision"},
     "verl_patches/features/step.py": {"Step"},
     "verl_patches/features/temperature/sampled.py": {"Draw"},
-    "verl_patches/features/watch/limits.py": {"Seen"},
+    "post_training/hang_detection/limits.py": {"Seen"},
     "verl_patches/trainer/isolated_ray/machine.py": {"IsolatedRay"},
 }
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from post_training.checkpoint import durable
+from post_training.hang_detection.signs import Signs
 from verl_patches.features.measure.feature import MEASURE
 from verl_patches.features.training_checkpoint import saving, trainer
 from verl_patches.features.training_checkpoint.step_folders import step_of
-from verl_patches.features.watch.signs import Signs
 
 STOP_NAME, REACHED_NAME = "stop.json", "stop.reached"
 BEFORE_RENAME, AFTER_RENAME, CHUNK, FILE = "before the rename", "after the rename", "write", "file written"

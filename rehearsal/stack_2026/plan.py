@@ -27,6 +27,8 @@ from rehearsal.plan import (
 )
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from verl_plugin.heartbeats.settings import ENGINES as HEARTBEATS
+from verl_plugin.heartbeats.settings import KEY as HANG_DETECTION
 from verl_plugin.resume.checks import ENGINES as RESUME
 from verl_plugin.resume.checks import KEYS as RESUME_KEYS
 from verl_plugin.resume.checks import SAMPLER
@@ -320,7 +322,8 @@ def _plugins(options: Options) -> Iterator[str]:
     if replayed or ROUTING_REPLAY in options.overrides:
         modules.append("verl_plugin.routing_replay.engines")
     # Behind alltoallv, whose export calls none before it.
-    modules.append(PEAKS)
+    modules += [HEARTBEATS, PEAKS]
+    yield f"+{HANG_DETECTION}.enabled=true"
     yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
 
 

@@ -18,9 +18,11 @@ from transformers import DeepseekV3Config
 from verl import DataProto
 
 import overlay
+from post_training import process_context
+from post_training.hang_detection.signs import Signs, process_signs
 from tests.demonstrations import Upstream, demonstrates
 from tests.demonstrations.vllm_patches import module_with
-from verl_patches.features import process_context, settings
+from verl_patches.features import settings
 from verl_patches.features.answer_ends.feature import ANSWER_ENDS
 from verl_patches.features.chunked_log_probs.deferred import DeferredLogits
 from verl_patches.features.chunked_log_probs.feature import CHUNKED_LOG_PROBS
@@ -64,7 +66,6 @@ from verl_patches.features.temperature.feature import TEMPERATURE
 from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import Signs, process_signs
 
 WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
@@ -762,7 +763,7 @@ def a_micro_batch_of_fsdp_is_progress(body):
 @demonstrates(f"{WORKER}.__init__", WATCH)
 def a_worker_gives_signs_of_life(body):
     rank, begun = mock.patch.dict("os.environ", RANK="3"), mock.Mock()
-    with rank, mock.patch("verl_patches.features.watch.signs.start_in_ray", begun):
+    with rank, mock.patch("post_training.hang_detection.signs.start_in_ray", begun):
         body(Upstream(), SimpleNamespace(), {}, "actor")
     return [call.args[0] for call in begun.call_args_list]
 

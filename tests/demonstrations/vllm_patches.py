@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 
+from post_training.hang_detection.signs import process_signs
 from tests.demonstrations import Upstream, demonstrates
 from verl_patches.features.compatibility.feature import (
     KV_CACHE_SIZE,
@@ -25,7 +26,6 @@ from verl_patches.features.rollout_parallel.feature import ROLLOUT_EXPERT_PARALL
 from verl_patches.features.rollout_rebalance.feature import ROLLOUT_REBALANCE
 from verl_patches.features.temperature.feature import TEMPERATURE
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import process_signs
 
 LLM = "vllm.entrypoints.llm:LLM.__init__"
 

@@ -202,8 +202,8 @@ def test_whether_a_function_keeps_what_it_may_forget_is_no_change(decorator, dif
 def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
     switches = "tests/overlay/test_real_switches.py"
     assert switches in tiers("vllm_patches/v1/engine/llm_engine.py", ROOT)[0]
-    near = tiers("verl_patches/features/watch/limits.py", ROOT)[0]
-    assert "tests/verl_patches/features/watch/test_limits.py" in near and switches not in near
+    near = tiers("post_training/hang_detection/limits.py", ROOT)[0]
+    assert "tests/post_training/hang_detection/test_limits.py" in near and switches not in near
     assert "tests/test_dataclasses.py" in near
     assert "tests/scripts/test_configuration_document.py" in tiers("verl_patches/features/alerts/feature.py", ROOT)[0]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from post_training.hang_detection.signs import Signs
 from verl_patches.features import settings
-from verl_patches.features.watch.signs import Signs
 
 LIMIT_NAME, AFTER = "limit", "global_step_2"
 _phase = Signs.phase

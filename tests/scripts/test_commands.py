@@ -26,6 +26,7 @@ REQUIRED = {
     "preflight.py": "--config-name",
     "prove_resume.py": "--config-name",
     "replay.py": "DIR",
+    "replay_hang.py": "RUN",
     "report.py": "RUN",
     "reshard_plan.py": "--train, --rollout",
     "serve.py": "--model",

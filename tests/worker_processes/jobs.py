@@ -338,9 +338,9 @@ def _moments(part: Any) -> list[tuple[torch.Tensor, dict[str, Any]]]:
 
 def recall(state: State) -> None:
     """Put back what `remember` kept, and begin an empty step record; later optimizer state is dropped."""
+    from post_training.process_context import process_context
     from verl_patches.features import settings
     from verl_patches.features.measure import step_record
-    from verl_patches.features.process_context import process_context
 
     settings.activate(state["settings"])
     host, device = state["random"]

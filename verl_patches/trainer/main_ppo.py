@@ -23,9 +23,9 @@ from verl_patches.trainer.ray_connection import StartWorkers, connected_ray, no_
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from post_training.hang_detection.driver import Watcher
     from post_training.masking import Secrets
     from post_training.start_status import Cause
-    from verl_patches.features.watch.driver import Watcher
     from verl_patches.trainer.isolated_ray import IsolatedRay
 
 CONFIG_FOLDER = Path(__file__).resolve().parent / "config"
@@ -373,9 +373,9 @@ def _written_folders(config: DictConfig) -> list[str]:
 
 def _watching(config: DictConfig) -> AbstractContextManager[Watcher]:
     """Names workers that stop answering, and interrupts the run for it, while the block lasts."""
+    from post_training.hang_detection.driver import watching
     from verl_patches.features.measure.run_files import RunFiles
     from verl_patches.features.settings import OverlaySettings
-    from verl_patches.features.watch.driver import watching
     from verl_patches.trainer.configuration_checks.sizes import number_of_dies
 
     chosen = OverlaySettings.from_config(config.actor_rollout_ref)

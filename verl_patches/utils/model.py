@@ -42,11 +42,11 @@ def load_megatron_gptmodel_weights(
     from verl.utils.fs import copy_to_local
 
     from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
+    from post_training.hang_detection.progress import file_progress
     from post_training.layouts.model_tensors import train_tensors, unwrapped
     from post_training.layouts.placements import train_placement
     from post_training.layouts.value_model import without_head
     from verl_patches.features.critic.head import begin_head
-    from verl_patches.features.watch.progress import file_progress
 
     table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)
@@ -81,9 +81,9 @@ def load_mcore_dist_weights(
         return upstream(parallel_model, dist_weight_path, is_value_model)
     import torch.distributed as dist
 
+    from post_training.hang_detection.progress import file_progress
     from post_training.layouts.model_tensors import train_tensors, unwrapped
     from post_training.layouts.placements import train_placement
-    from verl_patches.features.watch.progress import file_progress
 
     placement = train_placement(unwrapped(parallel_model[0]).config)
     load_shard(Path(dist_weight_path), placement, dist.get_rank(), train_tensors(parallel_model), file_progress)

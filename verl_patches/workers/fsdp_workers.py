@@ -34,8 +34,8 @@ _OURS = "not forwarded: part of this project's features"
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
 ) -> None:
-    from verl_patches.features.watch.progress import start_worker
-    from verl_patches.features.watch.signs import process_signs
+    from post_training.hang_detection.progress import start_worker
+    from post_training.hang_detection.signs import process_signs
 
     start_worker(WATCH.current().interval_s)
     with process_signs().phase("init"):
@@ -217,7 +217,7 @@ def _watch(target: str, phase: str, *, inside: Sequence[str] = ()) -> None:
     def method(
         upstream: Callable[..., Any], self: ActorRolloutRefWorker | CriticWorker, *args: Any, **kwargs: Any
     ) -> Any:
-        from verl_patches.features.watch.signs import process_signs
+        from post_training.hang_detection.signs import process_signs
 
         with process_signs().phase(phase):
             return upstream(self, *args, **kwargs)

@@ -65,8 +65,8 @@ def init_with_engine(upstream: Callable[..., None], self: ActorRolloutRefWorker,
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
 ) -> None:
-    from verl_patches.features.watch.progress import start_worker
-    from verl_patches.features.watch.signs import process_signs
+    from post_training.hang_detection.progress import start_worker
+    from post_training.hang_detection.signs import process_signs
 
     start_worker(WATCH.current().interval_s)
     with process_signs().phase("init"):
@@ -402,9 +402,9 @@ def finish_checkpoint(module: ModuleType) -> Callable[..., None]:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def finish_checkpoint(self: ActorRolloutRefWorker) -> None:
+        from post_training.hang_detection.signs import process_signs
         from verl_patches.features.measure.step_record import current_record
         from verl_patches.features.training_checkpoint.background import process_writer
-        from verl_patches.features.watch.signs import process_signs
 
         if process_writer().is_writing:
             with current_record().timed("checkpoint_wait"), process_signs().phase("checkpoint"):
@@ -574,7 +574,7 @@ def _watch(target: str, phase: str, *, inside: Sequence[str] = (), evidence: Evi
     def method(
         upstream: Callable[..., Any], self: ActorRolloutRefWorker | CriticWorker, *args: Any, **kwargs: Any
     ) -> Any:
-        from verl_patches.features.watch.signs import process_signs
+        from post_training.hang_detection.signs import process_signs
 
         with process_signs().phase(phase):
             return upstream(self, *args, **kwargs)

@@ -1,6 +1,6 @@
 """The residency of a worker's process."""
 
-from verl_patches.features.process_context import process_context
+from post_training.process_context import process_context
 from verl_patches.features.residency.feature import RESIDENCY
 from verl_patches.features.residency.phases import Residency
 from verl_patches.features.residency.sleeping import SleepingEngine

@@ -22,6 +22,7 @@ from verl_plugin.alltoallv.settings import (
     SETTINGS_KEY,
     AlltoallvSettings,
 )
+from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
@@ -98,6 +99,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from registration_problems(config)
     yield from onpolicy_problems(config)
     yield from record_problems(config)
+    yield from hang_problems(config)
 
 
 def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -9,6 +9,8 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from post_training.report.run_error import RunError
+from verl_plugin.heartbeats.settings import hang_problems
+from verl_plugin.heartbeats.trainer import DetectsHangs
 from verl_plugin.onpolicy.checks import ENGINES, onpolicy_problems
 from verl_plugin.step_record.checks import record_problems
 from verl_plugin.step_record.trainer import RecordsSteps
@@ -20,7 +22,7 @@ _ELSEWHERE = ("training/", "rollout_corr/")
 
 
 @register_trainer(ONE_FORWARD)
-class OnPolicyTrainer(RecordsSteps, PPOTrainerSync):
+class OnPolicyTrainer(DetectsHangs, RecordsSteps, PPOTrainerSync):
     """Each batch makes one update, whose own forward has the old log-probs.
 
     Metrics that verl computes from old log-probs come from the update, under their usual names.
@@ -33,7 +35,7 @@ class OnPolicyTrainer(RecordsSteps, PPOTrainerSync):
             ValueError: the run is none in which the update's log-probs are old ones.
         """
         plain: Any = OmegaConf.to_container(config, resolve=True)
-        for problem in (*onpolicy_problems(plain), *record_problems(plain)):
+        for problem in (*onpolicy_problems(plain), *record_problems(plain), *hang_problems(plain)):
             raise ValueError(problem)
         model = config.actor_rollout_ref.model
         libraries = model.external_lib or []

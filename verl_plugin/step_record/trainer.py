@@ -14,6 +14,8 @@ from verl.utils.metric import reduce_metrics
 
 from post_training.masking import masked
 from post_training.report.run_folder import at
+from verl_plugin.heartbeats.settings import hang_problems
+from verl_plugin.heartbeats.trainer import DetectsHangs
 from verl_plugin.step_record.checks import MOST, MOST_MIB, record_problems, recorded_steps
 from verl_plugin.step_record.folder import Column, RecordError, StepRecord, write_record
 from verl_plugin.trainer_modes import RECORDED
@@ -71,7 +73,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 @register_trainer(RECORDED)
-class RecordingTrainer(RecordsSteps, PPOTrainerSync):
+class RecordingTrainer(DetectsHangs, RecordsSteps, PPOTrainerSync):
     """verl's `sync`, which records steps."""
 
     def __init__(self, config: Any) -> None:
@@ -80,7 +82,8 @@ class RecordingTrainer(RecordsSteps, PPOTrainerSync):
         Raises:
             ValueError: the steps cannot be recorded.
         """
-        for problem in record_problems(OmegaConf.to_container(config, resolve=True)):  # type: ignore[arg-type]  # a mapping
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        for problem in (*record_problems(plain), *hang_problems(plain)):
             raise ValueError(problem)
         # What verl decides by the name of its synchronous mode holds here too.
         config.trainer.v1.trainer_mode = "sync"

@@ -90,11 +90,11 @@ def init_with_direct_loading(upstream: Callable[..., None], self: LLM, *args: An
     import torch.distributed as dist
 
     from post_training.checkpoint.loading import ignored_prefixes, load_from_huggingface
+    from post_training.hang_detection.progress import file_progress
     from post_training.layouts.model_tensors import rollout_tensors
     from post_training.layouts.placements import rollout_placement
     from post_training.models.families import table_for
     from post_training.reshard.mla_refresh import refresh_absorbed_weights
-    from verl_patches.features.watch.progress import file_progress
 
     upstream(self, *args, **kwargs)
     folder = settings.current().load_from_hf

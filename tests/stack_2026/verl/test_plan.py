@@ -6,7 +6,7 @@ import pytest
 
 from rehearsal.preflight import PreflightError
 from rehearsal.stack_2026.__main__ import main, parse_arguments
-from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, PEAKS, ROUTING_REPLAY, Options, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, CHANGES, HEARTBEATS, MODELS, PEAKS, ROUTING_REPLAY, Options, make_plan
 from rehearsal.stack_2026.stages import check_backend
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_plugin.resume.checks import ENGINES
@@ -53,7 +53,7 @@ def test_precision_decides_the_types(tmp_path):
     for precision, own in (("float32", ["verl_plugin.megatron_float32"]), ("bfloat16", [])):
         keys = list(make_plan(Options(precision=precision, output=tmp_path), "now").overrides())
         behind = ["verl_plugin.finite_steps", "verl_plugin.alltoallv.engines", REPLAY]
-        assert library_of(keys) == [ENGINES, "verl_plugin.megatron_core", *own, *behind, PEAKS]
+        assert library_of(keys) == [ENGINES, "verl_plugin.megatron_core", *own, *behind, HEARTBEATS, PEAKS]
         assert f"actor_rollout_ref.rollout.dtype={precision}" in keys
 
 
@@ -66,7 +66,8 @@ def test_naive_weights_load_nothing_of_alltoallv(tmp_path):
     }
     for backend, library in libraries.items():
         keys = list(make_plan(Options(backend=backend, weights="naive", output=tmp_path), "now").overrides())
-        assert library_of(keys) == [ENGINES, *library, PEAKS] and not any("alltoallv" in key for key in keys)
+        assert library_of(keys) == [ENGINES, *library, HEARTBEATS, PEAKS]
+        assert not any("alltoallv" in key for key in keys)
 
 
 @pytest.mark.parametrize(

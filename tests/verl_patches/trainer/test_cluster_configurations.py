@@ -15,6 +15,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 
+from post_training.hang_detection.settings import PHASES as WATCHED_PHASES
 from post_training.report.run_folder import read_run
 from rehearsal.jobs import scale_of
 from rehearsal.tiny_model.architecture import TINY_MODELS
@@ -35,7 +36,6 @@ from tests.verl_patches.trainer.scaled_job import (
     run_scaled_job,
 )
 from verl_patches.features.catalogue import FEATURES
-from verl_patches.features.watch.feature import PHASES as WATCHED_PHASES
 from verl_patches.trainer.configuration_checks import ConfigurationError, check_configuration
 from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
 

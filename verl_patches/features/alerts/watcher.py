@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from post_training.process_context import process_context
 from post_training.report.run_error import RunError
 from verl_patches.features.alerts.feature import rules_of
 from verl_patches.features.alerts.monitoring import asked_for
 from verl_patches.features.alerts.rules import Rule, Watched
-from verl_patches.features.process_context import process_context
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 from verl_patches.features.training_checkpoint.step_folders import step_folder
 from verl_patches.features.training_checkpoint.trainer import process_publisher

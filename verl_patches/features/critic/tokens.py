@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from verl_patches.features.process_context import process_context
+from post_training.process_context import process_context
 
 
 def response_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from post_training.plan.rebalance import least_slot_steps
+from post_training.process_context import process_context
 from verl_patches.features.dp_sync.agreement import largest, total
 from verl_patches.features.dp_sync.sync_window import (
     LocalState,
@@ -19,7 +20,6 @@ from verl_patches.features.dp_sync.sync_window import (
     steps_in_hand,
 )
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.process_context import process_context
 
 METRICS = (
     "agreements",

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from post_training.mismatch.points import split
 from post_training.mismatch.recording import NO_TOKEN
+from post_training.process_context import process_context
 from post_training.report.metrics import EXPERT_SETS_COMPARED, EXPERT_SETS_DIFFER, EXPERT_TIES_DIFFER
 from verl_patches.features.expert_sets.keys import drawn, layer_keys, set_hashes
-from verl_patches.features.process_context import process_context
 
 Records = NDArray[np.uint64]
 """[records, 2 or 4]: the key of a token in a layer, the hash of the experts that it was sent to, and for training its

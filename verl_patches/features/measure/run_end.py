@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from post_training.process_context import process_context
 from post_training.report.faults import REWARD_ERROR, RunFaults
 from post_training.report.run_error import RunError, original
 from post_training.rewards import counts, failures
 from verl_patches.features.measure.run_files import RunFiles
 from verl_patches.features.measure.samples import take_samples
-from verl_patches.features.process_context import process_context
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 from verl_patches.features.training_checkpoint.trainer import process_publisher
 

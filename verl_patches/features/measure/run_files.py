@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from post_training.masking import masked
+from post_training.process_context import process_context
 from post_training.report.heartbeat import HEARTBEAT
 from post_training.report.metrics import MEMORY, PATCHES, read_entries
+from post_training.report.object_files import append_object, replace_object
 from post_training.report.samples import FIRST, LAST, Sample
-from verl_patches.features.process_context import process_context
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,7 @@ class RunFiles:
         """Write a file of one JSON object, replacing an earlier one at once."""
         if self._folder is None:
             return
-        file = self._folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(content, indent=1) + "\n")
-        unfinished.replace(file)
+        replace_object(self._folder / name, content)
 
     def executed(self, labels: Iterable[str]) -> None:
         """Append those of the executed patches that this process has not written yet."""
@@ -121,18 +118,7 @@ class RunFiles:
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:
         if self._folder is None:
             return
-        file = self._folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # One write of a whole line in append mode: lines of several processes of a node do not mix.
-        line = (json.dumps(entry, allow_nan=False) + "\n").encode()
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            # A process that was killed, or a full disk, can have left half a line, which is not this entry's beginning.
-            size = os.fstat(descriptor).st_size
-            whole = size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
-            os.write(descriptor, line if whole else b"\n" + line)
-        finally:
-            os.close(descriptor)
+        append_object(self._folder / name, entry)
 
 
 def read_executed(folder: Path) -> list[str]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from post_training.process_context import process_context
 from post_training.report.samples import PROMPTS, RESPONSES, Sample, shortened
-from verl_patches.features.process_context import process_context
 
 
 class _HeldSamples(list[Sample]):

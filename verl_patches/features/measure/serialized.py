@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from verl_patches.features.process_context import process_context
+from post_training.process_context import process_context
 
 
 @dataclass

@@ -17,8 +17,8 @@ from hashlib import sha256
 import torch
 import torch.distributed as dist
 
+from post_training.process_context import process_context
 from post_training.report.run_error import RunError
-from verl_patches.features.process_context import process_context
 
 _FIRST, _LAST = "start/first/", "start/last/"
 _FAR_AHEAD = 2.0**33  # Unix seconds, in the year 2242

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from post_training.process_context import process_context
 from verl_patches.features import settings
-from verl_patches.features.process_context import process_context
 from verl_patches.features.profile.feature import ProfileSettings
 
 

@@ -1,7 +1,7 @@
 """The counter of rollout weights of this process."""
 
+from post_training.process_context import process_context
 from post_training.reshard.generation import WeightsGeneration
-from verl_patches.features.process_context import process_context
 
 
 def process_generation() -> WeightsGeneration:

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from post_training.plan.rebalance import Move, rebalance
+from post_training.process_context import process_context
 from verl_patches.features.dp_sync.agreement import total
 from verl_patches.features.dp_sync.decode_loop import DecodeLoop
 from verl_patches.features.dp_sync.sync_window import ReducedState
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.process_context import process_context
 from verl_patches.features.rollout_rebalance.requests import (
     FinishedRequest,
     MovingRequest,

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from post_training.process_context import process_context
 from verl_patches.features.measure.step_record import current_record
-from verl_patches.features.process_context import process_context
 from verl_patches.features.sample_handles.handles import (
     COUNTED,
     FIRST,

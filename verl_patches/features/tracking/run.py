@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.masking import masked
-from verl_patches.features.process_context import process_context
+from post_training.process_context import process_context
 from verl_patches.features.tracking.backends import MLFLOW_STATUS, Ending, backend, set_variables
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from post_training.checkpoint.durable import Written
+from post_training.process_context import process_context
 from post_training.tensor_parts import host_copy
-from verl_patches.features.process_context import process_context
 from verl_patches.features.training_checkpoint.saving import RankFile
 
 GROUPS = {"actor": ("actor_params", "optimizer"), "critic": ("critic_params", "critic_optimizer")}

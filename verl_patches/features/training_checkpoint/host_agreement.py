@@ -24,9 +24,9 @@ from typing import Any
 import torch.distributed as dist
 
 from post_training.checkpoint.files import CheckpointError
-from verl_patches.features.process_context import process_context
+from post_training.hang_detection.signs import process_signs
+from post_training.process_context import process_context
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import process_signs
 
 _POLL_S = 1.0
 # Between two signs of progress in the store, which 256 ranks share.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from verl_patches.features.process_context import process_context
+from post_training.process_context import process_context
 
 
 class KeptStates:

@@ -12,7 +12,8 @@ from typing import Any
 from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.step_files import ACTOR, CRITIC
-from verl_patches.features.process_context import process_context
+from post_training.hang_detection.progress import file_progress
+from post_training.process_context import process_context
 from verl_patches.features.training_checkpoint.circumstances import (
     check_circumstances,
     circumstances,
@@ -39,7 +40,6 @@ from verl_patches.features.training_checkpoint.step_folders import (
     step_folder,
     step_of,
 )
-from verl_patches.features.watch.progress import file_progress
 
 State = Callable[[], dict[str, Any]]
 Finish = Callable[[], Any]

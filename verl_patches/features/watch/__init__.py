@@ -1,1 +1,1 @@
-"""Seeing a hang: processes send heartbeats through Ray, and the driver names the one that stopped."""
+"""The hang detector (`post_training.hang_detection`) in verl's training loop and workers."""

@@ -239,8 +239,8 @@ def _with_trackers(trainer: Trainer) -> AbstractContextManager[None]:
 
 def _give_signs_of_life(trainer: Trainer) -> None:
     """The training loop can stop as its workers can."""
-    from verl_patches.features.watch.progress import count_answers
-    from verl_patches.features.watch.signs import TRAINER, start_in_ray
+    from post_training.hang_detection.progress import count_answers
+    from post_training.hang_detection.signs import TRAINER, start_in_ray
 
     for manager in (trainer.reward_fn, trainer.val_reward_fn):
         count_answers(manager)
@@ -249,7 +249,7 @@ def _give_signs_of_life(trainer: Trainer) -> None:
 
 def _watched(trainer: Trainer) -> AbstractContextManager[None]:
     """What the loop does itself between its calls of the workers has a limit too."""
-    from verl_patches.features.watch.signs import process_signs
+    from post_training.hang_detection.signs import process_signs
 
     process_signs().step = lambda: getattr(trainer, "global_steps", None)
     return process_signs().phase("driver")

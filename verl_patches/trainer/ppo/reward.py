@@ -48,7 +48,7 @@ def compute_reward(
 def compute_reward_in_phase(
     upstream: Callable[..., tuple[torch.Tensor, dict[str, Any]]], data: DataProto, reward_fn: Callable[..., Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    from verl_patches.features.watch.signs import process_signs
+    from post_training.hang_detection.signs import process_signs
 
     with process_signs().phase("reward"):
         return upstream(data, reward_fn)

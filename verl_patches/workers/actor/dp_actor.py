@@ -114,7 +114,7 @@ def watched_forward_micro_batch(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    from verl_patches.features.watch.progress import finished_forward
+    from post_training.hang_detection.progress import finished_forward
 
     output = upstream(self, micro_batch, *args, **kwargs)
     finished_forward(output)

@@ -96,7 +96,7 @@ def forward_weighed_micro_batch(
 def watched_forward_micro_batch(
     upstream: Callable[..., torch.Tensor], self: DataParallelPPOCritic, micro_batch: dict[str, Any]
 ) -> torch.Tensor:
-    from verl_patches.features.watch.progress import finished_forward
+    from post_training.hang_detection.progress import finished_forward
 
     output = upstream(self, micro_batch)
     finished_forward(output)

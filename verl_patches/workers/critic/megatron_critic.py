@@ -146,7 +146,7 @@ def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]
     only_here=True,
 )
 def get_watched_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    from verl_patches.features.watch.progress import with_progress
+    from post_training.hang_detection.progress import with_progress
 
     return with_progress(upstream())
 

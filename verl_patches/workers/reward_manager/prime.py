@@ -6,7 +6,6 @@ from typing import Any
 
 from overlay import wrap
 from verl_patches.features.measure.feature import MEASURE
-from verl_patches.features.watch.signs import process_signs
 
 
 @wrap(
@@ -25,6 +24,8 @@ async def single_compute_score(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    from post_training.hang_detection.signs import process_signs
+
     score = await upstream(evaluation_func, completion, reference, task, *args, **kwargs)
     process_signs().progress()  # here, since the function itself runs in another process
     if score is None:

@@ -90,7 +90,7 @@ def leave(
     outside=["phases"],
 )
 def enter_watched(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
-    from verl_patches.features.watch.signs import process_signs
+    from post_training.hang_detection.signs import process_signs
 
     with process_signs().phase("reshard"):
         return upstream(self)

@@ -116,7 +116,7 @@ def leave(
     outside=["phases"],
 )
 def enter_watched(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
-    from verl_patches.features.watch.signs import process_signs
+    from post_training.hang_detection.signs import process_signs
 
     with process_signs().phase("reshard"):
         return upstream(self)
@@ -139,9 +139,9 @@ def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:
     if not hasattr(manager, "overlay_resharder"):
         import torch.distributed as dist
 
+        from post_training.hang_detection.signs import process_signs
         from post_training.layouts.placements import rollout_placement, train_placement
         from post_training.reshard.resharder import resharder_for
-        from verl_patches.features.watch.signs import process_signs
 
         chosen = RESHARD.current()
         manager.overlay_resharder = resharder_for(

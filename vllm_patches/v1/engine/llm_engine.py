@@ -97,7 +97,7 @@ def add_movable_request(
     why="a generation lasts as long as its longest answer; what shows that it hangs is that no step of it ends",
 )
 def step(upstream: Callable[..., list[RequestOutput]], self: LLMEngine) -> list[RequestOutput]:
-    from verl_patches.features.watch.signs import process_signs
+    from post_training.hang_detection.signs import process_signs
 
     outputs = upstream(self)
     process_signs().progress()

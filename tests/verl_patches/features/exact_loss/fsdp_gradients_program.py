@@ -19,13 +19,13 @@ from verl import DataProto
 from verl.workers.actor.dp_actor import DataParallelPPOActor
 from verl.workers.critic.dp_critic import DataParallelPPOCritic
 
+from post_training.hang_detection.settings import WatchSettings
+from post_training.hang_detection.signs import process_signs
 from tests.verl_patches.features.exact_loss import value_pass
 from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL, SEQUENCES
 from verl_patches.features import settings
 from verl_patches.features.exact_loss.feature import ExactLossSettings
 from verl_patches.features.overlong.filtering import without_truncated
-from verl_patches.features.watch.feature import WatchSettings
-from verl_patches.features.watch.signs import process_signs
 
 CONFIGURATION = {
     "clip_ratio": CLIP, "clip_ratio_low": None, "clip_ratio_high": None, "clip_ratio_c": 3.0, "entropy_coeff": ENTROPY,

@@ -25,6 +25,8 @@ from verl.workers.actor.megatron_actor import MegatronPPOActor
 from verl.workers.critic.megatron_critic import MegatronPPOCritic
 
 from post_training.checkpoint.loading import load_from_huggingface
+from post_training.hang_detection.settings import WatchSettings
+from post_training.hang_detection.signs import process_signs
 from post_training.layouts.model_tensors import train_tensors
 from post_training.layouts.placements import train_placement
 from post_training.layouts.value_model import value_table
@@ -35,8 +37,6 @@ from verl_patches.features import settings
 from verl_patches.features.dynamic_batches import schedule as dynamic
 from verl_patches.features.exact_loss.feature import ExactLossSettings
 from verl_patches.features.overlong.filtering import without_truncated
-from verl_patches.features.watch.feature import WatchSettings
-from verl_patches.features.watch.signs import process_signs
 
 LAYOUTS = [
     Layout("data1"),

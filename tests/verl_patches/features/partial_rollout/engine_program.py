@@ -85,8 +85,8 @@ def parameters() -> Any:
 @contextlib.contextmanager
 def metrics() -> Iterator[dict[str, float]]:
     """What the decode loop counts within, once it is over."""
+    from post_training.process_context import process_context
     from verl_patches.features.measure import step_record
-    from verl_patches.features.process_context import process_context
 
     process_context().take(step_record.StepRecord)
     counts: dict[str, float] = {}

@@ -4,8 +4,8 @@ import torch_npu  # noqa: F401
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from post_training.process_context import process_context
 from verl_patches.features.measure import step_record
-from verl_patches.features.process_context import process_context
 from verl_patches.features.residency import phases
 from verl_patches.features.residency.phases import GROUPS, PHASES, Phase, Residency
 from verl_patches.features.residency.storages import StorageGroup

@@ -169,8 +169,8 @@ def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
     engines, and the metrics of the decode loop. seed: of the device's random numbers."""
     import torch
 
+    from post_training.process_context import process_context
     from verl_patches.features.measure import step_record
-    from verl_patches.features.process_context import process_context
 
     process_context().take(step_record.StepRecord)
     torch.npu.manual_seed(seed)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from post_training.hang_detection.signs import process_signs
 from rehearsal.resume_proof import stops
 from rehearsal.resume_proof.comparison import compare
 from rehearsal.resume_proof.stops import REACHED_NAME, STOP_NAME, Stop
@@ -25,7 +26,6 @@ from verl_patches.features.training_checkpoint.feature import CheckpointSettings
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_patches.features.training_checkpoint.step_folders import begin_step, newest_step, step_folder
 from verl_patches.features.training_checkpoint.trainer import process_publisher
-from verl_patches.features.watch.signs import process_signs
 
 RANKS, STEPS = 2, 3
 _COMES_WITHIN_S = 300.0

@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.manifest import Manifest
+from post_training.hang_detection import signs
 from verl_patches.features.training_checkpoint import host_agreement, restoring
 from verl_patches.features.training_checkpoint.host_agreement import HostAgreement
-from verl_patches.features.watch import signs
 
 SILENCE_S = 3600.0
 

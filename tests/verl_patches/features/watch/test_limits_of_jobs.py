@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from post_training.hang_detection.settings import PHASES
 from post_training.plan.job import read_job
 from post_training.plan.step_time.configured import step_job
 from post_training.plan.step_time.job import Cluster
@@ -11,7 +12,6 @@ from post_training.plan.step_time.model import step_seconds
 from scripts import supervise
 from tests.post_training.plan.test_plan import MODEL
 from verl_patches.features.settings import OverlaySettings
-from verl_patches.features.watch.feature import PHASES
 from verl_patches.trainer.configuration_checks.values import resolved
 from verl_patches.trainer.main_ppo import compose
 

@@ -17,17 +17,17 @@ import torch_npu  # noqa: F401
 
 from post_training.checkpoint import durable, filling
 from post_training.checkpoint.loading import fill
+from post_training.hang_detection import progress
+from post_training.hang_detection.limits import Watch
+from post_training.hang_detection.progress import count_answers, count_optimizer_steps, file_progress
+from post_training.hang_detection.settings import PHASES, EndSeconds, WarnSeconds, WatchSettings
+from post_training.hang_detection.signs import TRAINER, Signs
 from post_training.layouts.layout import Shard
 from post_training.reshard.exchange import Exchange
 from post_training.reshard.failure import Attempt
 from post_training.reshard.schedule import Bucket, Direction
 from verl_patches.features.training_checkpoint import saving
 from verl_patches.features.training_checkpoint.host_agreement import checkpoint_progress
-from verl_patches.features.watch import progress
-from verl_patches.features.watch.feature import PHASES, EndSeconds, WarnSeconds, WatchSettings
-from verl_patches.features.watch.limits import Watch
-from verl_patches.features.watch.progress import count_answers, count_optimizer_steps, file_progress
-from verl_patches.features.watch.signs import TRAINER, Signs
 from verl_patches.workers.actor import dp_actor, megatron_actor
 from verl_patches.workers.critic import dp_critic, megatron_critic
 from verl_patches.workers.reward_manager import prime

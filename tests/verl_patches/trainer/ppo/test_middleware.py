@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from overlay import Feature
+from post_training.hang_detection.signs import process_signs
 from post_training.report.run_error import RunError
 from verl_patches.features import settings
 from verl_patches.features.alerts.feature import ALERTS
@@ -28,7 +29,6 @@ from verl_patches.features.tracking.feature import TRACKING
 from verl_patches.features.tracking.run import RunTrackers
 from verl_patches.features.training_checkpoint.feature import TRAINING_CHECKPOINT
 from verl_patches.features.watch.feature import WATCH
-from verl_patches.features.watch.signs import process_signs
 from verl_patches.trainer.ppo.middleware import MIDDLEWARE, Middleware, dress, in_force
 from verl_patches.trainer.ppo.trainer import OverlayTrainer, overlaid
 
@@ -187,7 +187,7 @@ def test_trackers_learn_how_the_training_ended(own_context):
 def test_the_loop_is_watched_in_a_phase_of_its_own(monkeypatch):
     monkeypatch.setattr(settings, "_current", OverlaySettings.all_off())
     trainer = trainer_of()
-    with mock.patch("verl_patches.features.watch.signs.start_in_ray") as begun:
+    with mock.patch("post_training.hang_detection.signs.start_in_ray") as begun:
         of(WATCH).before_workers(trainer)
     assert [call.args[0] for call in begun.call_args_list] == ["trainer"]
     entered: list[str] = []

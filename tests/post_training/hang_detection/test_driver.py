@@ -14,14 +14,15 @@ from unittest import mock
 import pytest
 
 from overlay import ConfigurationError
+from post_training.hang_detection.driver import Watcher, watching
+from post_training.hang_detection.limits import Watch
+from post_training.hang_detection.settings import DEVICE_WATCHDOG_S, EndSeconds, WarnSeconds, WatchSettings
+from post_training.hang_detection.signs import TRAINER, Sign, process_start
 from post_training.report import RunFacts, summarise
 from post_training.report.heartbeat import HEARTBEAT, read_progress
 from verl_patches.features.measure.run_files import RunFiles, read_faults
 from verl_patches.features.settings import OverlaySettings, SettingsError
-from verl_patches.features.watch.driver import Watcher, watching
-from verl_patches.features.watch.feature import EndSeconds, WarnSeconds, WatchSettings, check_limits
-from verl_patches.features.watch.limits import Watch
-from verl_patches.features.watch.signs import TRAINER, Sign, process_start
+from verl_patches.features.watch.feature import check_limits
 from verl_patches.trainer.main_ppo import compose
 
 SETTINGS = WatchSettings(interval_s=1.0, warn_s=WarnSeconds(silent=10), end_s=EndSeconds(silent=20))
@@ -151,7 +152,7 @@ class Store:
 @pytest.mark.parametrize("isolated_ray", [False, True])
 def test_a_store_that_is_away_is_said_and_read_again(tmp_path, capsys, monkeypatch, isolated_ray):
     store = Store()
-    monkeypatch.setattr("verl_patches.features.watch.ray_store.RayStore", lambda: store)
+    monkeypatch.setattr("post_training.hang_detection.ray_store.RayStore", lambda: store)
     with watching(replace(SETTINGS, interval_s=0.001), 1, RunFiles(str(tmp_path)), isolated_ray):
         assert store.again.wait(30)
     assert capsys.readouterr().err == "warning: heartbeats cannot be read (the store is away)\n"
@@ -160,7 +161,7 @@ def test_a_store_that_is_away_is_said_and_read_again(tmp_path, capsys, monkeypat
 
 def test_a_run_that_is_not_watched_reads_nothing(tmp_path, monkeypatch):
     store = Store()
-    monkeypatch.setattr("verl_patches.features.watch.ray_store.RayStore", lambda: store)
+    monkeypatch.setattr("post_training.hang_detection.ray_store.RayStore", lambda: store)
     with watching(replace(SETTINGS, enabled=False, interval_s=0.001), 1, RunFiles(str(tmp_path)), False):
         assert not [thread for thread in threading.enumerate() if thread.name == "watch"]
     assert (store.read, store.cleared) == (0, 0)
@@ -201,8 +202,6 @@ def test_limits_that_contradict_each_other_rejected(changes, says):
 
 @pytest.mark.parametrize("name", ["rehearsal", "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"])
 def test_the_configurations_end_where_dies_wait_before_the_device_does(name):
-    from verl_patches.features.watch.feature import DEVICE_WATCHDOG_S
-
     chosen = OverlaySettings.from_config(compose(name, []).actor_rollout_ref).watch
     check_limits({}, SimpleNamespace(watch=chosen))
     for phase in ("silent", "reshard", "rollout", "old_log_prob", "ref", "update"):

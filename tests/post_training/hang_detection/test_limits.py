@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from verl_patches.features.watch.feature import EndSeconds, WarnSeconds, WatchSettings
-from verl_patches.features.watch.limits import Watch, in_words
-from verl_patches.features.watch.signs import TRAINER, Sign
+from post_training.hang_detection.limits import Watch, in_words
+from post_training.hang_detection.settings import EndSeconds, WarnSeconds, WatchSettings
+from post_training.hang_detection.signs import TRAINER, Sign
 
 SETTINGS = WatchSettings(
     interval_s=1.0, warn_s=WarnSeconds(silent=20, start=50, update=30), end_s=EndSeconds(silent=40, start=80, update=60)

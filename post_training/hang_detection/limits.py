@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from verl_patches.features.watch.feature import MISSED_SIGNS, EndSeconds, WarnSeconds, WatchSettings
-from verl_patches.features.watch.signs import TRAINER, WAITS, Sign
+from post_training.hang_detection.settings import MISSED_SIGNS, EndSeconds, WarnSeconds, WatchSettings
+from post_training.hang_detection.signs import TRAINER, WAITS, Sign
 
 START = "start"
 
@@ -51,8 +51,8 @@ class Stop:
 
     @property
     def who(self) -> str:
-        """`rank 3`, or the trainer."""
-        return "the trainer" if self.name == TRAINER else f"rank {self.name}"
+        """`rank 3`, the trainer, or another process by its name."""
+        return "the trainer" if self.name == TRAINER else f"rank {self.name}" if self.name.isdigit() else self.name
 
     def sentence(self) -> str:
         """What a person has to know, as a clause."""
@@ -118,7 +118,7 @@ class Watch:
         silent = {name for name, seen in self._seen.items() if self._is_silent(seen) and (seen.sign or name in over)}
         computing = {name for name in over if not _waits(self._seen[name])}
         blamed = silent or computing or over
-        ranks = self._seen.keys() - blamed - {TRAINER}
+        ranks = [name for name in self._seen.keys() - blamed if name.isdigit()]
         waiting = tuple(sorted(int(name) for name in ranks if _waits(self._seen[name])))
         beyond_end = any(self._is_beyond(seen, self._settings.end_s) for seen in self._seen.values())
         return [self._stop(name, waiting, beyond_end) for name in sorted(blamed, key=_order)]
@@ -152,8 +152,9 @@ def _waits(seen: Seen) -> bool:
     return seen.phase is not None and seen.sign is not None and seen.sign.where.startswith(WAITS)
 
 
-def _order(name: str) -> tuple[bool, int]:
-    return (name == TRAINER, int(name) if name != TRAINER else 0)
+def _order(name: str) -> tuple[bool, bool, int, str]:
+    """Ranks by number, then other processes, then the trainer."""
+    return (name == TRAINER, not name.isdigit(), int(name) if name.isdigit() else 0, name)
 
 
 def in_words(numbers: Sequence[int]) -> str:

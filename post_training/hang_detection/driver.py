@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from post_training.hang_detection.limits import Stop, Watch
+from post_training.hang_detection.settings import WatchSettings
+from post_training.hang_detection.signs import Sign, process_start
 from post_training.report.faults import NOT_ANSWERING
-from verl_patches.features.watch.feature import WatchSettings
-from verl_patches.features.watch.limits import Stop, Watch
-from verl_patches.features.watch.signs import Sign, process_start
 
 _JOIN_S = 10.0
 
 
 class Records(Protocol):
-    """What is written of stops and of progress; `measure.run_files.RunFiles` has it."""
+    """What is written of stops and of progress; `records.RunRecords` and `measure.run_files.RunFiles` have it."""
 
     def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None: ...
     def heartbeat(self, progress: int, step: int | None, process: str, phase: str | None) -> None: ...
@@ -87,17 +87,24 @@ class Watcher:
 
 
 @contextmanager
-def watching(settings: WatchSettings, ranks: int, files: Records, isolated_ray: bool) -> Iterator[Watcher]:
+def watching(
+    settings: WatchSettings,
+    ranks: int,
+    files: Records,
+    isolated_ray: bool,
+    end: Callable[[], None] = lambda: _thread.interrupt_main(signal.SIGTERM),
+) -> Iterator[Watcher]:
     """Watch over the Ray job of this process in the block.
 
-    When the second limit is passed the main thread is interrupted as by SIGTERM, for which it must have a handler;
-    `Watcher.sentence` then says why. The store of a Ray that goes on afterwards is cleared; `isolated_ray` goes itself.
+    When the second limit is passed `end` is called in another thread. By default the main thread is interrupted as by
+    SIGTERM, for which it must have a handler; `Watcher.sentence` then says why. The store of a Ray that goes on
+    afterwards is cleared; `isolated_ray` goes itself.
     """
-    from verl_patches.features.watch.ray_store import RayStore
+    from post_training.hang_detection.ray_store import RayStore
 
     store, over = RayStore(), threading.Event()
     watch = Watch(settings, ranks, time.monotonic)
-    watcher = Watcher(watch, store.received, files, end=lambda: _thread.interrupt_main(signal.SIGTERM))
+    watcher = Watcher(watch, store.received, files, end)
 
     def follow() -> None:
         while not over.wait(settings.interval_s):

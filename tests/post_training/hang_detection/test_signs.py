@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl_patches.features.watch import signs
-from verl_patches.features.watch.signs import TRAINER, Sign, Signs, place, place_of, process_start
+from post_training.hang_detection import signs
+from post_training.hang_detection.signs import NO_PHASE, TRAINER, Sign, Signs, place, place_of, process_start
 
 
 def test_phases_nest_and_every_change_and_progress_moves():
@@ -143,3 +143,36 @@ def test_a_thread_of_its_own_sends_and_outlives_a_store_that_fails(own_context):
 def test_without_ray_nothing_is_sent(own_context):
     signs.start_in_ray("0", 1.0)
     assert own_context.of(Signs).sender is None
+
+
+def test_a_process_is_where_the_thread_of_its_phase_is():
+    """An asyncio actor of Ray runs its methods beside the main thread."""
+    signs, entered, over = Signs(), threading.Event(), threading.Event()
+
+    def work_here():
+        with signs.phase("update"):
+            entered.set()
+            over.wait()
+
+    worker = threading.Thread(target=work_here)
+    worker.start()
+    entered.wait()
+    assert signs.works_in == worker.ident
+    assert "in work_here" in place_of({worker.ident: frame_of(worker, "work_here")}, signs.works_in)
+    over.set()
+    worker.join()
+
+
+def frame_of(thread, name):
+    frame = sys._current_frames()[thread.ident]
+    while frame.f_code.co_name != name:
+        frame = frame.f_back
+    return frame
+
+
+def test_a_process_may_be_in_no_phase():
+    signs = Signs()
+    with signs.phase("driver"), signs.phase(NO_PHASE):
+        assert signs.now("3", 0, "").phase is None
+    with signs.phase("driver"):
+        assert signs.now("3", 0, "").phase == "driver"

@@ -18,14 +18,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from verl_patches.features.process_context import process_context
+from post_training.process_context import process_context
 
 Send = Callable[[str, bytes], None]
 
 TRAINER = "trainer"
+NO_PHASE = ""
+"""In it a process has no limit: another one does what it waits for."""
 WAITS = "waits in "
 _WAITING_CALLS = ("wait(", "synchronize(", "ray.get(")
-_COLLECTIVES = "torch/distributed/distributed_c10d.py"
+_COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 # Frames beneath a collective that belong to its implementation, and not to what was asked for.
 _INNERMOST = 8
 
@@ -62,10 +64,14 @@ class Signs:
         self._moves = 0
         self.step: Callable[[], int | None] = lambda: None
         self.sender: threading.Thread | None = None
+        self.works_in: int | None = threading.main_thread().ident
+        """The thread that entered the last outermost phase: an asyncio actor of Ray works beside its main thread."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The block is this phase."""
+        """The block is this phase, or none with `NO_PHASE`."""
+        if not self._phases:
+            self.works_in = threading.get_ident()
         self._phases.append(name)
         self._moves += 1
         try:
@@ -90,7 +96,7 @@ class Signs:
         if name == TRAINER and where.startswith(f"{WAITS}ray"):
             phase = None  # for the workers, who have phases of their own
         host, pid = os.uname().nodename, os.getpid()
-        return Sign(name, serial, self._moves, phase, where, self.step(), host, pid, process_start(pid))
+        return Sign(name, serial, self._moves, phase or None, where, self.step(), host, pid, process_start(pid))
 
 
 def process_signs() -> Signs:
@@ -103,7 +109,7 @@ def start_in_ray(name: str, interval_s: float) -> None:
     import ray
 
     if ray.is_initialized():
-        from verl_patches.features.watch.ray_store import RayStore
+        from post_training.hang_detection.ray_store import RayStore
 
         start_sending(name, interval_s, RayStore().send)
 
@@ -113,13 +119,12 @@ def start_sending(name: str, interval_s: float, send: Send) -> None:
     signs = process_signs()
     if signs.sender is not None:
         return
-    main = threading.main_thread().ident
     pause = threading.Event()
 
     def go_on() -> None:
         for serial in range(sys.maxsize):
             try:
-                send(name, signs.now(name, serial, place_of(sys._current_frames(), main)).packed())
+                send(name, signs.now(name, serial, place_of(sys._current_frames(), signs.works_in)).packed())
             except Exception:  # Ray's head may be gone for a moment or for good; the next sign is another chance
                 pass
             pause.wait(interval_s)
@@ -129,7 +134,7 @@ def start_sending(name: str, interval_s: float, send: Send) -> None:
 
 
 def place_of(frames: Mapping[int, FrameType], main: int | None) -> str:
-    """Where a process is: its main thread, or the collective of another thread, as of a backward pass on a device."""
+    """Where a process is: its working thread, or the collective of another one, as of a backward pass on a device."""
     where = place(frames.get(main) if main is not None else None)
     if where.startswith(WAITS):
         return where

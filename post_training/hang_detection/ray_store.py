@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _PREFIX = "sign-of-life-"
+_SETTINGS = "settings-of-heartbeats"
 
 
 class RayStore:
@@ -33,6 +34,19 @@ class RayStore:
             content = internal_kv._internal_kv_get(key, namespace=self._namespace)
             if content is not None:
                 yield content
+
+    def keep_settings(self, content: bytes) -> None:
+        """Keep what processes of this job that start later read with `settings`."""
+        from ray.experimental import internal_kv
+
+        internal_kv._internal_kv_put(_SETTINGS, content, overwrite=True, namespace=self._namespace)
+
+    def settings(self) -> bytes | None:
+        """What the driver has kept; None where it has not."""
+        from ray.experimental import internal_kv
+
+        found: bytes | None = internal_kv._internal_kv_get(_SETTINGS, namespace=self._namespace)
+        return found
 
     def clear(self) -> None:
         """Forget all signs: the store outlives the job where the Ray does."""

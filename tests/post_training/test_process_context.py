@@ -1,8 +1,8 @@
 """What the workers of a process keep is made once, and of a kind there is one."""
 
+from post_training.process_context import ProcessContext, process_context
 from verl_patches.features.critic.tokens import LastForward, last_forward
 from verl_patches.features.expert_sets.records import StepChoices, process_choices
-from verl_patches.features.process_context import ProcessContext, process_context
 
 
 def test_of_a_kind_there_is_one():

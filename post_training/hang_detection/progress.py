@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from verl_patches.features.watch import signs
-from verl_patches.features.watch.signs import process_signs
+from post_training.hang_detection import signs
+from post_training.hang_detection.signs import process_signs
 
 _optimizer_hooks: list[Any] = []
 

@@ -1,0 +1,123 @@
+"""Runs on each of three emulated dies: three rounds of two collectives in two groups, and a hang that `way.txt` names.
+
+`main(folder)` returns where nothing hangs. Elsewhere a thread ends the process when all files of calls in the folder
+are those of the hang: `CALLS_IN` says how many calls each rank has made by then, and how many did not finish.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch_npu  # noqa: F401
+
+from post_training.hang_detection.calls import CALLS, CallsError, CallsOfStalledRank, read_calls
+from post_training.hang_detection.signs import process_signs, start_sending
+
+WORLD, CULPRIT = 3, 1
+SEEN = "seen"
+"""The folder with the calls of the hang, which a rank that ends may remove from that of the run."""
+CALLS_IN = {
+    # A rank leaves out a collective, and its next one in the group meets that of the others.
+    "skips": {0: (7, 1), 1: (6, 0), 2: (7, 1)},
+    # It leaves out one, and waits in the other group.
+    "skips alike": {0: (5, 1), 1: (5, 1), 2: (5, 1)},
+    "swaps": {0: (7, 1), 1: (7, 1), 2: (7, 1)},
+    "computes": {0: (5, 1), 1: (4, 0), 2: (5, 1)},
+    "stops": {0: (5, 1), 2: (5, 1)},
+}
+_SEND_S, _AFTER_S, _LAST_ROUND = 0.1, 0.5, 2
+
+
+def computes_for_ever() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def wait_for_no_file(folder: Path, rank: int) -> None:
+    """Until the next heartbeat after progress."""
+    while (folder / CALLS / f"{rank}.json").exists():
+        time.sleep(_SEND_S)
+
+
+def rounds(folder: Path, way: str, culprit: bool, first: dist.ProcessGroup, second: dist.ProcessGroup) -> None:
+    """Three rounds, and one with the groups in another order."""
+    tensor, gathered = torch.ones(4, device="npu"), torch.empty(4 * WORLD, device="npu")
+    for number in range(3):
+        last = culprit and number == _LAST_ROUND
+        if last and way == "computes":
+            computes_for_ever()
+        if last and way == "stops":
+            process_signs().progress()
+            wait_for_no_file(folder, CULPRIT)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            computes_for_ever()
+        if not (last and way == "skips alike"):
+            dist.all_reduce(tensor, group=first)
+            torch.npu.synchronize()
+        if not (last and way == "skips"):
+            dist.all_gather_into_tensor(gathered, tensor, group=second)
+            torch.npu.synchronize()
+        process_signs().progress()
+    if way == "swaps" and culprit:
+        first, second = second, first
+    if way != "skips":
+        dist.all_reduce(tensor, group=first)
+        torch.npu.synchronize()
+    dist.all_reduce(tensor, group=second)
+    torch.npu.synchronize()
+
+
+def is_hung(folder: Path, way: str) -> bool:
+    try:
+        written = read_calls(folder)
+    except CallsError:  # another rank has just removed its file
+        return False
+    found = {
+        rank: (len(own.calls), sum(call.finished_ns is None for call in own.calls)) for rank, own in written.items()
+    }
+    return found == CALLS_IN[way]
+
+
+def main(folder: Path) -> None:
+    rank, way = int(os.environ["RANK"]), (folder / "way.txt").read_text()
+    torch.npu.set_device(rank)
+    dist.init_process_group("hccl", timeout=datetime.timedelta(seconds=600))
+    groups = [dist.new_group(group_desc=name) for name in ("first", "second")]
+    start_sending(str(rank), _SEND_S, CallsOfStalledRank(lambda *_: None, rank, folder, _AFTER_S))
+
+    def end_when_hung() -> None:
+        while not (folder / "over").exists():
+            if is_hung(folder, way):
+                for own in read_calls(folder).values():
+                    own.write(folder / SEEN)
+                (folder / "over").touch()
+            time.sleep(_SEND_S)
+        if way == "stops":
+            os.kill(int((folder / "culprit").read_text()), signal.SIGCONT)
+        # One that ends sooner would be missed in the collective by the others.
+        (folder / f"ends.{rank}").touch()
+        while len(list(folder.glob("ends.*"))) < WORLD:
+            time.sleep(_SEND_S / 10)
+        os._exit(0)
+
+    if rank == CULPRIT:
+        (folder / "culprit").write_text(str(os.getpid()))
+    if way in CALLS_IN:
+        threading.Thread(target=end_when_hung, daemon=True).start()
+    try:
+        rounds(folder, way, rank == CULPRIT, *groups)
+    except RuntimeError:  # another rank has ended already
+        if not (folder / "over").exists():
+            raise
+    if way in CALLS_IN:
+        computes_for_ever()
+    process_signs().progress()
+    wait_for_no_file(folder, rank)
+    dist.destroy_process_group()

@@ -1,0 +1,100 @@
+"""The group `trainer.hang_detection`, which the trainer reads and hands to the other processes of its Ray job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from post_training.hang_detection.settings import EndSeconds, WarnSeconds, WatchSettings, limit_problems
+from post_training.report.run_folder import at
+from verl_plugin.sentences import invalid
+from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, RECORDED
+
+KEY = "trainer.hang_detection"
+ENGINES = "verl_plugin.heartbeats.engines"
+_LIBRARIES = "actor_rollout_ref.model.external_lib"
+_GROUPS = {"warn_s": WarnSeconds, "end_s": EndSeconds}
+
+
+@dataclass(frozen=True)
+class HangDetection(WatchSettings):
+    """Name a process that stops, end the run if it stays so, and keep the collectives of ranks that wait.
+
+    Attributes:
+        enabled: the switch.
+        folder: where `heartbeat.json`, `faults.jsonl` and `calls` are written; empty for the folder that holds
+            `trainer.default_local_dir`.
+        calls_after_s: seconds without progress after which a rank writes its collectives.
+    """
+
+    enabled: bool = False
+    folder: str = ""
+    calls_after_s: float = field(default=60.0, metadata={"at_least": 0})
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> HangDetection:
+        """Read the group.
+
+        Raises:
+            ValueError: an option does not exist, or has a value of another type.
+        """
+        _check(cls, values, KEY)
+        groups = {name: kind(**values[name]) for name, kind in _GROUPS.items() if name in values}
+        return cls(**{**values, **groups})
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> HangDetection:
+        """Read it from the configuration of a whole job, resolved; see `from_values`."""
+        values = dict(at(config, KEY) or {})
+        values["folder"] = values.get("folder") or str(Path(str(at(config, "trainer.default_local_dir"))).parent)
+        return cls.from_values(values)
+
+    def packed(self) -> bytes:
+        """As bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> HangDetection:
+        """Out of what `packed` returned."""
+        return cls.from_values(json.loads(content))
+
+
+def hang_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """What keeps a job from detecting hangs as it says.
+
+    Args:
+        config: of a whole job, resolved.
+    """
+    try:
+        chosen = HangDetection.from_config(config)
+    except ValueError as error:
+        yield str(error)
+        return
+    if not chosen.enabled:
+        return
+    mode, libraries = at(config, MODE_KEY), at(config, _LIBRARIES) or []
+    if mode not in (RECORDED, ONE_FORWARD):
+        yield invalid(f"{KEY}.enabled", True, f"the trainer {MODE_KEY}={mode} names nobody", "false")
+    if ENGINES not in ([libraries] if isinstance(libraries, str) else libraries):
+        reason = f"training sends heartbeats with {ENGINES} in {_LIBRARIES} alone"
+        yield invalid(f"{KEY}.enabled", True, reason, "false")
+    yield from limit_problems(chosen, KEY)
+
+
+def _check(kind: type, values: Mapping[str, Any], key: str) -> None:
+    """Raises ValueError for what is no option of a dataclass, or no value of one."""
+    known = {each.name: each for each in fields(kind)}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"{key}.{name} is invalid: there is no such option. Set one of {', '.join(known)}.")
+        if name in _GROUPS:
+            _check(_GROUPS[name], value, f"{key}.{name}")
+        elif isinstance(known[name].default, float):
+            least = known[name].metadata.get("at_least", 0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+                raise ValueError(invalid(f"{key}.{name}", value, f"it is less than {least}, or no number", "seconds"))
+        elif not isinstance(value, type(known[name].default)):
+            raise ValueError(invalid(f"{key}.{name}", value, "it has another type", f"e.g. {known[name].default!r}"))
