@@ -12,7 +12,7 @@ from post_training.masking import masked_output
 from post_training.terminal import escape_output
 from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.stack_2026.jobs import JOBS
-from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, WEIGHTS, Options, Plan, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, TOOLS, WEIGHTS, Options, Plan, make_plan
 
 _DESCRIPTION = """
 Rehearse a post-training with unmodified verl 0.9.1 and vLLM-Ascend 0.23.0 on emulated dies.
@@ -26,7 +26,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = CommandParser(prog="rehearse.sh --stack 2026", description=_DESCRIPTION)
     default = "(default: %(default)s)"
-    job = "a job of verl_plugin/config to scale down; model, backend and weights are its own"
+    job = "a job of verl_plugin/config to scale down; model, backend and weights are its own, and it has no tool"
     parser.add_argument("--job", choices=JOBS, metavar="NAME", help=job)
     parser.add_argument("--data", type=Path, metavar="FILE", help="problems to train on (default: arithmetic)")
     model = f"family of the tiny model: {', '.join(MODELS)} {default}"
@@ -44,6 +44,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--precision", choices=PRECISIONS, default=Options.precision, help=precision)
     weights = f"how weights reach the rollout, {' or '.join(WEIGHTS)} (verl's own way) {default}"
     parser.add_argument("--weights", choices=WEIGHTS, default=Options.weights, metavar="NAME", help=weights)
+    tool = f"function that the model calls before it answers: {', '.join(TOOLS)} (default: none)"
+    parser.add_argument("--tool", choices=TOOLS, metavar="NAME", help=tool)
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     parser.add_argument("--resume", type=absolute, metavar="DIR", help="resume the run in this folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
@@ -60,7 +62,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
 def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
     """Put what a job decides into the values of the options; what the user gave otherwise stays."""
     job = JOBS[values["job"]]
-    for name in ("model", "backend", "weights"):
+    for name in ("model", "backend", "weights", "tool"):
         if values[name] != parser.get_default(name):
             parser.error(f"--{name}={values[name]} is invalid: --job has its own. Take one of the two away")
     values |= {"model": job.model, "backend": job.backend, "precision": "bfloat16"}

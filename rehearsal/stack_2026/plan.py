@@ -38,6 +38,8 @@ MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
 BACKENDS = ("megatron", "mindspeed", "fsdp2")
 PRECISIONS = ("float32", "bfloat16")
 WEIGHTS = ("alltoallv", "naive")
+# Functions that the model may call, by the file in which verl finds them.
+TOOLS = {"calculator": ROOT / "verl_plugin" / "tools" / "calculator.py"}
 # Changes of the tiny model with which rollout and training compute the same. vLLM-Ascend 0.23's kernels take latent
 # attention as wide as published alone. Its kernel for routers scores a group by the two best experts, as DeepSeek-V3
 # does; it is called where hidden size / (groups * chosen groups) is at least the experts of a token, and elsewhere a
@@ -71,7 +73,8 @@ class Options(KeptOptions):
 
     ``weights`` is how they reach the rollout, one of `WEIGHTS`: by this project's plugin or by verl's own way.
     ``precision`` is the type in which training and rollout compute, one of `PRECISIONS`. ``job`` is a configuration of
-    `verl_plugin/config` to scale down, which decides how weights move; None for the rehearsal's own job.
+    `verl_plugin/config` to scale down, which decides how weights move; None for the rehearsal's own job. ``tool`` is
+    one of `TOOLS`, which the model calls before it answers; None for one turn without.
     """
 
     model: str = "deepseek_v3"
@@ -86,6 +89,7 @@ class Options(KeptOptions):
     overrides: tuple[str, ...] = ()
     data: Path | None = None
     job: str | None = None
+    tool: str | None = None
     resumes: bool = False
 
 
@@ -139,6 +143,7 @@ class Plan:
         """Makes the tiny checkpoint with its tokenizer."""
         command = [sys.executable, str(CHECKPOINT_SCRIPT), "--output", str(self.checkpoint)]
         command.append("--published-end")
+        command += ["--calls-tool"] if self.options.tool else []
         for key, value in changes_of(self.options).items():
             command += ["--set", f"{key}={value}"]
         return [*command, "--model-type", self.options.model, "--seed", str(CHECKPOINT_SEED)]
@@ -168,6 +173,7 @@ class Plan:
         if options.job is None:
             yield from _task(options)
             yield from _rollout(options)
+            yield from () if options.tool is None else _tool(TOOLS[options.tool])
             yield from _fsdp(options) if options.backend == "fsdp2" else _megatron(options)
             yield from _plugins(options)
             yield from resumable(options.backend)
@@ -222,7 +228,8 @@ def checkpoint_key(options: Options) -> str:
     """A hash of everything that the tiny checkpoint is made from, with the libraries of this stack."""
     sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py")), DEFAULT_TRAIN_DATA]
     sources += [ROOT / "requirements" / "2026" / "runtime.lock"]
-    digest = hashlib.sha256(f"2026 {options.model} {changes_of(options) or None} {CHECKPOINT_SEED}".encode())
+    tool = " calls a tool" if options.tool else ""
+    digest = hashlib.sha256(f"2026 {options.model} {changes_of(options) or None} {CHECKPOINT_SEED}{tool}".encode())
     for path in sources:
         digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
     return digest.hexdigest()[:16]
@@ -270,6 +277,14 @@ def _rollout(options: Options) -> Iterator[str]:
     )
     # Enough for every sequence in flight: clearing the cache takes a host's time here.
     yield f"+{_ROLLOUT}.engine_kwargs.vllm.num_gpu_blocks_override=256"
+
+
+def _tool(file: Path) -> Iterator[str]:
+    """Two turns: a call, whose result verl puts behind it, and the answer. Lengths count all of it."""
+    turns = f"{_ROLLOUT}.multi_turn"
+    yield from (f"{_ROLLOUT}.agent.default_agent_loop=tool_agent", f"{turns}.enable=true", f"{turns}.format=hermes")
+    yield from (setting(f"{turns}.function_tool_path", file), f"{turns}.max_assistant_turns=2")
+    yield from ("data.max_prompt_length=24", "data.max_response_length=32", f"{_ROLLOUT}.max_model_len=64")
 
 
 def _fsdp(options: Options) -> Iterator[str]:

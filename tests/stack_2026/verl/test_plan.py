@@ -6,7 +6,7 @@ import pytest
 
 from rehearsal.preflight import PreflightError
 from rehearsal.stack_2026.__main__ import main, parse_arguments
-from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, PEAKS, ROUTING_REPLAY, Options, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, CHANGES, MODELS, PEAKS, ROUTING_REPLAY, TOOLS, Options, make_plan
 from rehearsal.stack_2026.stages import check_backend
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_plugin.resume.checks import ENGINES
@@ -29,6 +29,28 @@ def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
     if backend != "fsdp2":
         experts = 1 if model == "qwen3" else 4
         assert config.actor_rollout_ref.actor.megatron.expert_model_parallel_size == experts
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_keys_of_a_tool_are_known_to_verl(tmp_path, model):
+    from hydra import compose, initialize_config_module
+
+    plan = make_plan(Options(model, "fsdp2", tool="calculator", output=tmp_path), "now")
+    given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        rollout = compose("ppo_trainer", overrides=given).actor_rollout_ref.rollout
+    assert rollout.agent.default_agent_loop == "tool_agent"
+    assert rollout.multi_turn.function_tool_path == str(TOOLS["calculator"]) and TOOLS["calculator"].is_file()
+    assert rollout.max_model_len == 64 >= rollout.prompt_length + rollout.response_length
+    assert "--calls-tool" in plan.checkpoint_command()
+    without = make_plan(Options(model, "fsdp2", output=tmp_path), "now")
+    assert "--calls-tool" not in without.checkpoint_command() and without.checkpoint != plan.checkpoint
+
+
+def test_tool_beside_a_job_rejected(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--job", "qwen3_0_6b_gsm8k_one_card", "--tool", "calculator"])
+    assert "--tool=calculator is invalid: --job has its own. Take one of the two away" in capsys.readouterr().err
 
 
 def test_mindspeed_without_a_checkout_rejected():
