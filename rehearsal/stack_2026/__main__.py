@@ -36,6 +36,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--steps", type=int, default=Options.steps, help=f"training steps {default}")
     parser.add_argument("--seed", type=int, default=Options.seed, help=f"seed of the run {default}")
     parser.add_argument("--dies", type=int, default=Options.dies, help=f"emulated dies {default}")
+    apart = "of these, dies that only generate while the others train; needs --weights alltoallv (default: 0, none)"
+    parser.add_argument("--rollout-dies", type=int, default=Options.rollout_dies, metavar="N", help=apart)
     memory = f"memory of each die in MiB {default}"
     parser.add_argument(
         "--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb", help=memory
@@ -56,15 +58,20 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
         return Options.of_command(parser, values, resumed), dry_run
     if values["job"] is not None:
         _take_job(parser, values)
+    if (apart := values["rollout_dies"]) and not 0 < apart < values["dies"]:
+        parser.error(f"--rollout-dies={apart} is invalid: of --dies {values['dies']} one has to train. Set it lower")
+    if apart and values["weights"] != "alltoallv":
+        parser.error(f"--weights={values['weights']} is invalid: it does not reach other dies. Set it to alltoallv")
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 
 
 def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
     """Put what a job decides into the values of the options; what the user gave otherwise stays."""
     job = JOBS[values["job"]]
-    for name in ("model", "backend", "weights", "tool"):
+    for name in ("model", "backend", "weights", "tool", "rollout_dies"):
         if values[name] != parser.get_default(name):
-            parser.error(f"--{name}={values[name]} is invalid: --job has its own. Take one of the two away")
+            option = name.replace("_", "-")
+            parser.error(f"--{option}={values[name]} is invalid: --job has its own. Take one of the two away")
     values |= {"model": job.model, "backend": job.backend, "precision": "bfloat16"}
     for override in values["overrides"]:
         key, _, number = override.partition("=")
