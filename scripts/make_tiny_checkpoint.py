@@ -19,7 +19,7 @@ from post_training.command_parser import CommandParser
 from post_training.data import DataError
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 from rehearsal.tiny_model.checkpoint import DTYPES, CheckpointRequest, make_checkpoint
-from rehearsal.tiny_model.tokenizer import PUBLISHED_ENDS
+from rehearsal.tiny_model.tokenizer import PUBLISHED_ENDS, TURN_SEPARATORS
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[1]
 _STEPS_PER_LINE = 50
@@ -50,10 +50,17 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--published-end", action="store_true", help="name the end token as published tokenizers of the family do"
     )
+    tools = ", ".join(sorted(TURN_SEPARATORS))
+    parser.add_argument("--calls-tool", action="store_true", help=f"let it call a calculator; for {tools}")
     width = "another value for a key of config.json; may be given again"
     parser.add_argument("--set", type=_change, action="append", default=[], metavar="KEY=N", dest="changes", help=width)
     parser.add_argument("--no-warm-start", action="store_true", help="leave the weights random")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.calls_tool and options.model_type not in TURN_SEPARATORS:
+        parser.error(
+            f"--model-type={options.model_type} is invalid: --calls-tool has {', '.join(sorted(TURN_SEPARATORS))}"
+        )
+    return options
 
 
 def _change(text: str) -> tuple[str, int]:
@@ -80,6 +87,7 @@ def main(arguments: list[str]) -> int:
         model_type=options.model_type,
         changes=tuple(options.changes),
         published_end=options.published_end and options.model_type in PUBLISHED_ENDS,
+        calls_tool=options.calls_tool,
     )
     if options.no_warm_start:
         request = replace(request, warm_start=None)

@@ -1,10 +1,12 @@
-"""The trainers that this project registers with verl, by the names that `trainer.v1.trainer_mode` takes."""
+"""Trainers by the names that `trainer.v1.trainer_mode` takes: those that this project registers, and one of verl's."""
 
 MODE_KEY = "trainer.v1.trainer_mode"
 ONE_FORWARD = "sync_onpolicy"
 """verl's `sync` without the forward for old log-probs; it records steps too."""
 RECORDED = "sync_recorded"
 """verl's `sync`, which records steps."""
+SEPARATE = "separate_async"
+"""verl's own, with training and rollout on dies of their own at the same time."""
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 MODULES_KEY = f"ray_kwargs.ray_init.runtime_env.env_vars.{MODULES}"
 REGISTRATION = "verl_plugin.onpolicy.registration"

@@ -12,7 +12,7 @@ from post_training.masking import masked_output
 from post_training.terminal import escape_output
 from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.stack_2026.jobs import JOBS
-from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, WEIGHTS, Options, Plan, make_plan
+from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, TOOLS, WEIGHTS, Options, Plan, make_plan
 
 _DESCRIPTION = """
 Rehearse a post-training with unmodified verl 0.9.1 and vLLM-Ascend 0.23.0 on emulated dies.
@@ -26,7 +26,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = CommandParser(prog="rehearse.sh --stack 2026", description=_DESCRIPTION)
     default = "(default: %(default)s)"
-    job = "a job of verl_plugin/config to scale down; model, backend and weights are its own"
+    job = "a job of verl_plugin/config to scale down; model, backend and weights are its own, and it has no tool"
     parser.add_argument("--job", choices=JOBS, metavar="NAME", help=job)
     parser.add_argument("--data", type=Path, metavar="FILE", help="problems to train on (default: arithmetic)")
     model = f"family of the tiny model: {', '.join(MODELS)} {default}"
@@ -36,6 +36,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--steps", type=int, default=Options.steps, help=f"training steps {default}")
     parser.add_argument("--seed", type=int, default=Options.seed, help=f"seed of the run {default}")
     parser.add_argument("--dies", type=int, default=Options.dies, help=f"emulated dies {default}")
+    apart = "of these, dies that only generate while the others train; needs --weights alltoallv (default: 0, none)"
+    parser.add_argument("--rollout-dies", type=int, default=Options.rollout_dies, metavar="N", help=apart)
     memory = f"memory of each die in MiB {default}"
     parser.add_argument(
         "--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb", help=memory
@@ -44,6 +46,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--precision", choices=PRECISIONS, default=Options.precision, help=precision)
     weights = f"how weights reach the rollout, {' or '.join(WEIGHTS)} (verl's own way) {default}"
     parser.add_argument("--weights", choices=WEIGHTS, default=Options.weights, metavar="NAME", help=weights)
+    tool = f"function that the model calls before it answers: {', '.join(TOOLS)} (default: none)"
+    parser.add_argument("--tool", choices=TOOLS, metavar="NAME", help=tool)
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     parser.add_argument("--resume", type=absolute, metavar="DIR", help="resume the run in this folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
@@ -54,15 +58,20 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
         return Options.of_command(parser, values, resumed), dry_run
     if values["job"] is not None:
         _take_job(parser, values)
+    if (apart := values["rollout_dies"]) and not 0 < apart < values["dies"]:
+        parser.error(f"--rollout-dies={apart} is invalid: of --dies {values['dies']} one has to train. Set it lower")
+    if apart and values["weights"] != "alltoallv":
+        parser.error(f"--weights={values['weights']} is invalid: it does not reach other dies. Set it to alltoallv")
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 
 
 def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
     """Put what a job decides into the values of the options; what the user gave otherwise stays."""
     job = JOBS[values["job"]]
-    for name in ("model", "backend", "weights"):
+    for name in ("model", "backend", "weights", "tool", "rollout_dies"):
         if values[name] != parser.get_default(name):
-            parser.error(f"--{name}={values[name]} is invalid: --job has its own. Take one of the two away")
+            option = name.replace("_", "-")
+            parser.error(f"--{option}={values[name]} is invalid: --job has its own. Take one of the two away")
     values |= {"model": job.model, "backend": job.backend, "precision": "bfloat16"}
     for override in values["overrides"]:
         key, _, number = override.partition("=")

@@ -20,7 +20,6 @@ verl's engine of Megatron-core pads three tensors in each pass, sample by sample
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -115,10 +114,27 @@ class GroupedPuts:
                 each.done.set_result(None)
 
 
+class _GroupingQueue:
+    """TransferQueue's module as verl's agent loops use it, with `GroupedPuts`.
+
+    Ray pickles the class of verl's worker with all that its code names, and the functions of that module cannot be
+    pickled. So this is pickled as the one of the process that gets it.
+    """
+
+    def __init__(self, upstream: Any, grouped: GroupedPuts) -> None:
+        self.__dict__ |= vars(upstream) | {"async_kv_batch_put": grouped.put}
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _queue_of_process, ()
+
+
+def _queue_of_process() -> Any:
+    return agent_loop_tq.tq
+
+
 def _group_answers() -> None:
-    upstream = agent_loop_tq.tq
-    grouped = GroupedPuts(upstream.async_kv_batch_put, agent_loop_tq.list_of_dict_to_tensordict)
-    agent_loop_tq.tq = SimpleNamespace(**{**vars(upstream), "async_kv_batch_put": grouped.put})
+    grouped = GroupedPuts(agent_loop_tq.tq.async_kv_batch_put, agent_loop_tq.list_of_dict_to_tensordict)
+    agent_loop_tq.tq = _GroupingQueue(agent_loop_tq.tq, grouped)
     agent_loop_tq.list_of_dict_to_tensordict = list  # of which `GroupedPuts` makes one batch
 
 

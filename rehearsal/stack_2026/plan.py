@@ -27,12 +27,13 @@ from rehearsal.plan import (
 )
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from verl_plugin.alltoallv.settings import BACKEND, BACKEND_MODULE
 from verl_plugin.heartbeats.settings import ENGINES as HEARTBEATS
 from verl_plugin.heartbeats.settings import KEY as HANG_DETECTION
 from verl_plugin.resume.checks import ENGINES as RESUME
 from verl_plugin.resume.checks import KEYS as RESUME_KEYS
 from verl_plugin.resume.checks import SAMPLER
-from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWARD, REGISTRATION
+from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWARD, REGISTRATION, SEPARATE
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 JOB_FOLDER = ROOT / "verl_plugin" / "config"
@@ -40,6 +41,8 @@ MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
 BACKENDS = ("megatron", "mindspeed", "fsdp2")
 PRECISIONS = ("float32", "bfloat16")
 WEIGHTS = ("alltoallv", "naive")
+# Functions that the model may call, by the file in which verl finds them.
+TOOLS = {"calculator": ROOT / "verl_plugin" / "tools" / "calculator.py"}
 # Changes of the tiny model with which rollout and training compute the same. vLLM-Ascend 0.23's kernels take latent
 # attention as wide as published alone. Its kernel for routers scores a group by the two best experts, as DeepSeek-V3
 # does; it is called where hidden size / (groups * chosen groups) is at least the experts of a token, and elsewhere a
@@ -73,7 +76,9 @@ class Options(KeptOptions):
 
     ``weights`` is how they reach the rollout, one of `WEIGHTS`: by this project's plugin or by verl's own way.
     ``precision`` is the type in which training and rollout compute, one of `PRECISIONS`. ``job`` is a configuration of
-    `verl_plugin/config` to scale down, which decides how weights move; None for the rehearsal's own job.
+    `verl_plugin/config` to scale down, which decides how weights move; None for the rehearsal's own job. ``tool`` is
+    one of `TOOLS`, which the model calls before it answers; None for one turn without. ``rollout_dies`` are those of
+    ``dies`` that only generate, beside training (verl's `separate_async`); 0 where both take turns on all of them.
     """
 
     model: str = "deepseek_v3"
@@ -88,7 +93,14 @@ class Options(KeptOptions):
     overrides: tuple[str, ...] = ()
     data: Path | None = None
     job: str | None = None
+    tool: str | None = None
+    rollout_dies: int = 0
     resumes: bool = False
+
+    @property
+    def training_dies(self) -> int:
+        """Those that train."""
+        return self.dies - self.rollout_dies
 
 
 @dataclass(frozen=True)
@@ -141,6 +153,7 @@ class Plan:
         """Makes the tiny checkpoint with its tokenizer."""
         command = [sys.executable, str(CHECKPOINT_SCRIPT), "--output", str(self.checkpoint)]
         command.append("--published-end")
+        command += ["--calls-tool"] if self.options.tool else []
         for key, value in changes_of(self.options).items():
             command += ["--set", f"{key}={value}"]
         return [*command, "--model-type", self.options.model, "--seed", str(CHECKPOINT_SEED)]
@@ -170,13 +183,15 @@ class Plan:
         if options.job is None:
             yield from _task(options)
             yield from _rollout(options)
+            yield from () if options.tool is None else _tool(TOOLS[options.tool])
             yield from _fsdp(options) if options.backend == "fsdp2" else _megatron(options)
             yield from _plugins(options)
-            yield from resumable(options.backend)
+            yield from _separate(options) if options.rollout_dies else resumable(options.backend)
         else:
             yield "reward.custom_reward_function.name=compute_score"
             yield from scaled_down(JOBS[options.job], options.steps, options.seed, options.dies)
-        yield f"+{SAMPLER}.sampler_kwargs.poll_interval={_ANSWERS_INTERVAL_S}"
+        if not self.options.rollout_dies:  # verl's own buffer has no key for it
+            yield f"+{SAMPLER}.sampler_kwargs.poll_interval={_ANSWERS_INTERVAL_S}"
         yield from _processes(self)
 
     def environment(self) -> dict[str, str]:
@@ -198,6 +213,9 @@ class Plan:
             "NPU_EMULATOR_METERS": str(self.output / "meters"),
             "VERL_FILE_LOGGER_PATH": str(self.upstream_metrics),
         }
+        if self.options.rollout_dies:
+            # verl 0.9.1 logs with an argument there that loggers do not take, and ends, unless it logs less.
+            own["VERL_LOGGING_LEVEL"] = "WARN"
         if self.options.backend == "mindspeed":
             # MindSpeed looks for a name in every module, and transformers warns of each that it then loads.
             own["TRANSFORMERS_VERBOSITY"] = "error"
@@ -224,7 +242,8 @@ def checkpoint_key(options: Options) -> str:
     """A hash of everything that the tiny checkpoint is made from, with the libraries of this stack."""
     sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py")), DEFAULT_TRAIN_DATA]
     sources += [ROOT / "requirements" / "2026" / "runtime.lock"]
-    digest = hashlib.sha256(f"2026 {options.model} {changes_of(options) or None} {CHECKPOINT_SEED}".encode())
+    tool = " calls a tool" if options.tool else ""
+    digest = hashlib.sha256(f"2026 {options.model} {changes_of(options) or None} {CHECKPOINT_SEED}{tool}".encode())
     for path in sources:
         digest.update(path.name.encode() + (path.read_bytes() if path.exists() else b""))
     return digest.hexdigest()[:16]
@@ -254,7 +273,7 @@ def _task(options: Options) -> Iterator[str]:
     yield from ("trainer.logger=[console,file]", "trainer.val_before_train=false", "trainer.save_freq=-1")
     yield from ("trainer.total_epochs=1000", f"trainer.total_training_steps={options.steps}")
     yield from ("trainer.project_name=rehearsal", f"trainer.experiment_name={options.model}-tiny")
-    yield from ("trainer.resume_mode=disable", "trainer.nnodes=1", f"trainer.n_gpus_per_node={options.dies}")
+    yield from ("trainer.resume_mode=disable", "trainer.nnodes=1", f"trainer.n_gpus_per_node={options.training_dies}")
     # A batch makes one update, whose own forward has the old log-probs: docs/algorithms.md.
     yield f"{MODE_KEY}={ONE_FORWARD}"
 
@@ -263,7 +282,8 @@ def _rollout(options: Options) -> Iterator[str]:
     """One instance of vLLM on two dies each, or on the one that there is; it sleeps while the update runs."""
     yield from (f"{_ROLLOUT}.name=vllm", f"{_ROLLOUT}.n=8", f"{_ROLLOUT}.dtype={options.precision}")
     yield from (f"{_ROLLOUT}.seed={options.seed}", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu=64")
-    yield f"{_ROLLOUT}.tensor_model_parallel_size={2 if options.dies % 2 == 0 else 1}"
+    instance = options.rollout_dies or options.dies
+    yield f"{_ROLLOUT}.tensor_model_parallel_size={2 if instance % 2 == 0 else 1}"
     yield from (f"{_ROLLOUT}.gpu_memory_utilization=0.5", f"{_ROLLOUT}.enforce_eager=true")
     yield from (f"{_ROLLOUT}.max_model_len=32", f"{_ROLLOUT}.max_num_seqs=128", f"{_ROLLOUT}.calculate_log_probs=true")
     yield from (
@@ -272,6 +292,22 @@ def _rollout(options: Options) -> Iterator[str]:
     )
     # Enough for every sequence in flight: clearing the cache takes a host's time here.
     yield f"+{_ROLLOUT}.engine_kwargs.vllm.num_gpu_blocks_override=256"
+
+
+def _tool(file: Path) -> Iterator[str]:
+    """Two turns: a call, whose result verl puts behind it, and the answer. Lengths count all of it."""
+    turns = f"{_ROLLOUT}.multi_turn"
+    yield from (f"{_ROLLOUT}.agent.default_agent_loop=tool_agent", f"{turns}.enable=true", f"{turns}.format=hermes")
+    yield from (setting(f"{turns}.function_tool_path", file), f"{turns}.max_assistant_turns=2")
+    yield from ("data.max_prompt_length=24", "data.max_response_length=32", f"{_ROLLOUT}.max_model_len=64")
+
+
+def _separate(options: Options) -> Iterator[str]:
+    """Generation goes on while training updates: samples of the step before, and weights over to the other dies."""
+    yield from (f"{MODE_KEY}={SEPARATE}", "actor_rollout_ref.hybrid_engine=false")
+    yield from (f"{_ROLLOUT}.nnodes=1", f"{_ROLLOUT}.n_gpus_per_node={options.rollout_dies}")
+    yield from ("trainer.v1.separate_async.parameter_sync_step=1", f"{_ROLLOUT}.checkpoint_engine.backend={BACKEND}")
+    yield f"{_ROLLOUT}.checkpoint_engine.custom_backend_module={BACKEND_MODULE}"
 
 
 def _fsdp(options: Options) -> Iterator[str]:
@@ -297,7 +333,7 @@ def _megatron(options: Options) -> Iterator[str]:
     yield f"{_ACTOR}.megatron.seed={options.seed}"
     yield from (f"{part}.megatron.dtype=bfloat16" for part in (_ACTOR, _REF))
     if sizes_of(TINY_MODELS[options.model]).experts:
-        yield f"{_ACTOR}.megatron.expert_model_parallel_size={options.dies}"
+        yield f"{_ACTOR}.megatron.expert_model_parallel_size={options.training_dies}"
 
 
 def _plugins(options: Options) -> Iterator[str]:

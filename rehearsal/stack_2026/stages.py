@@ -29,7 +29,7 @@ from rehearsal.display import Progress, emulated_dies, format_duration, peaks_in
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
 from rehearsal.preflight import PreflightError, check_device_memory, check_output, count_parameters, is_whole
-from rehearsal.stack_2026.plan import Plan
+from rehearsal.stack_2026.plan import Options, Plan
 from rehearsal.stack_2026.records import (
     LOG_PROB_DIFFERENCE,
     PROBABILITY_DIFFERENCE,
@@ -140,7 +140,7 @@ class Rehearsal:
         if plan.composed.exists():
             shutil.copy(plan.composed, plan.output / CONFIGURATION)
         failure = describe_full_disk([plan.output]) if status != 0 else None
-        failure = failure or failure_of(status, progress.records, steps, plan.options.precision, plan.log)
+        failure = failure or failure_of(status, progress.records, steps, _compared(plan.options), plan.log)
         failure = failure or lost_answers(progress.records, plan.composed)
         facts = RunFacts(
             plan.options.seed,
@@ -153,6 +153,11 @@ class Rehearsal:
         if failure is not None:
             raise RunFailed(failure, plan.log)
         return summary
+
+
+def _compared(options: Options) -> str | None:
+    """The precision in which rollout and training compute the same; None where the rollout has older weights."""
+    return None if options.rollout_dies else options.precision
 
 
 def check_backend(backend: str) -> None:
@@ -177,10 +182,11 @@ def _last_step(output: Path) -> int:
     return records[-1].step if records else 0
 
 
-def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:
+def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str | None, log: Path) -> str | None:
     """Returns the sentence with which a run failed, or None.
 
-    It has to make its steps, with numbers in every metric, and in float32 rollout and training have to compute alike.
+    It has to make its steps, with numbers in every metric, and in float32 rollout and training have to compute alike,
+    unless `precision` is None because the rollout has older weights.
     """
     if status != 0:
         return last_error(log)

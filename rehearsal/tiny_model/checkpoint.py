@@ -19,11 +19,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2_5_VLProces
 from post_training.data import INSTRUCTION, read_problems
 from post_training.models.published_names import published_name
 from rehearsal import image_task
-from rehearsal.tiny_model import image_warm_start, warm_start
+from rehearsal.tiny_model import image_warm_start, tool_warm_start, warm_start
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS, reads_images, tiny_config
 from rehearsal.tiny_model.processor import build_processor
 from rehearsal.tiny_model.task import Exercise
-from rehearsal.tiny_model.tokenizer import END, PUBLISHED_ENDS, build_tokenizer
+from rehearsal.tiny_model.tokenizer import END, PUBLISHED_ENDS, build_tokenizer, build_tool_tokenizer
 
 MARKER = "tiny_model.json"
 # Scores of random weights hardly differ. With biases as close as those of trained weights, of 2,000 choices one or two
@@ -39,7 +39,8 @@ class CheckpointRequest:
     `warm_start` None leaves the weights at their random initial values (the norms and biases drawn as well, so that
     a path that forgets one of them shows). `model_type` is a key of `TINY_MODELS`; `changes` are other values for its
     configuration, as pairs of key and value. A model that reads images is shown those of `image_task`, not `data`.
-    With `published_end` the end token has the name that published tokenizers of the family give it.
+    With `published_end` the end token has the name that published tokenizers of the family give it. With `calls_tool`
+    it has so too, and the model calls the calculator (`tool_warm_start`).
     """
 
     data: Path
@@ -49,6 +50,7 @@ class CheckpointRequest:
     model_type: str = DEFAULT_MODEL_TYPE
     changes: tuple[tuple[str, int], ...] = ()
     published_end: bool = False
+    calls_tool: bool = False
 
     def fingerprint(self) -> str:
         """Return a hash of everything the weights depend on: settings, data, this package's sources, the libraries."""
@@ -57,6 +59,7 @@ class CheckpointRequest:
         versions = [torch.__version__, transformers.__version__, tokenizers.__version__]
         drawn = [settings, self.seed, self.dtype, self.model_type, self.changes, versions, INSTRUCTION]
         drawn += [self.published_end] if self.published_end else []
+        drawn += ["calls_tool"] if self.calls_tool else []
         digest.update(json.dumps(drawn).encode())
         sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(image_task.__file__), self.data]
         for path in sources:
@@ -85,7 +88,7 @@ def make_checkpoint(
         DataError: if the data file cannot be read as problems.
         FileExistsError: if `output` exists and is no checkpoint of this package.
         ValueError: if a problem is no exercise of `task`.
-        KeyError: if the dtype is none of `DTYPES`, or the family none of `TINY_MODELS`.
+        KeyError: if the dtype is none of `DTYPES`, the family none of `TINY_MODELS`, or none that calls tools.
     """
     exercises = [Exercise.parse(problem.question) for problem in read_problems(request.data).problems]
     fingerprint = request.fingerprint()
@@ -94,8 +97,7 @@ def make_checkpoint(
         return reused
     if output.exists() and not (output / MARKER).exists():
         raise FileExistsError(f"{output} exists and holds no {MARKER}: choose another folder or remove it")
-    end = PUBLISHED_ENDS[request.model_type] if request.published_end else END
-    processor = build_processor() if reads_images(request.model_type) else build_tokenizer(end)
+    processor = _processor_of(request)
     tokenizer = getattr(processor, "tokenizer", processor)
     model = _initial_model(request, tokenizer)
     reward = None
@@ -105,6 +107,10 @@ def make_checkpoint(
         own = image_warm_start.IMAGE_WARM_START
         settings = own if request.warm_start == warm_start.WarmStart() else request.warm_start
         reward = image_warm_start.train(model, processor, settings, request.seed, progress)
+    elif request.calls_tool:
+        own = tool_warm_start.TOOL_WARM_START
+        settings = own if request.warm_start == warm_start.WarmStart() else request.warm_start
+        reward = tool_warm_start.train(model, tokenizer, exercises, settings, request.seed, progress)
     else:
         reward = warm_start.train(model, tokenizer, exercises, request.warm_start, request.seed, progress)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +121,14 @@ def make_checkpoint(
         (written / MARKER).write_text(json.dumps({"fingerprint": fingerprint, "expected_reward": reward}, indent=1))
         # Another run may have made it meanwhile, and may be reading it.
         return _matching(output, fingerprint) or _put_in_place(written, output, CheckpointResult(output, False, reward))
+
+
+def _processor_of(request: CheckpointRequest) -> transformers.PreTrainedTokenizerFast | Qwen2_5_VLProcessor:
+    if request.calls_tool:
+        return build_tool_tokenizer(request.model_type)
+    if reads_images(request.model_type):
+        return build_processor()
+    return build_tokenizer(PUBLISHED_ENDS[request.model_type] if request.published_end else END)
 
 
 def _put_in_place(written: Path, output: Path, result: CheckpointResult) -> CheckpointResult:

@@ -12,6 +12,7 @@ from rehearsal.image_task import COLOURS, QUESTIONS, SIDES
 from rehearsal.tiny_model.architecture import VOCABULARY_SIZE
 
 PAD, BEGIN, END, USER, ASSISTANT = "<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>"
+TOOL = "<|tool|>"
 # The names that transformers' processor, verl and vLLM look for; their ids are in `TINY_MODELS`.
 VISION_START, VISION_END, IMAGE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
 # The end token of published tokenizers, by the model_type of their config.json: verl 0.9 looks for it by name.
@@ -21,11 +22,31 @@ PUBLISHED_ENDS = {
     "qwen3_moe": "<|im_end|>",
 }
 BOXED_OPENING = "\\boxed{"
+# A call of the calculator as Qwen's and Hermes' templates write one, around the expression.
+CALL_OPENING, CALL_CLOSING = '<tool_call>{"name": "calculate", "arguments": {"expression": "', '"}}</tool_call>'
+# What verl's agent loop puts behind the end of a turn before the next one, as published templates of the family do.
+TURN_SEPARATORS = {"deepseek_v3": "", "qwen3": "\n", "qwen3_moe": "\n"}
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'user' %}" + USER + "{{ message['content'] }}"
     "{% elif message['role'] == 'assistant' %}" + ASSISTANT + "{{ message['content'] }}{{ eos_token }}"
+    "{% else %}{{ message['content'] }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
+)
+
+# The same with tools: their names first, calls in the form of `CALL_OPENING`, and results. What the model writes lies
+# in `generation`, so that transformers can tell it from the rest (`return_assistant_tokens_mask`).
+TOOL_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for tool in tools or [] %}" + TOOL + "{{ tool['function']['name'] }}{% endfor %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}" + USER + "{{ message['content'] }}"
+    "{% elif message['role'] == 'tool' %}" + TOOL + "{{ message['content'] }}"
+    "{% elif message['role'] == 'assistant' %}" + ASSISTANT + "{% generation %}{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    """<tool_call>{"name": "{{ call['function']['name'] }}", "arguments": """
+    "{{ call['function']['arguments'] | tojson }}}</tool_call>{% endfor %}"
+    "{{ eos_token }}{% endgeneration %}{{ SEPARATOR }}"
     "{% else %}{{ message['content'] }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
@@ -73,14 +94,32 @@ def build_tokenizer(end: str = END) -> PreTrainedTokenizerFast:
     Raises:
         ValueError: if the learned vocabulary has not exactly `VOCABULARY_SIZE` entries.
     """
-    special_tokens = [PAD, BEGIN, end, USER, ASSISTANT]
+    return _text_tokenizer(end, [USER, ASSISTANT], [], CHAT_TEMPLATE)
+
+
+def build_tool_tokenizer(model_type: str) -> PreTrainedTokenizerFast:
+    """Learn the tokenizer of a model that calls the calculator; the fixed parts of a call are one token each.
+
+    Args:
+        model_type: a key of `TURN_SEPARATORS`, whose published end token it has.
+
+    Raises:
+        ValueError: if the learned vocabulary has not exactly `VOCABULARY_SIZE` entries.
+    """
+    # As an expression: transformers drops a line feed behind a tag.
+    template = TOOL_CHAT_TEMPLATE.replace("SEPARATOR", repr(TURN_SEPARATORS[model_type]))
+    calls = [CALL_OPENING, CALL_CLOSING]
+    return _text_tokenizer(PUBLISHED_ENDS[model_type], [USER, ASSISTANT, TOOL], calls, template)
+
+
+def _text_tokenizer(end: str, roles: list[str], calls: list[str], template: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
-        tokenizer_object=_learn(special_tokens, _TRAINING_TEXT.splitlines()),
+        tokenizer_object=_learn([PAD, BEGIN, end, *roles], _TRAINING_TEXT.splitlines(), calls),
         pad_token=PAD,
         bos_token=BEGIN,
         eos_token=end,
-        additional_special_tokens=[USER, ASSISTANT],
-        chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=roles,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )
@@ -106,22 +145,21 @@ def build_image_tokenizer() -> Qwen2TokenizerFast:
     )
 
 
-def _learn(special_tokens: list[str], text: Sequence[str]) -> Tokenizer:
+def _learn(special_tokens: list[str], text: Sequence[str], calls: Sequence[str] = ()) -> Tokenizer:
+    whole = (" " + INSTRUCTION, BOXED_OPENING, *calls)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE - 2,
+        vocab_size=VOCABULARY_SIZE - len(whole),
         special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(text, trainer)
-    tokenizer.add_tokens(
-        [AddedToken(text, special=False, normalized=False) for text in (" " + INSTRUCTION, BOXED_OPENING)]
-    )
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in whole])
     if tokenizer.get_vocab_size() != VOCABULARY_SIZE:
         raise ValueError(f"the tokenizer has {tokenizer.get_vocab_size()} entries instead of {VOCABULARY_SIZE}")
     return tokenizer

@@ -121,13 +121,25 @@ def train(
     Returns:
         The expected reward on `exercises` after the last step.
     """
-    generator = torch.Generator().manual_seed(seed)
     readings = encode_readings(tokenizer, exercises)
+    fit(model, readings, settings, seed, progress)
+    return expected_reward(model, readings)
+
+
+def fit(
+    model: PreTrainedModel,
+    readings: Readings,
+    settings: WarmStart,
+    seed: int,
+    progress: Callable[[int, float], None],
+) -> None:
+    """Train `model` in place on readings of exercises; see `train`."""
+    generator = torch.Generator().manual_seed(seed)
     parameters = group_experts_of(model) + [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
     for step in range(settings.steps):
         optimizer.param_groups[0]["lr"] = settings.learning_rate_at(step)
-        chosen = torch.randint(len(exercises), (settings.batch_size,), generator=generator)
+        chosen = torch.randint(len(readings.asked), (settings.batch_size,), generator=generator)
         misread = torch.rand(settings.batch_size, generator=generator) >= settings.right_sign_share
         shift = torch.randint(1, len(SIGNS), (settings.batch_size,), generator=generator)
         sign = (readings.asked[chosen] + misread * shift) % len(SIGNS)
@@ -139,4 +151,3 @@ def train(
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         progress(step + 1, loss.item())
-    return expected_reward(model, readings)

@@ -24,6 +24,7 @@ FOR_USERS = [
     "first-hour",
     "first-hour-2026",
     "glossary",
+    "new-in-2026",
     "not-supported",
     "operations",
     "overview",

@@ -2,12 +2,16 @@
 
 vLLM draws all answers in flight from one stream of random numbers, so that a token depends on which requests arrived
 before. With a seed of its own, an answer depends on nothing but its step, its prompt's place and its number, and so a
-run that is resumed samples what it would have sampled.
+run that is resumed samples what it would have sampled. Each turn of an answer has its own: with one for all of them the
+second turn would draw its tokens with the random numbers of the first.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import ray
@@ -34,8 +38,46 @@ def seed_of(run_seed: int, step: int, order: int, session: int, validate: bool) 
     return int.from_bytes(digest[:8], "little") >> 1  # not negative in 64 bits
 
 
+def seed_of_turn(seed: int, turn: int) -> int:
+    """The seed of a turn of an answer; the first has the answer's."""
+    if not turn:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed} {turn}".encode()).digest()[:8], "little") >> 1
+
+
+_TURNS: ContextVar[Iterator[int]] = ContextVar("turns")
+"""Numbers the turns of an answer, which verl's loop runs in a task of its own."""
+
+
+class SeededTurns:
+    """verl's client of the servers, as a loop uses it.
+
+    Args:
+        client: verl's.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def generate(self, *arguments: Any, sampling_params: dict[str, Any], **named: Any) -> Any:
+        """As upstream, with the seed of the turn."""
+        own = {**sampling_params, "seed": seed_of_turn(sampling_params["seed"], next(_TURNS.get()))}
+        return await self._client.generate(*arguments, sampling_params=own, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # Hydra copies it, and a copy has no client at first
+            raise AttributeError(name)
+        return getattr(self._client, name)
+
+
 class SeededAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's worker, which gives vLLM a seed with every request."""
+
+    llm_client: Any
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.llm_client = SeededTurns(self.llm_client)
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         order = int(prompt.pop(ORDER))
@@ -52,6 +94,7 @@ class SeededAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             trajectory["validate"],
         )
         own = {**sampling_params, "seed": seed}
+        _TURNS.set(itertools.count())
         return await super()._run_agent_loop(own, trajectory=trajectory, session_id=session_id, **named)
 
 

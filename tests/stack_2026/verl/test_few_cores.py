@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import pickle
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 import torch
 import zmq
 from hydra import compose, initialize_config_module
+from ray import cloudpickle
 from verl.models.mcore import model_forward
 from verl.models.mcore import util as padding
 from verl.trainer.ppo.v1 import agent_loop_tq, replay_buffer
@@ -51,6 +53,16 @@ def context() -> Iterator[zmq.Context]:
     with zmq.Context() as context:
         yield context
         context.destroy(linger=0)
+
+
+def test_verls_worker_reaches_another_process(few_cores, monkeypatch):
+    """Ray sends its class by value, with what it names: it lies in no module under its name."""
+    worker = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    assert b"_queue_of_process" in cloudpickle.dumps(worker)
+    assert cloudpickle.loads(cloudpickle.dumps(agent_loop_tq.tq)) is agent_loop_tq.tq is not UPSTREAM_TQ["tq"]
+    monkeypatch.setattr(agent_loop_tq, "tq", SimpleNamespace(**vars(UPSTREAM_TQ["tq"])))
+    with pytest.raises((pickle.PicklingError, TypeError)):
+        cloudpickle.dumps(worker)
 
 
 def pair(kind: type, context: zmq.Context, folder) -> tuple:

@@ -6,7 +6,17 @@ import pytest
 
 from rehearsal.preflight import PreflightError
 from rehearsal.stack_2026.__main__ import main, parse_arguments
-from rehearsal.stack_2026.plan import BACKENDS, CHANGES, HEARTBEATS, MODELS, PEAKS, ROUTING_REPLAY, Options, make_plan
+from rehearsal.stack_2026.plan import (
+    BACKENDS,
+    CHANGES,
+    HEARTBEATS,
+    MODELS,
+    PEAKS,
+    ROUTING_REPLAY,
+    TOOLS,
+    Options,
+    make_plan,
+)
 from rehearsal.stack_2026.stages import check_backend
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_plugin.resume.checks import ENGINES
@@ -29,6 +39,61 @@ def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
     if backend != "fsdp2":
         experts = 1 if model == "qwen3" else 4
         assert config.actor_rollout_ref.actor.megatron.expert_model_parallel_size == experts
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_keys_of_a_tool_are_known_to_verl(tmp_path, model):
+    from hydra import compose, initialize_config_module
+
+    plan = make_plan(Options(model, "fsdp2", tool="calculator", output=tmp_path), "now")
+    given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        rollout = compose("ppo_trainer", overrides=given).actor_rollout_ref.rollout
+    assert rollout.agent.default_agent_loop == "tool_agent"
+    assert rollout.multi_turn.function_tool_path == str(TOOLS["calculator"]) and TOOLS["calculator"].is_file()
+    assert rollout.max_model_len == 64 >= rollout.prompt_length + rollout.response_length
+    assert "--calls-tool" in plan.checkpoint_command()
+    without = make_plan(Options(model, "fsdp2", output=tmp_path), "now")
+    assert "--calls-tool" not in without.checkpoint_command() and without.checkpoint != plan.checkpoint
+
+
+@pytest.mark.parametrize(("model", "backend"), [("qwen3", "fsdp2"), ("qwen3_moe", "megatron")])
+def test_keys_of_dies_that_only_generate_are_known_to_verl(tmp_path, model, backend):
+    from hydra import compose, initialize_config_module
+
+    plan = make_plan(Options(model, backend, dies=3, rollout_dies=1, output=tmp_path), "now")
+    given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
+    name = "ppo_trainer" if backend == "fsdp2" else "ppo_megatron_trainer"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(name, overrides=given)
+    assert (config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout.n_gpus_per_node) == (2, 1)
+    assert config.trainer.v1.trainer_mode == "separate_async" and not config.actor_rollout_ref.hybrid_engine
+    assert config.trainer.v1.sampler.custom_sampler.path is None
+    assert config.data.train_batch_size == config.actor_rollout_ref.actor.ppo_mini_batch_size
+    if backend == "megatron":
+        assert config.actor_rollout_ref.actor.megatron.expert_model_parallel_size == 2
+    assert plan.environment()["NPU_EMULATOR_DEVICES"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--dies", "2", "--rollout-dies", "2"], "--rollout-dies=2 is invalid: of --dies 2 one has to train"),
+        (["--rollout-dies", "-1"], "--rollout-dies=-1 is invalid"),
+        (["--rollout-dies", "1", "--weights", "naive"], "--weights=naive is invalid: it does not reach other dies"),
+        (["--rollout-dies", "1", "--job", "qwen3_0_6b_gsm8k_one_card"], "--rollout-dies=1 is invalid: --job has"),
+    ],
+)
+def test_dies_that_cannot_only_generate_rejected(capsys, arguments, error):
+    with pytest.raises(SystemExit):
+        parse_arguments(arguments)
+    assert error in capsys.readouterr().err
+
+
+def test_tool_beside_a_job_rejected(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--job", "qwen3_0_6b_gsm8k_one_card", "--tool", "calculator"])
+    assert "--tool=calculator is invalid: --job has its own. Take one of the two away" in capsys.readouterr().err
 
 
 def test_mindspeed_without_a_checkout_rejected():

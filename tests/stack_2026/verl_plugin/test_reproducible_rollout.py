@@ -1,5 +1,8 @@
 """Answers have seeds of their own, and come in the order of their prompts whatever their random names are."""
 
+import asyncio
+import copy
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -8,7 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import replay_buffer as upstream
 
 from verl_plugin.resume import replay_buffer
-from verl_plugin.resume.agent_loops import seed_of
+from verl_plugin.resume.agent_loops import _TURNS, SeededTurns, seed_of, seed_of_turn
 from verl_plugin.resume.replay_buffer import ORDER, OrderedReplayBuffer
 
 PROMPTS, ANSWERS = 12, 11
@@ -22,6 +25,34 @@ def test_each_answer_has_a_seed_of_its_own():
     seeds = {seed_of(*each) for each in asked}
     assert len(seeds) == len(asked) and all(0 <= seed < 2**63 for seed in seeds)
     assert seed_of(1, 2, 3, 4, False) == 2361138455623693186
+
+
+def test_each_turn_of_an_answer_draws_with_its_own_seed():
+    """Of two answers at once, whose turns alternate; the loop has a copy of the client, as Hydra hands it."""
+    asked: dict[int, list[int]] = {1: [], 2: []}
+
+    class Client:
+        other = "reached"
+
+        async def generate(self, answer, *, sampling_params):
+            asked[answer].append(sampling_params["seed"])
+            await asyncio.sleep(0)
+
+    async def answered(client, answer):
+        _TURNS.set(itertools.count())
+        given = {"seed": answer}
+        for _ in range(3):
+            await client.generate(answer, sampling_params=given)
+        assert given == {"seed": answer}
+
+    async def both():
+        client = copy.deepcopy(SeededTurns(Client()))
+        assert client.other == "reached"
+        await asyncio.gather(answered(client, 1), answered(client, 2))
+
+    asyncio.run(both())
+    assert asked == {answer: [answer, seed_of_turn(answer, 1), seed_of_turn(answer, 2)] for answer in (1, 2)}
+    assert len({seed for seeds in asked.values() for seed in seeds}) == 6
 
 
 @pytest.fixture(params=range(3))
