@@ -25,6 +25,7 @@ from verl_plugin.alltoallv.settings import (
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
+from verl_plugin.rollout import WORKER, WORKER_KEY
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
 from verl_plugin.step_record.checks import record_problems
@@ -93,6 +94,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _batch_problems(config)
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
+    yield from _worker_problems(config)
     yield from replay_problems(config)
     yield from resume_problems(config)
     yield from registration_problems(config)
@@ -180,6 +182,17 @@ def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield invalid(SETTINGS_KEY, vllm.get("additional_config"), "it is no group of options", "{}")
     except ValueError as error:
         yield str(error)
+
+
+def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """vLLM-Ascend's own worker, in the settings in which it has been seen to lose tokens."""
+    vllm, spread = (
+        at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {},
+        at(config, f"{_ROLLOUT}.expert_parallel_size") > 1,
+    )
+    if spread and not at(config, f"{_ROLLOUT}.enforce_eager") and vllm.get("worker_cls") != WORKER:
+        reason = "vLLM-Ascend 0.23 loses tokens with experts over several dies and graphs"
+        yield invalid(WORKER_KEY, vllm.get("worker_cls"), reason, f"{WORKER}, or {_ROLLOUT}.enforce_eager to true")
 
 
 def _check_by_verl(config: Any) -> None:

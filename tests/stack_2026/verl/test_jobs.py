@@ -131,6 +131,7 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
             f"{ROLLOUT}.data_parallel_size=96",
             "256 dies are no multiple of TP2 x DP96. Set it to a divisor of 128",
         ),
+        (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "loses tokens with experts over several dies"),
         (DIES_256, f"{ROLLOUT}.expert_parallel_size=64", "over all 128 dies of an instance"),
         (
             DIES_256,
