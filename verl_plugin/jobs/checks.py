@@ -26,6 +26,8 @@ from verl_plugin.jobs.composition import JobError
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
 from verl_plugin.rollout import WORKER, WORKER_KEY
+from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY, SyncWindowSettings
+from verl_plugin.rollout.sync_window import SETTINGS_KEY as WINDOWS_KEY
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
 from verl_plugin.step_record.checks import record_problems
@@ -95,6 +97,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
     yield from _worker_problems(config)
+    yield from _window_problems(config)
     yield from replay_problems(config)
     yield from resume_problems(config)
     yield from registration_problems(config)
@@ -193,6 +196,30 @@ def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if spread and not at(config, f"{_ROLLOUT}.enforce_eager") and vllm.get("worker_cls") != WORKER:
         reason = "vLLM-Ascend 0.23 loses tokens with experts over several dies and graphs"
         yield invalid(WORKER_KEY, vllm.get("worker_cls"), reason, f"{WORKER}, or {_ROLLOUT}.enforce_eager to true")
+
+
+def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Sync windows, where an instance of vLLM cannot have them."""
+    rollout = at(config, _ROLLOUT)
+    vllm = at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
+    if vllm.get("distributed_executor_backend") != EXECUTOR:
+        return
+    tp, dp = rollout["tensor_model_parallel_size"], rollout["data_parallel_size"]
+    reasons = {
+        "there is one engine alone": dp == 1,
+        "vLLM 0.23 takes no executor of a job's own where an instance has several nodes": tp * dp
+        > config["trainer"]["n_gpus_per_node"],
+        f"windows need {WORKER_KEY}={WORKER}": vllm.get("worker_cls") != WORKER,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            yield invalid(EXECUTOR_KEY, EXECUTOR, reason, "mp")
+    try:
+        SyncWindowSettings.from_additional_config(vllm.get("additional_config"))
+    except (TypeError, AttributeError):
+        yield invalid(WINDOWS_KEY, (vllm.get("additional_config") or {}).get("sync_windows"), "it is no group", "{}")
+    except ValueError as error:
+        yield str(error)
 
 
 def _check_by_verl(config: Any) -> None:
