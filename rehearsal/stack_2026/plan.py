@@ -30,7 +30,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_plugin.resume.checks import ENGINES as RESUME
 from verl_plugin.resume.checks import KEYS as RESUME_KEYS
 from verl_plugin.resume.checks import SAMPLER
-from verl_plugin.rollout import WORKER, WORKER_KEY
+from verl_plugin.rollout import BACKEND, BACKEND_KEY, WORKER, WORKER_KEY
 from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWARD, REGISTRATION
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
@@ -271,7 +271,7 @@ def _rollout(options: Options) -> Iterator[str]:
     )
     # Enough for every sequence in flight: clearing the cache takes a host's time here.
     yield f"+{_ROLLOUT}.engine_kwargs.vllm.num_gpu_blocks_override=256"
-    yield f"+{WORKER_KEY}={WORKER}"
+    yield from (f"+{WORKER_KEY}={WORKER}", f"+{BACKEND_KEY}={BACKEND}")
 
 
 def _fsdp(options: Options) -> Iterator[str]:

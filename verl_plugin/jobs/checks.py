@@ -25,7 +25,7 @@ from verl_plugin.alltoallv.settings import (
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
-from verl_plugin.rollout import WORKER, WORKER_KEY
+from verl_plugin.rollout import BACKEND, BACKEND_KEY, WORKER, WORKER_KEY
 from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY, SyncWindowSettings
 from verl_plugin.rollout.sync_window import SETTINGS_KEY as WINDOWS_KEY
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
@@ -196,6 +196,10 @@ def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if spread and not at(config, f"{_ROLLOUT}.enforce_eager") and vllm.get("worker_cls") != WORKER:
         reason = "vLLM-Ascend 0.23 loses tokens with experts over several dies and graphs"
         yield invalid(WORKER_KEY, vllm.get("worker_cls"), reason, f"{WORKER}, or {_ROLLOUT}.enforce_eager to true")
+    backend = vllm.get("all2all_backend")
+    if vllm.get("worker_cls") == WORKER and backend != BACKEND:
+        reason = f"vLLM-Ascend 0.23 sets it without {WORKER_KEY} alone, and tokens are wrong with vLLM's default"
+        yield invalid(BACKEND_KEY, backend, reason, BACKEND)
 
 
 def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
