@@ -33,6 +33,9 @@ from verl_plugin.heartbeats.settings import KEY as HANG_DETECTION
 from verl_plugin.resume.checks import ENGINES as RESUME
 from verl_plugin.resume.checks import KEYS as RESUME_KEYS
 from verl_plugin.resume.checks import SAMPLER
+from verl_plugin.rollout import BACKEND as ALL2ALL
+from verl_plugin.rollout import BACKEND_KEY as ALL2ALL_KEY
+from verl_plugin.rollout import WORKER, WORKER_KEY
 from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWARD, REGISTRATION, SEPARATE
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
@@ -292,6 +295,7 @@ def _rollout(options: Options) -> Iterator[str]:
     )
     # Enough for every sequence in flight: clearing the cache takes a host's time here.
     yield f"+{_ROLLOUT}.engine_kwargs.vllm.num_gpu_blocks_override=256"
+    yield from (f"+{WORKER_KEY}={WORKER}", f"+{ALL2ALL_KEY}={ALL2ALL}")
 
 
 def _tool(file: Path) -> Iterator[str]:

@@ -26,6 +26,9 @@ from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
+from verl_plugin.rollout import BACKEND, BACKEND_KEY, WORKER, WORKER_KEY
+from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY, SyncWindowSettings
+from verl_plugin.rollout.sync_window import SETTINGS_KEY as WINDOWS_KEY
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
 from verl_plugin.step_record.checks import record_problems
@@ -94,6 +97,8 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _batch_problems(config)
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
+    yield from _worker_problems(config)
+    yield from _window_problems(config)
     yield from replay_problems(config)
     yield from resume_problems(config)
     yield from registration_problems(config)
@@ -180,6 +185,45 @@ def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
         AlltoallvSettings.from_additional_config(vllm.get("additional_config"))
     except (TypeError, AttributeError):
         yield invalid(SETTINGS_KEY, vllm.get("additional_config"), "it is no group of options", "{}")
+    except ValueError as error:
+        yield str(error)
+
+
+def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """vLLM-Ascend's own worker, in the settings in which it has been seen to lose tokens."""
+    vllm, spread = (
+        at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {},
+        at(config, f"{_ROLLOUT}.expert_parallel_size") > 1,
+    )
+    if spread and not at(config, f"{_ROLLOUT}.enforce_eager") and vllm.get("worker_cls") != WORKER:
+        reason = "vLLM-Ascend 0.23 loses tokens with experts over several dies and graphs"
+        yield invalid(WORKER_KEY, vllm.get("worker_cls"), reason, f"{WORKER}, or {_ROLLOUT}.enforce_eager to true")
+    backend = vllm.get("all2all_backend")
+    if vllm.get("worker_cls") == WORKER and backend != BACKEND:
+        reason = f"vLLM-Ascend 0.23 sets it without {WORKER_KEY} alone, and tokens are wrong with vLLM's default"
+        yield invalid(BACKEND_KEY, backend, reason, BACKEND)
+
+
+def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Sync windows, where an instance of vLLM cannot have them."""
+    rollout = at(config, _ROLLOUT)
+    vllm = at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
+    if vllm.get("distributed_executor_backend") != EXECUTOR:
+        return
+    tp, dp = rollout["tensor_model_parallel_size"], rollout["data_parallel_size"]
+    reasons = {
+        "there is one engine alone": dp == 1,
+        "vLLM 0.23 takes no executor of a job's own where an instance has several nodes": tp * dp
+        > config["trainer"]["n_gpus_per_node"],
+        f"windows need {WORKER_KEY}={WORKER}": vllm.get("worker_cls") != WORKER,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            yield invalid(EXECUTOR_KEY, EXECUTOR, reason, "mp")
+    try:
+        SyncWindowSettings.from_additional_config(vllm.get("additional_config"))
+    except (TypeError, AttributeError):
+        yield invalid(WINDOWS_KEY, (vllm.get("additional_config") or {}).get("sync_windows"), "it is no group", "{}")
     except ValueError as error:
         yield str(error)
 

@@ -16,6 +16,7 @@ from rehearsal.stack_2026.plan import BACKENDS
 from verl_plugin.jobs import JobError, check_job, compose_job
 from verl_plugin.jobs.__main__ import main
 from verl_plugin.jobs.composition import job_names
+from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY
 
 ONE_CARD, ONE_NODE = "qwen3_0_6b_gsm8k_one_card", "qwen3_30b_a3b_gsm8k_one_node"
 DIES_256, DIES_128 = "deepseek_v3_671b_256_dies", "qwen3_235b_a22b_128_dies"
@@ -71,6 +72,9 @@ MODELS[DIES_128] = MODELS[ONE_NODE] | {
     "num_hidden_layers": 94,
     "num_attention_heads": 64,
 }
+WINDOWS = f"++{EXECUTOR_KEY}={EXECUTOR}"
+FOUR_ENGINES = f"{ROLLOUT}.data_parallel_size=4 {ROLLOUT}.enforce_eager=true"
+SHORT_WINDOWS = f"++{ROLLOUT}.engine_kwargs.vllm.additional_config.sync_windows.forwards=0"
 
 
 def keys(node: DictConfig, prefix: str = "") -> set[str]:
@@ -131,6 +135,12 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
             f"{ROLLOUT}.data_parallel_size=96",
             "256 dies are no multiple of TP2 x DP96. Set it to a divisor of 128",
         ),
+        (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "loses tokens with experts over several dies"),
+        (ONE_NODE, f"~{ROLLOUT}.engine_kwargs.vllm.all2all_backend", "tokens are wrong with vLLM's default"),
+        (DIES_256, WINDOWS, "takes no executor of a job's own where an instance has several nodes"),
+        (ONE_NODE, WINDOWS, "there is one engine alone"),
+        (ONE_NODE, f"{WINDOWS} {FOUR_ENGINES} {SHORT_WINDOWS}", "a window has at least one forward"),
+        (ONE_NODE, f"{WINDOWS} {FOUR_ENGINES} ~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "windows need "),
         (DIES_256, f"{ROLLOUT}.expert_parallel_size=64", "over all 128 dies of an instance"),
         (
             DIES_256,

@@ -56,7 +56,7 @@ def test_rehearsal_of_a_cluster_job_is_that_of_one_node(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "dies"), [(ONE_CARD, 1), (ONE_NODE, 2)])
+@pytest.mark.parametrize(("job", "dies"), [(ONE_CARD, 1), (ONE_NODE, 2), (DIES_256, 4)])
 def test_job_runs_scaled_down_on_emulated_dies(tmp_path, job, dies):
     output = tmp_path / "run"
     own = [] if dies == 1 else ["--", f"trainer.n_gpus_per_node={dies}"]

@@ -13,6 +13,8 @@ from tests.stack_2026.vllm_ascend.program import (
     EVERYTHING,
     FAULTY,
     IMPOSSIBLE,
+    LOST,
+    MENDED,
     SELECTED,
     TOKENS,
     WRONG,
@@ -87,6 +89,17 @@ def test_sleeping_engine_frees_its_weights(found, case):
 def test_upstream_rejects_what_is_listed_as_impossible(found, case):
     reasons = found[case.name]["reasons"]
     assert reasons and all(IMPOSSIBLE[case] in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("case", MENDED.values(), ids=ids)
+def test_no_token_is_lost_with_this_projects_worker(found, case):
+    """Upstream's worker loses tokens in these settings (`WRONG`)."""
+    assert is_right(case, found[case.name]), found[case.name]
+
+
+def test_upstreams_worker_loses_tokens(found):
+    """The control; if it turns right, upstream has mended it."""
+    assert not is_right(LOST, found[LOST.name]) and LOST in WRONG
 
 
 @pytest.mark.exhaustive

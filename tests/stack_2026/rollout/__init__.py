@@ -1,0 +1,1 @@
+"""Tests of `verl_plugin.rollout`."""

@@ -1,0 +1,203 @@
+"""Windows of simulated engines, and of real ones of vLLM on emulated dies, whose reference is upstream's executor."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.stack_2026.rollout.windows_program import REQUESTS, Case
+from tests.vllm_process import run_vllm
+from verl_plugin.rollout.sync_window import (
+    IDLE,
+    SETTINGS_KEY,
+    Offer,
+    SyncWindow,
+    SyncWindowError,
+    SyncWindowSettings,
+)
+
+LIMIT = 16
+EAGER, GRAPHS = Case("qwen3moe"), Case("deepseek", "FULL_DECODE_ONLY")
+PAIRS = [(each, dataclasses.replace(each, forwards=LIMIT)) for each in (EAGER, GRAPHS)]
+ADMITS = Case("qwen3moe", forwards=LIMIT, fault="admits")
+FEW = Case("qwen3moe", forwards=LIMIT, fault="few")
+
+
+class Engines:
+    """Engines that synchronise in one process: each says what it reduces before any hears the result."""
+
+    def __init__(self, number: int, limit: int) -> None:
+        self.said: list[list[int]] = []
+        self.heard: list[int] = []
+        self.windows = [SyncWindow(rank, limit, self._reduce) for rank in range(number)]
+
+    def _reduce(self, vector):
+        self.said.append(list(vector))
+        if not self.heard:
+            raise _NotYet
+        return self.heard
+
+    def forward(self, offers: list[Offer]) -> list[int | None]:
+        """Every engine makes one forward."""
+        self.said, self.heard = [], []
+        for window, offer in zip(self.windows, offers, strict=True):
+            if not window.left:
+                with pytest.raises(_NotYet):
+                    window.take(offer)
+        self.heard = [max(values) for values in zip(*self.said, strict=True)]
+        return [window.take(offer) for window, offer in zip(self.windows, offers, strict=True)]
+
+
+class _NotYet(Exception):
+    pass
+
+
+def test_engines_that_decode_synchronise_once_a_window():
+    engines = Engines(3, LIMIT)
+    for _ in range(2 * LIMIT):
+        assert engines.forward([Offer(3, True, 100), Offer(5, True, 100), IDLE]) == [5, 5, 5]
+    assert [window.agreements for window in engines.windows] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("offers", "tokens", "left"),
+    [
+        ([Offer(9, False, 100), Offer(2, True, 100)], None, 0),  # a prompt anywhere: one forward, and workers ask
+        ([Offer(3, True, 5), Offer(2, True, 2)], 3, 4),  # no longer than the longest work
+        ([IDLE, IDLE], 1, 0),  # nobody has anything
+    ],
+    ids=["prompt", "work", "idle"],
+)
+def test_window_is_as_long_as_it_is_known_who_decodes(offers, tokens, left):
+    engines = Engines(2, LIMIT)
+    assert engines.forward(offers) == [tokens, tokens]
+    assert [window.left for window in engines.windows] == [left, left]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_engines_never_part(seed):
+    """Random requests, each admitted between two windows alone: all engines run the same tokens in each forward."""
+    drawn = random.Random(seed)
+    number = drawn.randint(2, 6)
+    engines = Engines(number, drawn.choice((1, 3, LIMIT)))
+    running: list[list[int]] = [[] for _ in range(number)]
+    for _ in range(200):
+        offers = []
+        for rank, requests in enumerate(running):
+            requests[:] = [each - 1 for each in requests if each > 1]
+            prompt = not engines.windows[rank].left and drawn.random() < 0.2
+            if prompt:
+                requests.append(drawn.randint(1, 40))
+            decoding = Offer(len(requests) * (9 if prompt else 1), not prompt, max(requests, default=0))
+            offers.append(decoding if requests else IDLE)
+        tokens = engines.forward(offers)
+        assert len(set(tokens)) == 1
+        assert tokens[0] is None or tokens[0] >= max(offer.requests for offer in offers)
+        assert len({window.left for window in engines.windows}) == 1
+
+
+@pytest.mark.parametrize("offer", [Offer(7, False, 9), Offer(3, True, 9)], ids=["prompt", "more requests"])
+def test_forward_that_was_not_agreed_on_is_an_error(offer):
+    engines = Engines(2, 4)
+    engines.forward([Offer(2, True, 9), Offer(1, True, 9)])
+    with pytest.raises(SyncWindowError, match=f"engine 1 cannot keep its sync window: it has {offer.requests} tokens"):
+        engines.windows[1].take(offer)
+
+
+def test_different_numbers_of_forwards_are_noticed():
+    engines = Engines(2, 1)
+    engines.windows[0].forwards += 1
+    with pytest.raises(SyncWindowError, match="different numbers of forwards, from 0 to 1"):
+        engines.forward([IDLE, IDLE])
+
+
+@pytest.mark.parametrize("forwards", [0, -1, 1.5, True, "16"])
+def test_invalid_length_rejected(forwards):
+    with pytest.raises(ValueError, match=rf"{SETTINGS_KEY}.forwards={forwards!r} is invalid: a window has at least"):
+        SyncWindowSettings(forwards)
+
+
+def test_settings_come_from_additional_config():
+    assert SyncWindowSettings.from_additional_config(None) == SyncWindowSettings(16)
+    assert SyncWindowSettings.from_additional_config({"sync_windows": {"forwards": 4}}).forwards == 4
+    with pytest.raises(ValueError, match="steps is invalid: there is no such option. Set one of forwards."):
+        SyncWindowSettings.from_additional_config({"sync_windows": {"steps": 4}})
+
+
+def engine_config(**changed):
+    """The parts of vLLM's configuration that are asked, of an engine that can have windows."""
+    from verl_plugin.rollout import WORKER
+
+    parallel = {"data_parallel_size": 2, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1}
+    parallel |= {"decode_context_parallel_size": 1, "worker_cls": WORKER}
+    whole = {"speculative_config": None, "lora_config": None, "kv_transfer_config": None, "is_moe": True}
+    parallel |= {name: value for name, value in changed.items() if name in parallel}
+    whole |= {name: value for name, value in changed.items() if name in whole}
+    model = SimpleNamespace(is_moe=whole.pop("is_moe"))
+    return SimpleNamespace(parallel_config=SimpleNamespace(**parallel), model_config=model, **whole)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"data_parallel_size": 1}, "there is one engine alone. Set it to mp"),
+        ({"is_moe": False}, "the model has no experts"),
+        ({"pipeline_parallel_size": 2}, "pipeline stages"),
+        ({"speculative_config": "mtp"}, "drafted tokens"),
+        ({"lora_config": "any"}, "adapters"),
+        ({"kv_transfer_config": "any"}, "pass their KV cache on"),
+        ({"worker_cls": "vllm_ascend.worker.worker.NPUWorker"}, "NPUWorker is invalid: it knows no sync windows"),
+    ],
+)
+def test_engine_that_cannot_have_windows_rejected(changed, says):
+    from verl_plugin.rollout.executor import _reject
+
+    _reject(engine_config())
+    with pytest.raises(ValueError, match=says):
+        _reject(engine_config(**changed))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[dict]]:
+    """What each of two engines found, by case."""
+    folder: Path = tmp_path_factory.mktemp("windows")
+    cases = [*(each for pair in PAIRS for each in pair), ADMITS, FEW]
+    run_vllm(
+        "tests.stack_2026.rollout.windows_program", folder, *(json.dumps(dataclasses.asdict(each)) for each in cases)
+    )
+    ranks = {case: (0,) if case.fault else (0, 1) for case in cases}
+    return {case: [json.loads((folder / f"{case.name}.{rank}.json").read_text()) for rank in ranks[case]]
+            for case in cases}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("upstream", "windowed"), PAIRS, ids=["eager", "graphs"])
+def test_answers_are_upstreams(found, upstream, windowed):
+    """Requests wait, end and arrive within windows; log-probs differ in the rounding of larger batches alone."""
+    for rank, requests in enumerate(REQUESTS):
+        expected, own = found[upstream][rank], found[windowed][rank]
+        assert [len(tokens) for tokens in own["tokens"]] == [tokens for tokens, _ in requests]
+        assert own["tokens"] == expected["tokens"]
+        for log_probs, reference in zip(own["log-probs"], expected["log-probs"], strict=True):
+            assert log_probs == pytest.approx(reference, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("upstream", "windowed"), PAIRS, ids=["eager", "graphs"])
+def test_few_forwards_synchronise_on_the_host(found, upstream, windowed):
+    for before, after in zip(found[upstream], found[windowed], strict=True):
+        counts = after["counts"]
+        assert before["counts"]["asked"] >= before["iterations"] and not before["counts"]["agreed"]
+        assert counts["agreed"] + counts["asked"] < before["counts"]["asked"] / 5
+        assert after["iterations"] <= before["iterations"] + LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [ADMITS, FEW], ids=["admits within a window", "agrees on too few tokens"])
+def test_broken_window_is_an_error(found, case):
+    """The controls."""
+    error = found[case][0]
+    assert error["type"] == "SyncWindowError" and "rollout engine 0 cannot keep" in error["error"]

@@ -1,0 +1,63 @@
+"""The class of vLLM-Ascend's workers in this project's jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import CUDAGraphMode
+from vllm_ascend.worker.worker import NPUWorker
+
+from verl_plugin.rollout.experts import combine_finite_experts
+
+
+class RolloutWorker(NPUWorker):
+    """Set by `actor_rollout_ref.rollout.engine_kwargs.vllm.worker_cls`."""
+
+    _window_tokens: int | None = None
+
+    def init_device(self) -> None:
+        """As upstream, which makes the model runner here."""
+        super().init_device()
+        self._ask_others = self.model_runner._sync_metadata_across_dp
+        self.model_runner._sync_metadata_across_dp = self._metadata_across_dp
+
+    def load_model(self, *arguments: Any, **named: Any) -> None:
+        """As upstream. No graph has been captured yet, so all of them run what is registered here."""
+        super().load_model(*arguments, **named)
+        combine_finite_experts()
+
+    def execute_model(self, scheduler_output: Any, *arguments: Any, **named: Any) -> Any:
+        """As upstream; within a sync window no rank asks the others what they run."""
+        self._window_tokens = getattr(scheduler_output, "sync_window_tokens", None)
+        try:
+            return super().execute_model(scheduler_output, *arguments, **named)
+        finally:
+            self._window_tokens = None
+
+    def execute_window_dummy(self, tokens: int) -> None:
+        """A forward without requests within a sync window, in which each rank runs so many tokens."""
+        self._window_tokens = tokens
+        try:
+            self.execute_dummy_batch()
+        finally:
+            self._window_tokens = None
+
+    def _metadata_across_dp(
+        self, num_tokens: int, *arguments: Any, **named: Any
+    ) -> tuple[int, torch.Tensor | None, CUDAGraphMode]:
+        """Stands for the model runner's `_sync_metadata_across_dp`: tokens, tokens of each rank, mode of graphs.
+
+        All ranks compute the same from the tokens of the window: the graph that decodes so many, or so many tokens
+        without a graph.
+        """
+        if self._window_tokens is None:
+            return self._ask_others(num_tokens, *arguments, **named)
+        runner = self.model_runner
+        tokens, mode = runner._pad_for_sequence_parallelism(self._window_tokens), CUDAGraphMode.NONE
+        if not runner.model_config.enforce_eager:
+            mode, batch = runner.cudagraph_dispatcher.dispatch(num_tokens=tokens, uniform_decode=True)
+            tokens = batch.num_tokens
+        if num_tokens > tokens:
+            raise RuntimeError(f"a forward of {num_tokens} tokens is too large for its sync window, which has {tokens}")
+        return tokens, torch.full((runner.dp_size,), tokens, dtype=torch.int32), mode
