@@ -29,6 +29,7 @@ FOR_USERS = [
     "operations",
     "overview",
     "qwen2_5_vl",
+    "batch-invariance",
     "rehearsal",
     "reshard",
     "rollout",

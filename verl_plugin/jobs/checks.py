@@ -22,6 +22,7 @@ from verl_plugin.alltoallv.settings import (
     SETTINGS_KEY,
     AlltoallvSettings,
 )
+from verl_plugin.batch_invariance.checks import invariance_model_problems, invariance_problems
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
@@ -105,6 +106,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from onpolicy_problems(config)
     yield from record_problems(config)
     yield from hang_problems(config)
+    yield from invariance_problems(config)
 
 
 def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -289,6 +291,7 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
             yield invalid(key, at(config, key), f"the model has {heads} attention heads", f"a divisor of {heads}")
     yield from replay_model_problems(config, model)
     yield from onpolicy_model_problems(config, model)
+    yield from invariance_model_problems(config, model)
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
     positions, answer = values["max_position_embeddings"], config["data"]["max_response_length"]
     if longest > positions:

@@ -9,8 +9,10 @@ import ctypes
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 
 from .cann import FOLDER, library
@@ -76,15 +78,20 @@ _CHANGES = {
     "vllm_ascend.ops.triton.muls_add": ("fused_kernels", "replace_muls_add"),
 }
 _LOADERS = {"torch_npu": _Loader} | dict.fromkeys(_CHANGES, _ChangingLoader)
+# Packages of kernels for CANN that are modules of this package here.
+_PROVIDED = {"batch_invariant_ops": "batch_invariant_ops.py"}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the wheel's torch_npu, and has the libraries loaded before it.
 
-    Modules that hand work to what is not emulated, the graph engine and Triton, are changed when they are loaded.
+    Modules that hand work to what is not emulated, the graph engine and Triton, are changed when they are loaded, and
+    packages of kernels that were compiled for CANN come from here.
     """
 
     def find_spec(self, name, path=None, target=None):
+        if name in _PROVIDED:
+            return importlib.util.spec_from_file_location(name, Path(__file__).with_name(_PROVIDED[name]))
         loader = _LOADERS.get(name)
         if loader is None:
             return None

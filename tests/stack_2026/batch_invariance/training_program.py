@@ -1,0 +1,69 @@
+"""Log-probs of an answer by transformers' Qwen3 on an emulated die, with and without the batch-invariant forward.
+
+`main(folder)` reads the rollout's answer from `answer.json` and writes `training.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_npu  # noqa: F401
+from transformers import AutoModelForCausalLM
+from verl.models.transformers.npu_patch import apply_npu_patches
+from verl.utils.torch_functional import logprobs_from_logits
+
+from tests.vllm_cases import VOCABULARY
+from verl_plugin.batch_invariance.situations import make_prompts
+from verl_plugin.batch_invariance.worker import PROMPT
+
+Tokens = list[int]
+
+
+def log_probs(model: Any, prompt: Tokens, answer: Tokens, padding: int = 0, packed: Tokens | None = None) -> Tokens:
+    """As verl computes them: of the answer, the sequence padded on the left or packed behind another one."""
+    sequence, mask = [*prompt, *answer], None
+    front = packed or [0] * padding
+    positions = [*range(len(front)), *range(len(sequence))]
+    if packed is None:
+        mask = torch.tensor([[0] * padding + [1] * len(sequence)]).npu()
+        positions = [0] * padding + [*range(len(sequence))]
+    ids = torch.tensor([[*front, *sequence]]).npu()
+    with torch.no_grad():
+        logits = model(
+            input_ids=ids, position_ids=torch.tensor([positions]).npu(), attention_mask=mask, use_cache=False
+        ).logits[0, len(front) + len(prompt) - 1 : -1]
+    return logprobs_from_logits(logits.contiguous(), torch.tensor(answer).npu()).tolist()
+
+
+def gradients(model: Any, sequence: Tokens) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    ids = torch.tensor([sequence]).npu()
+    scores = model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)[0, :-1]
+    scores.gather(1, ids[0, 1:, None]).sum().backward()
+    return {name: parameter.grad.cpu().clone() for name, parameter in model.named_parameters()}
+
+
+def main(folder: Path) -> None:
+    apply_npu_patches()
+    given = json.loads((folder / "answer.json").read_text())
+    prompt, answer = list(make_prompts(VOCABULARY, PROMPT).sample), given["tokens"]
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / "qwen3", dtype=torch.float32, attn_implementation="sdpa"
+    ).npu()  # fmt: skip
+    found: dict[str, Any] = {"plain": log_probs(model, prompt, answer)}
+    expected = gradients(model, [*prompt, *answer])
+    from verl_plugin.batch_invariance import training
+
+    found["plain attention"] = log_probs(model, prompt, answer)
+    model.set_attn_implementation(training.NAME)
+    found["whole"] = log_probs(model, prompt, answer)
+    found["padded"] = log_probs(model, prompt, answer, padding=7)
+    found["packed"] = log_probs(model, prompt, answer, packed=[5, 6, 7, 8, 9])
+    obtained = gradients(model, [*prompt, *answer])
+    apart = [(obtained[name] - each).abs().max() / each.abs().max() for name, each in expected.items()]
+    found["gradients apart"] = float(max(apart))
+    found["parameters"] = len(apart)
+    (folder / "training.json").write_text(json.dumps(found))

@@ -1,0 +1,68 @@
+"""Batches in which one sample is computed: alone, beside others, in chunks, behind a cached beginning."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+BLOCK = 128
+"""Tokens of a block of vLLM-Ascend's cache: a shorter beginning is not found in it."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One batch.
+
+    Attributes:
+        name: for people.
+        before, behind: how many other samples are in the batch, on either side.
+        chunk: tokens of a prompt that a step computes at most; 0 for whole prompts.
+        cached: the beginning of the prompt is read from the cache.
+    """
+
+    name: str
+    before: int = 0
+    behind: int = 0
+    chunk: int = 0
+    cached: bool = False
+
+
+ALONE = Situation("alone")
+SITUATIONS = (
+    Situation("first of 2", behind=1),
+    Situation("first of 8", behind=7),
+    Situation("last of 8", before=7),
+    Situation("prompt in chunks of 48", chunk=48),
+    Situation("prompt's beginning from the cache", cached=True),
+    Situation("4th of 8, in chunks", before=3, behind=4, chunk=48),
+)
+AGAIN = Situation("alone, again")
+"""The control: nothing differs, so no log-prob may."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Random tokens. sample: the one that is compared; others: its neighbours, of many lengths."""
+
+    sample: tuple[int, ...]
+    others: tuple[tuple[int, ...], ...]
+
+
+def make_prompts(vocabulary: int, length: int, seed: int = 0) -> Prompts:
+    """Draw a sample that is longer than a block of the cache, and seven neighbours from 3 tokens to as long as it.
+
+    Args:
+        vocabulary: tokens of the model.
+        length: tokens of the sample's prompt.
+    """
+    draw = random.Random(seed)
+    lengths = [length, *(3 + place * (length - 3) // 6 for place in range(7))]
+    sample, *others = (tuple(draw.randrange(3, vocabulary) for _ in range(each)) for each in lengths)
+    return Prompts(sample, tuple(others))
+
+
+def batch_of(situation: Situation, prompts: Prompts) -> tuple[list[tuple[int, ...]], int]:
+    """The prompts of a batch, and the place of the sample in it."""
+    before = list(prompts.others[: situation.before])
+    behind = list(prompts.others[situation.before : situation.before + situation.behind])
+    return [*before, prompts.sample, *behind], situation.before

@@ -1,0 +1,208 @@
+"""What every operator of a vLLM engine makes of one sample, token by token.
+
+PyTorch's dispatch mode sees each operator that the engine calls while it runs without graphs. Of each result the rows
+of one sample are kept, under the position of the token in the sample: the same token is found again when the sample is
+beside others, at another place of the batch, or computed in chunks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+ENGINE_NAMESPACES = ("vllm",)
+"""Operators of these are made of others, which are looked at in their place."""
+_OUTSIDE = "outside of any layer"
+_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
+
+Replacement = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One result of an operator, the same in all runs.
+
+    Attributes:
+        layer: module whose forward runs, as in the model.
+        operator: of PyTorch, as `aten.mm.default`.
+        call: how many times the layer called it before, in this forward.
+        result: number of the result.
+    """
+
+    layer: str
+    operator: str
+    call: int
+    result: int
+
+    def sentence(self) -> str:
+        """For people."""
+        return f"{self.operator} in {self.layer}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an operator made of one token.
+
+    Attributes:
+        order: number of the call in its forward.
+        row: the token's part of the result, on the host.
+        given: shapes of the tensors that the operator was given.
+    """
+
+    order: int
+    row: torch.Tensor
+    given: tuple[tuple[int, ...], ...]
+
+
+Trace = dict[int, dict[Place, Seen]]
+"""By position of the token in the sample: what was made of it."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the sample is in a forward.
+
+    Attributes:
+        tokens: rows of the forward's tensors, one for each token of the batch, padding included.
+        requests: number of requests, which is the number of rows behind the model.
+        places: row and position of each token of the sample.
+        request: row of the sample behind the model; None where it is not sampled in this step.
+    """
+
+    tokens: int
+    requests: int
+    places: tuple[tuple[int, int], ...]
+    request: int | None
+
+
+class OperatorTrace(TorchDispatchMode):
+    """While it is active, keeps what operators make of the sample in each forward that `at` announces.
+
+    Args:
+        replacements: by operator, what is called in its place.
+    """
+
+    def __init__(self, replacements: Mapping[str, Replacement] | None = None) -> None:
+        super().__init__()
+        self.trace: Trace = {}
+        self.replacements = dict(replacements or {})
+        self._rows: Rows | None = None
+        self._behind = False
+        self._layers: list[str] = []
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._order = 0
+
+    def at(self, rows: Rows | None) -> None:
+        """A forward begins, in which the sample is at these rows; None: it has no part in it."""
+        self._rows, self._behind, self._order = rows, False, 0
+        self._calls.clear()
+
+    def behind_the_model(self) -> None:
+        """The model has ended; log-probs are computed of one row for each request."""
+        self._behind = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operator, or what replaces it, and keep the sample's rows."""
+        kwargs = kwargs or {}
+        if func.namespace in ENGINE_NAMESPACES:
+            with self:  # straight to the kernel, which is Python: called by name it would come here again
+                return func.redispatch(_DEVICE, *args, **kwargs)
+        name = str(func)
+        replaced = self.replacements.get(name)
+        results = func(*args, **kwargs) if replaced is None else replaced(func, args, kwargs)
+        if self._rows is not None and not is_view(func):
+            self._keep(name, func, args, kwargs, results)
+        return results
+
+    def _keep(self, name: str, func: Any, args: Any, kwargs: Any, results: Any) -> None:
+        layer = self._layers[-1] if self._layers else _OUTSIDE
+        call = self._calls[layer, name]
+        self._calls[layer, name] += 1
+        self._order += 1
+        shapes = tuple(tuple(each.shape) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
+        if not shapes or "empty" in name:
+            return  # nothing was computed of the sample, or nothing at all
+        made = [*tree_leaves(results), *written(func, args, kwargs)]
+        for number, tensor in enumerate(made):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                for position, row in self._rows_of(tensor):
+                    seen = Seen(self._order, row.detach().cpu().clone(), shapes)
+                    self.trace.setdefault(position, {})[Place(layer, name, call, number)] = seen
+
+    def _rows_of(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Position and part of each token of the sample; nothing where the tensor has no row for each token."""
+        rows = self._rows
+        assert rows is not None
+        if self._behind:
+            if rows.request is not None and tensor.dim() and tensor.shape[0] == rows.requests:
+                yield rows.places[-1][1], tensor[rows.request]
+        elif tensor.dim() and tensor.shape[0] == rows.tokens:
+            for row, position in rows.places:
+                yield position, tensor[row]
+
+    @contextmanager
+    def following(self, model: torch.nn.Module) -> Iterator[None]:
+        """Let the layers be known whose forward runs."""
+        handles = []
+        for name, layer in model.named_modules():
+            handles.append(layer.register_forward_pre_hook(self._enter(name)))
+            handles.append(layer.register_forward_hook(self._leave, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, name: str) -> Any:
+        def enter(*_: Any) -> None:
+            self._layers.append(name or "the model")
+
+        return enter
+
+    def _leave(self, *_: Any) -> None:
+        if self._layers:
+            self._layers.pop()
+
+
+@cache
+def is_view(func: Any) -> bool:
+    """Whether an operator's results are parts of what it was given, as those of `view` and `t`: nothing is computed."""
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+
+
+def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors that an operator without results has written to."""
+    if func._schema.returns:
+        return []
+    named = [(each, args[place] if place < len(args) else kwargs.get(each.name))
+             for place, each in enumerate(func._schema.arguments)]  # fmt: skip
+    return tree_leaves([value for each, value in named if each.alias_info is not None and each.alias_info.is_write])
+
+
+def one_row_at_a_time(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call an operator for each row of its first tensor, and put the rows together.
+
+    What else has as many rows is divided with it. Not for operators that write to what they are given.
+    """
+    first = next(each for each in tree_leaves((args, dict(kwargs))) if isinstance(each, torch.Tensor))
+    count = first.shape[0]
+
+    def row(value: Any, number: int) -> Any:
+        is_divided = isinstance(value, torch.Tensor) and value.dim() == first.dim() and value.shape[0] == count
+        return value[number : number + 1] if is_divided else value
+
+    parts = [
+        func(*[row(each, number) for each in args], **{name: row(each, number) for name, each in kwargs.items()})
+        for number in range(count)
+    ]
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(parts)
+    return tuple(torch.cat(list(each)) for each in zip(*parts, strict=True))
