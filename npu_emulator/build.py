@@ -227,11 +227,16 @@ def build_cann(wheel: Path, folder: Path) -> None:
     `wheel` is the folder that torch_npu's wheel is installed in. Ends the process with the compiler's exit code, or
     with one sentence, where it cannot be done. MAX_JOBS says how many files are compiled at a time, as for torch.
     """
-    out, build = folder / "lib", ROOT / "build" / metadata.version("torch_npu")
+    # Libraries are made beside the object files of this torch_npu: in `folder`, which the builds for all of them share,
+    # those of another one would be newer than these object files, and stay.
+    build = ROOT / "build" / metadata.version("torch_npu")
+    made = build / "package"
+    out = made / "lib"
     if not (wheel / "torch_npu" / "include").is_dir():
         sys.exit(f"error: {wheel} does not hold torch_npu's wheel: install torch_npu in the environment first.")
     build.mkdir(parents=True, exist_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
+    for place in PLACES:
+        (made / place).mkdir(parents=True, exist_ok=True)
     make_toolkit(folder / "toolkit")
     calls = "".join((ROOT / table).read_text() for table in (*release().calls, "mindspeed_calls.txt"))
     write_if_changed(build / "refused.inc", refusals(calls))
@@ -245,3 +250,4 @@ def build_cann(wheel: Path, folder: Path) -> None:
     missing = missing_symbols(wheel, out / CORE)
     if missing:
         sys.exit(f"error: the wheel needs symbols of CANN that are not emulated: {', '.join(missing)}")
+    shutil.copytree(made, folder, dirs_exist_ok=True)
