@@ -31,7 +31,7 @@ DOCUMENTED = {
     "python": {"PYTHONUNBUFFERED"},
 }
 # Distributions whose compiled part reads a variable.
-COMPILED = {"torch": "lib/libtorch_cpu.so", "ray": "_raylet.so"}
+COMPILED = {"torch": "lib/libtorch_cpu.so", "torch_npu": "lib/libtorch_npu.so", "ray": "_raylet.so"}
 
 
 def variables(file: Path) -> list[tuple[str, str]]:
@@ -49,9 +49,12 @@ def has_reader(name: str, reader: str) -> bool:
     """Whether `reader` reads the variable: by its source, its compiled part, or its documentation."""
     if reader == "launcher":
         return any(re.search(rf"\b{name}\b", path.read_text()) for path in (ROOT / "scripts" / "lib").glob("*.sh"))
-    if reader in DOCUMENTED:
-        return name in DOCUMENTED[reader]
-    folder = Path(find_spec(reader).submodule_search_locations[0])
+    if name in DOCUMENTED.get(reader, ()):
+        return True
+    package = find_spec(reader)
+    if package is None:
+        return False
+    folder = Path(package.submodule_search_locations[0])
     if any(name in path.read_text(errors="ignore") for path in folder.rglob("*.py")):
         return True
     # RAY_xyz is the environment's form of the C++ setting xyz.

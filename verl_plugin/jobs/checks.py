@@ -192,14 +192,11 @@ def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """vLLM-Ascend's own worker, in the settings in which it has been seen to lose tokens."""
-    vllm, spread = (
-        at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {},
-        at(config, f"{_ROLLOUT}.expert_parallel_size") > 1,
-    )
-    if spread and not at(config, f"{_ROLLOUT}.enforce_eager") and vllm.get("worker_cls") != WORKER:
-        reason = "vLLM-Ascend 0.23 loses tokens with experts over several dies and graphs"
-        yield invalid(WORKER_KEY, vllm.get("worker_cls"), reason, f"{WORKER}, or {_ROLLOUT}.enforce_eager to true")
+    """vLLM-Ascend's own worker, where it loses tokens."""
+    vllm = at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
+    if at(config, f"{_ROLLOUT}.expert_parallel_size") > 1 and vllm.get("worker_cls") != WORKER:
+        reason = "vLLM-Ascend 0.23 loses tokens with experts over several dies"
+        yield invalid(WORKER_KEY, vllm.get("worker_cls"), reason, WORKER)
     backend = vllm.get("all2all_backend")
     if vllm.get("worker_cls") == WORKER and backend != BACKEND:
         reason = f"vLLM-Ascend 0.23 sets it without {WORKER_KEY} alone, and tokens are wrong with vLLM's default"

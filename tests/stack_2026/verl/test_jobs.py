@@ -136,6 +136,7 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
             "256 dies are no multiple of TP2 x DP96. Set it to a divisor of 128",
         ),
         (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "loses tokens with experts over several dies"),
+        (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls {ROLLOUT}.enforce_eager=true", "loses tokens"),
         (ONE_NODE, f"~{ROLLOUT}.engine_kwargs.vllm.all2all_backend", "tokens are wrong with vLLM's default"),
         (DIES_256, WINDOWS, "takes no executor of a job's own where an instance has several nodes"),
         (ONE_NODE, WINDOWS, "there is one engine alone"),
