@@ -447,6 +447,7 @@ def _configured(source: Source, dtype: str, sequences: Sequence[TokenSequence]) 
     node.overlay.precision = node.rollout.dtype = dtype
     node.overlay.measure.output_dir = ""
     node.actor.recompute_old_log_prob = True  # of a job that leaves this forward out, verl's worker computes none
+    OmegaConf.update(node, "overlay.sample_handles.enabled", False)  # the tokens come from here, and not from a rollout
     node.rollout.update(
         prompt_length=prompt, response_length=response, max_model_len=prompt + response, enforce_eager=True,
         log_prob_use_dynamic_bsz=False,

@@ -54,6 +54,7 @@ def run(tmp_path, monkeypatch):
         "model": {"path": str(folder / "model")},
     }
     node["overlay"] = {"precision": "bfloat16", "measure": {"output_dir": "somewhere"}}
+    node["overlay"]["sample_handles"] = {"enabled": True}
     config = {"trainer": {"nnodes": 1, "n_gpus_per_node": 4}, "actor_rollout_ref": node}
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     lines = [json.dumps({"prompt": each.prompt, "response": each.response}) for each in SEQUENCES]
@@ -107,7 +108,7 @@ def test_both_dtypes_are_computed_from_the_run(run, tmp_path, capsys):
     seen = OmegaConf.load(tmp_path / "seen.float32.yaml").actor_rollout_ref
     assert (seen.rollout.prompt_length, seen.rollout.response_length, seen.rollout.max_model_len) == (3, 3, 6)
     assert seen.rollout.enforce_eager and not seen.rollout.log_prob_use_dynamic_bsz
-    assert seen.actor.recompute_old_log_prob
+    assert seen.actor.recompute_old_log_prob and not seen.overlay.sample_handles.enabled
     assert seen.overlay.precision == seen.rollout.dtype == "float32" and seen.overlay.measure.output_dir == ""
     assert "float32" in capsys.readouterr().out
 
