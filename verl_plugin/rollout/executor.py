@@ -92,7 +92,7 @@ class _Windowed:
         if tokens is None:
             super().execute_dummy_batch()  # type: ignore[misc]  # of the executor
         else:
-            self.collective_rpc("execute_window_dummy", args=(tokens,))  # type: ignore[attr-defined]
+            self.collective_rpc("execute_window_dummy", args=(tokens,))  # type: ignore[attr-defined]  # of the executor
 
     def _offer(self, output: SchedulerOutput) -> Offer:
         """What the engine runs after it has scheduled a forward."""
