@@ -82,7 +82,7 @@ class Call:
 
 @dataclass(frozen=True)
 class RankCalls:
-    """What a rank has called, in order, and where it was when it wrote that. time: unix seconds."""
+    """The collectives that a rank called, in order, and its place when it wrote them. time: unix seconds."""
 
     rank: int
     time: float
@@ -122,7 +122,7 @@ class RankCalls:
 
 
 def read_calls(folder: Path) -> dict[int, RankCalls]:
-    """What the ranks of a run have written, by rank; empty where nobody hangs.
+    """Read the calls that the ranks of a run wrote, by rank; empty where no rank hangs.
 
     Raises:
         CallsError: a file is not one of calls.

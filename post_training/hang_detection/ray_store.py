@@ -42,7 +42,7 @@ class RayStore:
         internal_kv._internal_kv_put(_SETTINGS, content, overwrite=True, namespace=self._namespace)
 
     def settings(self) -> bytes | None:
-        """What the driver has kept; None where it has not."""
+        """The settings that the driver stored; None before it has."""
         from ray.experimental import internal_kv
 
         found: bytes | None = internal_kv._internal_kv_get(_SETTINGS, namespace=self._namespace)

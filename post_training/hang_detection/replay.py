@@ -40,7 +40,7 @@ class Blame:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the ranks of a hung run have called.
+    """The collectives that the ranks of a hung run called.
 
     Args:
         written: by rank.

@@ -71,7 +71,7 @@ def invariance_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def invariance_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    """Where the mode does not fit the model, its config.json."""
+    """Yield why the mode does not fit `model`, the values of its config.json."""
     if not BatchInvariance.from_config(config).rollout:
         return
     if model.get("num_experts") or model.get("n_routed_experts"):

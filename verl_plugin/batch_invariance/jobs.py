@@ -1,4 +1,4 @@
-"""What an engine is told to run."""
+"""The jobs of the search for operators that depend on the batch, as its engines get them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ Trace = dict[int, dict[Place, Seen]]
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the sample is in a forward.
+    """The sample's rows in a forward.
 
     Attributes:
         tokens: rows of the forward's tensors, one for each token of the batch, padding included.

@@ -142,7 +142,7 @@ class Engine:
                 handle.remove()
 
     def _rows(self, scheduled: Mapping[str, int], tokens: int) -> Rows | None:
-        """Where the sample is among the rows of a forward of `tokens` rows."""
+        """The sample's rows in a forward of `tokens` rows."""
         batch = self.runner.input_batch
         start = 0
         for number, request in enumerate(batch.req_ids):

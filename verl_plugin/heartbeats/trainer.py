@@ -1,4 +1,4 @@
-"""What a trainer of verl does about hangs: it asks for heartbeats, follows them, and ends a run that hangs."""
+"""A mixin for verl's trainers that asks for heartbeats, follows them, and ends a run that hangs."""
 
 from __future__ import annotations
 
