@@ -24,6 +24,10 @@ os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
 # comparisons are made in float32, which kernels for 16 bits get in these reference runs only.
 MODES = {"NPU_EMULATOR_STRICT": "float32", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
 os.environ |= MODES
+# Of a test that changes one of them and does not put it back, every later job would suffer.
+OF_EVERY_JOB = {
+    name: os.environ.get(name) for name in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "VLLM_PLUGINS", "PYTHONOPTIMIZE")
+}
 
 # How long an example takes says how busy the machine is, and nothing of what is tested.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -104,6 +108,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not item.path.is_relative_to(EMULATOR):
         changed = {name: os.environ.get(name) for name, value in MODES.items() if os.environ.get(name) != value}
         assert not changed, f"an earlier test left {changed} in the environment; all tests share {MODES}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Fail the test that leaves an environment behind in which no job starts, and not those that start one later."""
+    from post_training.inherited_environment import EnvironmentRejected, check_inherited
+
+    yield
+    try:
+        check_inherited(os.environ)
+    except EnvironmentRejected as error:
+        for name, value in OF_EVERY_JOB.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
+        pytest.fail(f"{item.nodeid} leaves an environment in which no job starts: {error}", pytrace=False)
 
 
 def make_inputs(folder: Path, **changes: int) -> tuple[Path, Path]:

@@ -19,6 +19,7 @@ def build(tmp_path, monkeypatch) -> ModuleType:
     """`build.py` of a copy of the emulator, for a wheel without libraries, with `ninja` in the place of the command."""
     copy = tmp_path / "npu_emulator"
     shutil.copytree(EMULATOR, copy, ignore=shutil.ignore_patterns("build", "src"))
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # which the module sets for its own process
     monkeypatch.setitem(sys.modules, "documented", SimpleNamespace(documented_demands=lambda: ""))
     spec = importlib.util.spec_from_file_location("build_of_a_copy", copy / "build.py")
     assert spec is not None and spec.loader is not None

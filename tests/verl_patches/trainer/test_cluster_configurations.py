@@ -338,9 +338,8 @@ def keys_got_from(text: str, mapping: str) -> set[str]:
 
 def attributes_of_the_overlay() -> set[str]:
     """Names that the overlay reads as attributes, outside the module that declares its settings."""
-    files = [
-        path for each in ("verl_patches", "vllm_patches", "vllm_ascend_patches") for path in (ROOT / each).rglob("*.py")
-    ]
+    folders = ("verl_patches", "vllm_patches", "vllm_ascend_patches", "post_training/hang_detection")
+    files = [path for each in folders for path in (ROOT / each).rglob("*.py")]
     trees = (ast.parse(path.read_text()) for path in files if path.name != "settings.py")
     return {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
