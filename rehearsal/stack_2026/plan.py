@@ -217,7 +217,7 @@ class Plan:
             "VERL_FILE_LOGGER_PATH": str(self.upstream_metrics),
         }
         if self.options.rollout_dies:
-            # verl 0.9.1 logs with an argument there that loggers do not take, and ends, unless it logs less.
+            # Else verl ends at a line of its log: docs/upstream/verl-separate-async-logging.md.
             own["VERL_LOGGING_LEVEL"] = "WARN"
         if self.options.backend == "mindspeed":
             # MindSpeed looks for a name in every module, and transformers warns of each that it then loads.

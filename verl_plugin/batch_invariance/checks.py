@@ -72,7 +72,12 @@ def invariance_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def invariance_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
     """Yield why the mode does not fit `model`, the values of its config.json."""
-    if not BatchInvariance.from_config(config).rollout:
+    mode = BatchInvariance.from_config(config)
+    # transformers' Qwen2 has biases whatever its config.json says.
+    if mode.training and (model.get("attention_bias") or model.get("model_type") == "qwen2"):
+        reason = "the model's projections have biases, and training replaces products without one (aten::matmul)"
+        yield invalid(ATTENTION_KEY, ATTENTION, reason, "null")
+    if not mode.rollout:
         return
     if model.get("num_experts") or model.get("n_routed_experts"):
         yield invalid(KEY, 1, "vLLM-Ascend 0.23 does not replace the products of experts (npu_grouped_matmul)", "0")

@@ -44,3 +44,11 @@ def test_what_the_mode_cannot_do_rejected(job, overrides, says):
     with pytest.raises(JobError) as caught:
         check_job(compose_job(job, overrides), MODELS[job])
     assert says in str(caught.value), caught.value
+
+
+def test_training_with_biases_rejected():
+    """As `test_search.py` finds: of Qwen2.5 `aten::linear` depends on the batch, which training does not replace."""
+    model = MODELS[ONE_CARD] | {"model_type": "qwen2"}
+    with pytest.raises(JobError, match=f"{ATTENTION_KEY}=batch_invariant is invalid: the model's projections"):
+        check_job(compose_job(ONE_CARD, [ON, PIECES, TRAINS, LOADS]), model)
+    assert check_job(compose_job(ONE_CARD, [ON, PIECES]), model)
