@@ -2,14 +2,30 @@
 
 from pathlib import Path
 
+_CRASH = "Fatal Python error: "
+
 
 def last_error(log: Path) -> str:
-    """Returns the sentence after the last ``error: `` of a log, or its last line that is not empty."""
-    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
-    return errors[-1].removeprefix("error: ") if errors else last_line(log) or "it printed nothing"
+    """Returns the sentence after the last ``error: `` of a log, or its last words."""
+    text = log.read_text(errors="replace")
+    errors = [line for line in text.splitlines() if line.startswith("error: ")]
+    return errors[-1].removeprefix("error: ") if errors else last_words(text) or "it printed nothing"
+
+
+def last_words(text: str) -> str:
+    """Returns the last line that is not empty, "" where there is none.
+
+    Of a crash it is the line that says which: behind it Python prints its threads and the names of all modules.
+    """
+    crashes = [line for line in text.splitlines() if line.startswith(_CRASH)]
+    return crashes[-1] if crashes else _last_line(text)
 
 
 def last_line(log: Path) -> str:
     """Returns the last line of a log that is not empty; "" where there is none."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return _last_line(log.read_text(errors="replace"))
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from post_training.processes.logs import last_words
 from post_training.recovery.signs import SIGNS, Sign, Stage
 from post_training.report.faults import NOT_ANSWERING
 from post_training.start_status import Cause
@@ -51,7 +52,7 @@ def classify(
         reason: the cause that the run itself gave.
     """
     found = _find_sign(sentence, log)
-    said = sentence or (found[1] if found else _last_line(log)) or f"it ended with exit status {code}"
+    said = sentence or (found[1] if found else last_words(log)) or f"it ended with exit status {code}"
     if reason:
         return Failure(reason, said, _stage(log))
     by_code: dict[int, Cause] = {
@@ -99,8 +100,3 @@ def _stage(log: str) -> Stage | None:
             if re.search(name, task):
                 return stage
     return None
-
-
-def _last_line(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

@@ -1,6 +1,10 @@
 """The end of what a command printed."""
 
+import subprocess
+import sys
+
 from post_training.processes.logs import last_error
+from post_training.recovery.causes import classify
 
 
 def test_last_error_of_a_log(tmp_path):
@@ -11,3 +15,14 @@ def test_last_error_of_a_log(tmp_path):
     assert last_error(log) == "last line"
     log.write_text("")
     assert last_error(log) == "it printed nothing"
+
+
+def test_a_crash_of_python_is_named(tmp_path):
+    """numpy's modules are what Python prints last."""
+    log = tmp_path / "run.log"
+    program = "import ctypes, faulthandler, numpy; faulthandler.enable(); print('step 12'); ctypes.string_at(0)"
+    with log.open("w") as file:
+        subprocess.run([sys.executable, "-u", "-c", program], stdout=file, stderr=subprocess.STDOUT, check=False)
+    assert "\nExtension modules: numpy." in log.read_text()
+    assert last_error(log) == "Fatal Python error: Segmentation fault"
+    assert classify(1, "", log.read_text()).sentence == "Fatal Python error: Segmentation fault"
