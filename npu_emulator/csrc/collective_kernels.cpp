@@ -41,6 +41,9 @@ class Parcel {
     for (const auto& tensor : tensors_) total += sizeof(int64_t) + padded(tensor.nbytes());
     return total;
   }
+  SharedGroup::Fill fill() const {
+    return [this](char* area) { write(area); };
+  }
   void write(char* area) const {
     for (const auto& tensor : tensors_) {
       const int64_t size = static_cast<int64_t>(tensor.nbytes());
@@ -98,7 +101,8 @@ void dispatch(const Experts& experts, const Tensor& x, const Tensor& ids, const 
   parcel.add(x.index_select(0, entries.div(k, "floor")));
   out.rows.fill_(at::isFloatingType(out.rows.scalar_type()) ? Scalar(std::numeric_limits<float>::quiet_NaN()) : Scalar(0));
   for (const auto& numbers : {out.info, out.tensor_parallel_received}) numbers.zero_();
-  group.exchange("MoeDistributeDispatch", parcel.bytes(), [&](char* area) { parcel.write(area); }, [&] {
+  const auto row = c10::str(x.size(1), " x ", x.scalar_type());
+  group.exchange("MoeDistributeDispatch", row, parcel.bytes(), parcel.fill(), [&] {
     Tensors theirs, numbers, rows;  // by rank: the expert, the pair and the row of what it sends
     for (int rank = 0; rank < group.ranks; ++rank) {
       const char* area = group.given(rank);
@@ -144,7 +148,7 @@ void combine(const Experts& experts, const Tensor& rows, const Tensor& ids, cons
   parcel.add(has_origins ? info.narrow(0, 0, kInfo * held).to(at::kLong) : at::empty({0}, at::kLong));
   parcel.add(rows.narrow(0, 0, held));
   const auto choices = at::zeros({tokens * k, size}, at::kFloat);
-  group.exchange("MoeDistributeCombine", parcel.bytes(), [&](char* area) { parcel.write(area); }, [&] {
+  group.exchange("MoeDistributeCombine", c10::str(size, " x ", rows.scalar_type()), parcel.bytes(), parcel.fill(), [&] {
     const auto entries = active_entries(ids, active);
     const auto chosen = ids.flatten().to(at::kLong).index_select(0, entries);
     for (int rank = 0; rank < group.ranks; ++rank) {
@@ -280,7 +284,7 @@ void sum_rows(const char* name, const std::string& group, const std::string& op,
               " ranks of the communicator do not give ", out.size(0), " to each");
   Parcel parcel;
   parcel.add(given);
-  ranks.exchange(name, parcel.bytes(), [&](char* area) { parcel.write(area); }, [&] {
+  ranks.exchange(name, c10::str(given.sizes(), " x ", given.scalar_type()), parcel.bytes(), parcel.fill(), [&] {
     Tensor total;
     for (int rank = 0; rank < ranks.ranks; ++rank) {
       const char* area = ranks.given(rank);
@@ -324,7 +328,8 @@ OP(AllGatherMatmul, [](Tensor self, Tensor weight, Tensor bias, std::string grou
   Parcel parcel;
   parcel.add(self);
   Tensors parts;
-  ranks.exchange("AllGatherMatmul", parcel.bytes(), [&](char* area) { parcel.write(area); }, [&] {
+  const auto factor = c10::str(self.sizes(), " x ", self.scalar_type());
+  ranks.exchange("AllGatherMatmul", factor, parcel.bytes(), parcel.fill(), [&] {
     for (int rank = 0; rank < ranks.ranks; ++rank) {
       const char* area = ranks.given(rank);
       parts.push_back(Parcel::read(area, self.scalar_type()).view({-1, self.size(1)}).clone());

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "device.h"
@@ -75,6 +76,23 @@ SharedGroup& group(HcclComm communicator) { return *static_cast<SharedGroup*>(co
 Tensor flat(const void* data, uint64_t count, HcclDataType type) {
   return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(count)},
                        at::TensorOptions().dtype(torch_type(type)));
+}
+
+// The arguments of a collective that all its ranks give alike, in words.
+std::string words(uint64_t count, HcclDataType type) {
+  return std::to_string(count) + " x " + at::toString(torch_type(type));
+}
+std::string words(uint64_t count, HcclDataType type, HcclReduceOp op) {
+  static const std::map<HcclReduceOp, const char*> names{
+      {HCCL_REDUCE_SUM, "sum"}, {HCCL_REDUCE_PROD, "product"}, {HCCL_REDUCE_MAX, "max"}, {HCCL_REDUCE_MIN, "min"}};
+  const auto found = names.find(op);
+  return words(count, type) + ", " + (found == names.end() ? std::to_string(op) : found->second);
+}
+std::string with_root(const std::string& words, uint32_t root) { return words + ", root " + std::to_string(root); }
+
+// Gives a copy of `bytes` bytes.
+SharedGroup::Fill copy_of(const void* data, size_t bytes) {
+  return [=](char* area) { std::memcpy(area, data, bytes); };
 }
 
 // What meters call a function of HCCL.
@@ -183,17 +201,18 @@ struct Parts {
 };
 
 // Each rank gives, before its data, where in it the part of each rank begins and how long it is.
-HcclResult all_to_all(const char* name, const void* in, Parts from, void* out, Parts to, size_t element,
+HcclResult all_to_all(const char* name, const void* in, Parts from, void* out, Parts to, HcclDataType type,
                       HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
-  const size_t table = ranks.ranks * sizeof(uint64_t), bytes = end_of(from.counts, from.starts) * element;
+  const size_t element = width(type), table = ranks.ranks * sizeof(uint64_t);
+  const size_t bytes = end_of(from.counts, from.starts) * element;
   return call(name, ranks, {in, bytes}, stream, [=, &ranks, from = std::move(from), to = std::move(to)] {
     const auto fill = [&](char* area) {
       std::memcpy(area, from.starts.data(), table);
       std::memcpy(area + table, from.counts.data(), table);
       std::memcpy(area + 2 * table, in, bytes);
     };
-    ranks.exchange(name, 2 * table + bytes, fill, [&] {
+    ranks.exchange(name, at::toString(torch_type(type)), 2 * table + bytes, fill, [&] {
       for (int rank = 0; rank < ranks.ranks; ++rank) {
         const char* area = ranks.given(rank);
         const auto* starts = reinterpret_cast<const uint64_t*>(area);
@@ -299,7 +318,7 @@ HCCL_API HcclResult HcclAllReduce(void* in, void* out, uint64_t count, HcclDataT
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
   return call_reduction("HcclAllReduce", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
-    ranks.exchange("HcclAllReduce", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
+    ranks.exchange("HcclAllReduce", words(count, type, op), bytes, copy_of(in, bytes),
                    [&] { reduce(ranks, out, 0, count, type, op); });
   });
 }
@@ -308,7 +327,7 @@ HCCL_API HcclResult HcclReduce(void* in, void* out, uint64_t count, HcclDataType
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
   return call_reduction("HcclReduce", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
-    ranks.exchange("HcclReduce", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
+    ranks.exchange("HcclReduce", with_root(words(count, type, op), root), bytes, copy_of(in, bytes), [&] {
       if (ranks.rank == static_cast<int>(root)) reduce(ranks, out, 0, count, type, op);
     });
   });
@@ -318,7 +337,7 @@ HCCL_API HcclResult HcclReduceScatter(void* in, void* out, uint64_t count, HcclD
   auto& ranks = group(communicator);
   const size_t bytes = count * ranks.ranks * width(type);
   return call_reduction("HcclReduceScatter", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
-    ranks.exchange("HcclReduceScatter", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
+    ranks.exchange("HcclReduceScatter", words(count, type, op), bytes, copy_of(in, bytes),
                    [&] { reduce(ranks, out, count * ranks.rank, count, type, op); });
   });
 }
@@ -330,7 +349,7 @@ HCCL_API HcclResult HcclReduceScatterV(GivenData* in, const void* counts, const 
   const size_t bytes = end_of(copied(counts, ranks.ranks), from) * width(type);
   const uint64_t first = from[ranks.rank];
   return call_reduction("HcclReduceScatterV", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
-    ranks.exchange("HcclReduceScatterV", bytes, [&](char* area) { std::memcpy(area, in, bytes); },
+    ranks.exchange("HcclReduceScatterV", words(bytes / width(type), type, op), bytes, copy_of(in, bytes),
                    [&] { reduce(ranks, const_cast<void*>(out), first, count, type, op); });
   });
 }
@@ -339,7 +358,7 @@ HCCL_API HcclResult HcclAllGather(void* in, void* out, uint64_t count, HcclDataT
   auto& ranks = group(communicator);
   const size_t bytes = count * width(type);
   return call("HcclAllGather", ranks, {in, bytes}, stream, [=, &ranks] {
-    ranks.exchange("HcclAllGather", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
+    ranks.exchange("HcclAllGather", words(count, type), bytes, copy_of(in, bytes), [&] {
       for (int rank = 0; rank < ranks.ranks; ++rank)
         std::memcpy(landing(static_cast<char*>(out) + rank * bytes, bytes), ranks.given(rank), bytes);
     });
@@ -349,15 +368,16 @@ HCCL_API HcclResult HcclAllGatherV(GivenData* in, uint64_t count, GivenData* out
                                    const void* starts, HcclDataType type, HcclComm communicator, aclrtStream stream) {
   auto& ranks = group(communicator);
   const size_t element = width(type), bytes = count * element;
-  return call("HcclAllGatherV", ranks, {in, bytes}, stream,
-              [=, &ranks, sizes = copied(counts, ranks.ranks), to = copied(starts, ranks.ranks)] {
-                ranks.exchange("HcclAllGatherV", bytes, [&](char* area) { std::memcpy(area, in, bytes); }, [&] {
-                  for (int rank = 0; rank < ranks.ranks; ++rank)
-                    std::memcpy(
-                        landing(static_cast<char*>(const_cast<void*>(out)) + to[rank] * element, sizes[rank] * element),
-                        ranks.given(rank), sizes[rank] * element);
-                });
-              });
+  const auto sizes = copied(counts, ranks.ranks), to = copied(starts, ranks.ranks);
+  return call("HcclAllGatherV", ranks, {in, bytes}, stream, [=, &ranks] {
+    const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+    ranks.exchange("HcclAllGatherV", words(all, type), bytes, copy_of(in, bytes), [&] {
+      for (int rank = 0; rank < ranks.ranks; ++rank) {
+        auto* place = static_cast<char*>(const_cast<void*>(out)) + to[rank] * element;
+        std::memcpy(landing(place, sizes[rank] * element), ranks.given(rank), sizes[rank] * element);
+      }
+    });
+  });
 }
 HCCL_API HcclResult HcclBroadcast(void* data, uint64_t count, HcclDataType type, uint32_t root, HcclComm communicator,
                                   aclrtStream stream) {
@@ -365,7 +385,7 @@ HCCL_API HcclResult HcclBroadcast(void* data, uint64_t count, HcclDataType type,
   const bool is_root = ranks.rank == static_cast<int>(root);
   const size_t bytes = count * width(type), given = is_root ? bytes : 0;
   return call("HcclBroadcast", ranks, {data, given}, stream, [=, &ranks] {
-    ranks.exchange("HcclBroadcast", given, [&](char* area) { std::memcpy(area, data, given); }, [&] {
+    ranks.exchange("HcclBroadcast", with_root(words(count, type), root), given, copy_of(data, given), [&] {
       if (!is_root) std::memcpy(landing(data, bytes), ranks.given(static_cast<int>(root)), bytes);
     });
   });
@@ -376,7 +396,7 @@ HCCL_API HcclResult HcclScatter(void* in, void* out, uint64_t count, HcclDataTyp
   const size_t bytes = count * width(type);
   const size_t given = ranks.rank == static_cast<int>(root) ? bytes * ranks.ranks : 0;
   return call("HcclScatter", ranks, {in, given}, stream, [=, &ranks] {
-    ranks.exchange("HcclScatter", given, [&](char* area) { std::memcpy(area, in, given); },
+    ranks.exchange("HcclScatter", with_root(words(count, type), root), given, copy_of(in, given),
                    [&] {
                       std::memcpy(landing(out, bytes), ranks.given(static_cast<int>(root)) + ranks.rank * bytes, bytes);
                     });
@@ -387,7 +407,7 @@ HCCL_API HcclResult HcclAlltoAllV(const void* in, const void* counts, const void
                                   HcclComm communicator, aclrtStream stream) {
   const int ranks = group(communicator).ranks;
   return all_to_all("HcclAlltoAllV", in, {copied(counts, ranks), copied(starts, ranks)}, const_cast<void*>(out),
-                    {copied(out_counts, ranks), copied(out_starts, ranks)}, width(type), communicator, stream);
+                    {copied(out_counts, ranks), copied(out_starts, ranks)}, type, communicator, stream);
 }
 HCCL_API HcclResult HcclAlltoAll(const void* in, uint64_t count, HcclDataType type, const void* out, uint64_t,
                                  HcclDataType, HcclComm communicator, aclrtStream stream) {
@@ -396,7 +416,7 @@ HCCL_API HcclResult HcclAlltoAll(const void* in, uint64_t count, HcclDataType ty
     parts.counts.push_back(count);
     parts.starts.push_back(count * rank);
   }
-  return all_to_all("HcclAlltoAll", in, parts, const_cast<void*>(out), parts, width(type), communicator, stream);
+  return all_to_all("HcclAlltoAll", in, parts, const_cast<void*>(out), parts, type, communicator, stream);
 }
 
 HCCL_API HcclResult HcclSend(void* data, uint64_t count, HcclDataType type, uint32_t to, HcclComm communicator,

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -90,6 +91,7 @@ struct SharedGroup::State {
   char latest[kMaxRanks][48];                    // what it came to last
   std::atomic<int> file[kMaxRanks][2];           // of its memory, by the parity of the exchange, plus one
   std::atomic<uint64_t> bytes[kMaxRanks][2];     // that it gave
+  char call[kMaxRanks][2][96];                   // with the arguments that have to be those of all ranks
   struct Channel {
     std::atomic<uint64_t> bytes, sent, received;
   } channel[kMaxRanks][kMaxRanks];  // by sender and receiver
@@ -149,6 +151,20 @@ void SharedGroup::check_places() const {
     TORCH_CHECK(other == rank || state_->place[other] != state_->place[rank], "EI0014: ranks ", std::min(other, rank),
                 " and ", std::max(other, rank), " of a communicator are on the same device, die ", die_,
                 ", and HCCL takes one rank of a device");
+}
+
+// HCCL compares arguments where it connects ranks, and names the first that differs (EI0005). Between ranks that are
+// connected such calls hang. Here every call is compared and rejected, or else hangs: NPU_EMULATOR_UNLIKE_COLLECTIVES.
+void SharedGroup::check_arguments(const char* what, int parity) {
+  const char* own = state_->call[rank][parity];
+  std::vector<int> unlike;
+  for (int other = 0; other < ranks; ++other)
+    if (std::strcmp(own, state_->call[other][parity])) unlike.push_back(other);
+  if (unlike.empty()) return;
+  const char* chosen = std::getenv("NPU_EMULATOR_UNLIKE_COLLECTIVES");
+  if (chosen && !std::strcmp(chosen, "hang")) wait(what, [] { return false; }, [&] { return unlike; });
+  TORCH_CHECK(false, "EI0005: the arguments for collective communication are inconsistent between ranks: rank ", rank,
+              " calls ", own, ", rank ", unlike[0], " ", state_->call[unlike[0]][parity]);
 }
 
 bool SharedGroup::has_buffers() {
@@ -253,9 +269,11 @@ void SharedGroup::meet(const char* what) {
 //
 // What a rank gave must be there for the others when it has ended: an area that is open stays, so the first time that
 // one is used all open it before anyone goes on. It may still grow.
-void SharedGroup::exchange(const char* what, size_t bytes, const Fill& fill, const Read& read) {
+void SharedGroup::exchange(const char* what, const std::string& arguments, size_t bytes, const Fill& fill,
+                           const Read& read) {
   std::lock_guard<std::mutex> guard(one_at_a_time_);
   const int parity = static_cast<int>(++exchanges_ & 1);
+  std::snprintf(state_->call[rank][parity], sizeof state_->call[rank][parity], "%s(%s)", what, arguments.c_str());
   fill(own_area(areas_[{rank, parity}], state_->file[rank][parity], std::max<size_t>(bytes, 1)));
   state_->bytes[rank][parity] = bytes;
   meet(what);
@@ -263,6 +281,7 @@ void SharedGroup::exchange(const char* what, size_t bytes, const Fill& fill, con
     for (int of = 0; of < ranks; ++of) given(of);
     meet(what);
   }
+  check_arguments(what, parity);
   read();
 }
 

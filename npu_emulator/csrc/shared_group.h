@@ -44,10 +44,11 @@ class SharedGroup {
   std::string words_for_no_buffers() const;
 
   // One collective: gives `bytes` bytes, which `fill` writes, waits until every rank gave its own, and lets `read` look
-  // at what any rank gave until it returns.
+  // at what any rank gave until it returns. `arguments` are those that all ranks have to give alike: where they or `what`
+  // differ, throws c10::Error on every rank.
   using Fill = std::function<void(char* area)>;
   using Read = std::function<void()>;
-  void exchange(const char* what, size_t bytes, const Fill& fill, const Read& read);
+  void exchange(const char* what, const std::string& arguments, size_t bytes, const Fill& fill, const Read& read);
   // During `read`: what `of` gave.
   const char* given(int of);
 
@@ -75,6 +76,7 @@ class SharedGroup {
   void wait(const char* what, const std::function<bool()>& is_done, const std::function<std::vector<int>()>& missing);
   void meet(const char* what);
   void check_places() const;
+  void check_arguments(const char* what, int parity);
   void wake();
   bool try_send(const Message& message);
   bool try_receive(const Message& message);

@@ -92,6 +92,24 @@ def wrong_splits(ranks):
 
 
 @check
+def arguments_that_differ(ranks):
+    """By the code of HCCL's own check, on every rank; the next collective is in step."""
+    odd, three, total, largest = ranks.rank == 2, ranks.own((3,)), dist.ReduceOp.SUM, dist.ReduceOp.MAX
+    whole = torch.empty(3 * ranks.size, device=ranks.device)
+    usual = (dist.all_reduce, three, total)
+    for call, function, *arguments in (
+        ("HcclAllReduce(4 x Float, sum)", dist.all_reduce, ranks.own((4,)), total),
+        ("HcclAllReduce(3 x Int, sum)", dist.all_reduce, three.int(), total),
+        ("HcclAllReduce(3 x Float, max)", dist.all_reduce, three, largest),
+        ("HcclReduce(3 x Float, sum, root 0)", dist.reduce, three, 0),
+        ("HcclAllGather(3 x Float)", dist.all_gather_into_tensor, whole, three),
+    ):
+        said = f"rank 2 calls {call}, rank 0 HcclAllReduce(3 x Float, sum)" if odd else f", rank 2 {call}"
+        raises(said, function, *arguments) if odd else raises(said, *usual)
+    raises(f"root {3 if odd else 1})", dist.broadcast, three, 3 if odd else 1)
+
+
+@check
 def messages_to_oneself(ranks):
     raises("should not be the same as the rank of the current process", dist.send, ranks.own((3,)), ranks.rank)
 
