@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.layouts.layout import RolloutPlacement, Shard, Table, TrainPlacement, whole_slice  # noqa: E402
-from post_training.layouts.regions import Regions, layouts_of, regions_of, rollout_layouts  # noqa: E402
+from post_training.layouts.regions import Regions, SideRegions, regions_of, rollout_regions  # noqa: E402
 from post_training.plan.placement_text import parse_model  # noqa: E402
-from post_training.reshard.plan import make_rank_plan  # noqa: E402
+from post_training.reshard.rank_plan import make_rank_plan  # noqa: E402
 from post_training.reshard.schedule import buckets_of_traffic, schedule, shard_origins  # noqa: E402
 
 BUCKET = 1 << 30
@@ -136,17 +136,21 @@ def measure(name: str) -> PlanningResult:
     own, gathered = make_inputs(case, table, rank, names)
     before = peak_bytes()
     begin = time.process_time()
-    train = layouts_of(gathered, names)
-    train[rank] = own
-    rollout = rollout_layouts(table, case.rollout)
+    place = rank if rank < case.rollout.world_size and not case.separate else None
+    serves = [] if place is None else table.vllm_ascend(case.rollout, place)
+    train, rollout = gathered, rollout_regions(table, case.rollout)
     if case.separate:
-        train, rollout = [*train, *([] for _ in rollout)], [*([] for _ in train), *rollout]
+        nothing = regions_of((), ())
+        train, rollout = [*train, *[nothing] * len(rollout)], [*[nothing] * len(train), *rollout]
+    sides = SideRegions(names, train, own), SideRegions(names, rollout, serves)
+    for side in sides:
+        side.first_held(rank)
     known = time.process_time()
-    plan = make_rank_plan(train, rollout, lambda tensor: ITEMSIZE, rank)
+    plan = make_rank_plan(train, rollout, names, lambda tensor: ITEMSIZE, rank)
     planned = time.process_time()
     stays = np.diag(np.diag(plan.traffic))
     counts = [buckets_of_traffic(each, plan.widest_row, BUCKET) for each in (stays, plan.traffic - stays)]
-    origins = shard_origins(train[rank]), shard_origins(rollout[rank])
+    origins = shard_origins(own), shard_origins(serves)
     for leg, count in zip((plan.local, plan.remote), counts, strict=True):
         schedule(leg, case.ranks, rank, count, origins)
     end = time.process_time()

@@ -121,6 +121,15 @@ class Process:
             self.store.set(f"{name} all", "yes")
         self.store.wait([f"{name} all"])
 
+    def leave(self) -> None:
+        """End this process; the one that keeps the store is the last to go."""
+        keys = [f"left {number}" for number in range(1, self.request.processes)]
+        if self.number:
+            self.store.set(keys[self.number - 1], "yes")
+        else:
+            self.store.wait(keys)
+        os._exit(0)
+
     def measure(self, way: str) -> dict[str, float]:
         """Run an update together with the others; returns what it cost here. Peak memory counts from what stays."""
         torch.npu.empty_cache()
@@ -158,7 +167,9 @@ class Trainer(Process):
         if self.joined is not None:
             self.joined.update(way, lambda: self.weights(way))
             return
-        sender = BucketedWeightSender(handle_of(self.die), self.request.bucket_megabytes, use_shm=False)
+        # Larger buckets than verl's go to the worker where they lie; docs/reshard.md recommends that for alltoallv.
+        bucket = 1 if way == ALLTOALLV else self.request.bucket_megabytes
+        sender = BucketedWeightSender(handle_of(self.die), bucket, use_shm=False)
         asyncio.run(sender.async_send_weights(self.weights(way)))
 
     def weights(self, way: str) -> Any:
@@ -310,5 +321,4 @@ def main(folder: Path) -> None:
     trains = int(os.environ["RANK"]) < request.trainers
     process = (Trainer if trains else Rollout)(request, folder, store)
     (folder / f"{process.number}.json").write_text(json.dumps(measured(process)))
-    process.meet()
-    os._exit(0)
+    process.leave()

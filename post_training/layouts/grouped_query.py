@@ -6,7 +6,7 @@ its transformer_engine spec, where a norm belongs to the projection after it: ve
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Self
 
 from post_training.layouts.experts import Experts, megatron_experts, rollout_experts
@@ -231,6 +231,7 @@ def vllm_ascend(shape: GroupedQueryShape, placement: RolloutPlacement, rank: int
     return shards if shape.tied else shards + vocabulary(OUTPUT, parts=tp)
 
 
+@lru_cache(maxsize=4096)
 def _rollout_layer(shape: GroupedQueryShape, prefix: str, tp: int, tp_rank: int) -> list[Shard]:
     """Everything of a layer except its routed experts."""
     norms = (f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight")

@@ -1,7 +1,7 @@
 """Layouts of many ranks, small to send and shared in memory.
 
 A plan needs the regions that every rank holds, but only its own rank's places in memory. So ranks exchange numbers
-instead of shards, and equal shards of many ranks are one object.
+instead of shards.
 """
 
 from __future__ import annotations
@@ -27,13 +27,45 @@ class Regions:
     rows: np.ndarray
 
 
+@dataclass(frozen=True)
+class SideRegions:
+    """What all ranks of a group hold on one side, training's or the rollout's.
+
+    names: of the model's tensors, by number. ranks: the regions of each rank. own: the shards of this rank.
+    """
+
+    names: Sequence[str]
+    ranks: Sequence[Regions]
+    own: Sequence[Shard]
+
+    def first_held(self, rank: int) -> set[str]:
+        """The tensors of this rank that no lower rank holds."""
+        mine = self.ranks[rank].rows[:, 0]
+        fresh = np.zeros(len(self.names) + 1, dtype=bool)
+        fresh[mine] = True
+        for lower in self.ranks[:rank]:
+            fresh[lower.rows[:, 0]] = False
+        return {self.names[number] for number in np.flatnonzero(fresh[:-1]).tolist()}
+
+
 def regions_of(shards: Iterable[Shard], names: Sequence[str]) -> Regions:
     """What others have to know of a rank. names: the model's tensors, in the order that all ranks have.
 
     Raises ValueError for a shard of another tensor, or of more than two dimensions.
     """
+    return _regions([list(shards)], names)[0]
+
+
+def _regions(layouts: Sequence[Sequence[Shard]], names: Sequence[str]) -> list[Regions]:
+    """Of each layout. Layouts share shard objects, so each object is read only once."""
     numbers = {name: number for number, name in enumerate(names)} | {PADDING: -1}
-    return Regions(np.array([_row(shard, numbers) for shard in shards], dtype=np.int32).reshape(-1, 5))
+    distinct = {id(shard): shard for shards in layouts for shard in shards}
+    rows = np.array([_row(shard, numbers) for shard in distinct.values()], dtype=np.int32).reshape(-1, 5)
+    places = {key: place for place, key in enumerate(distinct)}
+    return [
+        Regions(rows[np.fromiter(map(places.__getitem__, map(id, shards)), dtype=np.int64, count=len(shards))])
+        for shards in layouts
+    ]
 
 
 def _row(shard: Shard, numbers: dict[str, int]) -> tuple[int, ...]:
@@ -66,8 +98,8 @@ def layouts_of(gathered: Sequence[Regions], names: Sequence[str]) -> list[list[S
     return [[shard(row) for row in map(tuple, each.rows.tolist())] for each in gathered]
 
 
-def rollout_layouts(table: Table, placement: RolloutPlacement) -> list[list[Shard]]:
-    """The layouts of all rollout ranks. Instances are copies of each other and share theirs."""
+def rollout_regions(table: Table, placement: RolloutPlacement) -> list[Regions]:
+    """The regions of all rollout ranks. Instances are copies of each other and share theirs."""
     alone = replace(placement, instances=1)
-    instance = [table.vllm_ascend(alone, rank) for rank in range(alone.world_size)]
-    return instance * placement.instances
+    layouts = [table.vllm_ascend(alone, rank) for rank in range(alone.world_size)]
+    return _regions(layouts, tuple(table.shapes)) * placement.instances

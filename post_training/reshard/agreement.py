@@ -1,7 +1,8 @@
 """What the ranks of a group tell each other once, before the first transfer, so that all go on or all stop."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,13 +10,28 @@ import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Shard
 from post_training.reshard.exchange import Tensors
-from post_training.reshard.plan import LayoutError, Layouts
+from post_training.reshard.overlaps import LayoutError, Layouts
 
 Types = dict[str, torch.dtype]
 
 
-def agree_on_types(sides: Sequence[tuple[Tensors, Layouts]], group: dist.ProcessGroup) -> list[Types]:
-    """The type of every HF tensor, for each side (its live tensors on this rank, and the layouts of all ranks).
+@dataclass(frozen=True)
+class OwnSide:
+    """One side of this rank: its live tensors, its shards, and the HF names that it tells the others the types of."""
+
+    tensors: Tensors
+    shards: Sequence[Shard]
+    told: Collection[str]
+
+    @classmethod
+    def of(cls, tensors: Tensors, layouts: Layouts, rank: int) -> "OwnSide":
+        """From the layouts of all ranks."""
+        lower = {shard.hf_name for shards in layouts[:rank] for shard in shards}
+        return cls(tensors, layouts[rank], {shard.hf_name for shard in layouts[rank]} - lower)
+
+
+def agree_on_types(sides: Sequence[OwnSide], group: dist.ProcessGroup) -> list[Types]:
+    """The type of every HF tensor, for each side. Each tensor is told by the first rank that holds it.
 
     Two object collectives. Raises LayoutError on every rank when some rank's tensors do not fit its layout, or when two
     ranks hold one tensor in different types.
@@ -23,13 +39,11 @@ def agree_on_types(sides: Sequence[tuple[Tensors, Layouts]], group: dist.Process
     rank = dist.get_rank(group)
     problem, own = "", [Types() for _ in sides]
     try:
-        own = [_types(tensors, layouts[rank]) for tensors, layouts in sides]
+        own = [_types(side.tensors, side.shards) for side in sides]
     except (KeyError, ValueError) as error:
         problem = f"rank {rank}: {error.args[0]}"
-    # Each tensor is reported by the first rank that holds it; the others only compare.
     reports = [
-        {name: kinds[name] for name in _first_held(layouts, rank) if name in kinds}
-        for kinds, (_, layouts) in zip(own, sides, strict=True)
+        {name: kinds[name] for name in side.told if name in kinds} for kinds, side in zip(own, sides, strict=True)
     ]
     gathered = _gather((problem, reports), group)
     _raise_first(trouble for trouble, _ in gathered)
@@ -70,9 +84,3 @@ def _types(tensors: Tensors, shards: Iterable[Shard]) -> Types:
     for shard in shards:
         shard.locate(tensors)
     return {shard.hf_name: tensors[shard.local].dtype for shard in shards if shard.hf_name != PADDING}
-
-
-def _first_held(layouts: Layouts, rank: int) -> set[str]:
-    """The HF names that this rank holds and no lower rank does."""
-    lower = {shard.hf_name for shards in layouts[:rank] for shard in shards}
-    return {shard.hf_name for shard in layouts[rank]} - lower

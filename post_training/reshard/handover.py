@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Shard
-from post_training.reshard.agreement import agree_on_plan, agree_on_types
+from post_training.layouts.regions import SideRegions, layouts_of
+from post_training.reshard.agreement import OwnSide, agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Staging, Tensors, pack, scatter
 from post_training.reshard.failure import (
     MEMBERSHIP_CHECK_S,
@@ -31,7 +32,8 @@ from post_training.reshard.failure import (
     agree_on_success,
     naming_the_missing,
 )
-from post_training.reshard.plan import Layouts, RankPlan, make_rank_plan
+from post_training.reshard.overlaps import Layouts
+from post_training.reshard.rank_plan import RankPlan, make_rank_plan
 from post_training.reshard.schedule import ALIGNMENT, Bucket, Direction, buckets_of_traffic, schedule, shard_origins
 from post_training.reshard.verification import Batch, Targets, batches, broadcast
 from post_training.tensor_parts import PART_ELEMENTS, zero_in_parts
@@ -93,10 +95,10 @@ class Exporter:
     """The training side of one rank.
 
     Args:
-        train_layouts: the shards of all ranks.
+        train: what all ranks train.
         own_tensors: returns the live training tensors of this rank by local name. It is called at each update, so that
             offloading may replace them in between.
-        rollout_layouts: the shards that the rollout worker on each rank's die serves.
+        rollout: what the rollout worker on each rank's die serves.
         rollout_tensors: shape and type of the worker's weights by local name, as tensors without memory.
         group: the training ranks.
         device: where to stage.
@@ -108,9 +110,9 @@ class Exporter:
 
     def __init__(
         self,
-        train_layouts: Layouts,
+        train: SideRegions,
         own_tensors: Callable[[], Tensors],
-        rollout_layouts: Layouts,
+        rollout: SideRegions,
         rollout_tensors: Tensors,
         group: dist.ProcessGroup,
         device: torch.device,
@@ -120,7 +122,7 @@ class Exporter:
         store: dist.Store | None = None,
     ) -> None:
         self._store = store
-        self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
+        self._train_side, self._rollout_side = train, rollout
         self._own_tensors, self._rollout_tensors = own_tensors, rollout_tensors
         self._group, self._device, self._progress, self._verify = group, device, progress, verify
         self._bucket_bytes = min(bucket_bytes, PART_ELEMENTS)
@@ -134,32 +136,33 @@ class Exporter:
         Raises LayoutError on every rank when models, layouts or types do not fit each other.
         """
         rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
-        train, rollout = self._train_layouts[rank], self._rollout_layouts[rank]
+        train, rollout = self._train_side, self._rollout_side
         self._train.update(self._own_tensors())
+        sides = (self._train, train), (self._rollout_tensors, rollout)
         _, wire_types = agree_on_types(
-            [(self._train, self._train_layouts), (self._rollout_tensors, self._rollout_layouts)], self._group
+            [OwnSide(tensors, side.own, side.first_held(rank)) for tensors, side in sides], self._group
         )
-        plan = make_rank_plan(
-            self._train_layouts, self._rollout_layouts, lambda name: _itemsize(wire_types, name), rank
-        )
+        plan = make_rank_plan(train.ranks, rollout.ranks, train.names, lambda name: _itemsize(wire_types, name), rank)
         local_traffic = np.diag(np.diag(plan.traffic))
         counts = [
             buckets_of_traffic(traffic, plan.widest_row, self._bucket_bytes)
             for traffic in (local_traffic, plan.traffic - local_traffic)
         ]
         agree_on_plan(f"{plan.digest} {counts}", self._group)
-        origins = shard_origins(train), shard_origins(rollout)
+        origins = shard_origins(train.own), shard_origins(rollout.own)
         local = schedule(plan.local, world_size, rank, counts[0], origins)
         remote = schedule(plan.remote, world_size, rank, counts[1], origins)
         # A worker that gets nothing in a bucket is told nothing.
         buckets = {f"{LOCAL}/{number}": step.receive for number, step in enumerate(local) if step.receive.size}
         buckets |= {f"{REMOTE}/{number}": step.receive for number, step in enumerate(remote) if step.receive.size}
         compared: list[Batch] = []
-        used = {shard.hf_name: wire_types[shard.hf_name] for shard in rollout if shard.hf_name != PADDING}
+        used = {shard.hf_name: wire_types[shard.hf_name] for shard in rollout.own if shard.hf_name != PADDING}
         if self._verify:
-            compared = list(batches(_within(self._train_layouts, wire_types), wire_types, self._bucket_bytes))
+            layouts = layouts_of(train.ranks, train.names)
+            layouts[rank] = list(train.own)
+            compared = list(batches(_within(layouts, wire_types), wire_types, self._bucket_bytes))
             used = wire_types
-        manifest = Manifest(plan.digest[:16], rollout, used, buckets, compared)
+        manifest = Manifest(plan.digest[:16], rollout.own, used, buckets, compared)
         self._prepared = self._prepare(plan, manifest, wire_types, local, remote)
         return manifest
 
@@ -172,8 +175,8 @@ class Exporter:
         remote: Sequence[Bucket],
     ) -> _Prepared:
         rank = dist.get_rank(self._group)
-        source = Side(self._train, self._train_layouts[rank], wire_types)
-        target = Side({}, self._rollout_layouts[rank], wire_types)
+        source = Side(self._train, self._train_side.own, wire_types)
+        target = Side({}, self._rollout_side.own, wire_types)
         exchange = Exchange(
             "leg from training weights", remote, source, target, self._group, 1, self._device, self._progress
         )

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Shard, Slice
-from post_training.reshard.agreement import agree_on_types
+from post_training.reshard.agreement import OwnSide, agree_on_types
 from post_training.reshard.exchange import Tensors
-from post_training.reshard.plan import Layouts
+from post_training.reshard.overlaps import Layouts
 from post_training.tensor_parts import copy_in_parts, parts_of
 
 
@@ -28,7 +28,7 @@ def full_tensors(
     tensors: live training tensors of this rank. layouts: training shards of all ranks. shapes: all HF tensors.
     Each region is broadcast by its first holder. All ranks must exhaust the iterator.
     """
-    (types,) = agree_on_types([(tensors, layouts)], group)
+    (types,) = agree_on_types([OwnSide.of(tensors, layouts, dist.get_rank(group))], group)
     holders: dict[str, dict[Slice, int]] = defaultdict(dict)
     for rank, shards in enumerate(layouts):
         for shard in shards:

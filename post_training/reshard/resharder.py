@@ -13,7 +13,7 @@ from torch import nn
 from post_training.layouts.layout import EXPERT_MARK, PADDING, RolloutPlacement, Shard, TrainPlacement
 from post_training.layouts.model_tensors import rollout_tensors, train_tensors
 from post_training.models.families import table_for
-from post_training.reshard.agreement import Types, agree_on_plan, agree_on_types
+from post_training.reshard.agreement import OwnSide, Types, agree_on_plan, agree_on_types
 from post_training.reshard.exchange import Exchange, Side, Tensors
 from post_training.reshard.failure import (
     MEMBERSHIP_CHECK_S,
@@ -22,7 +22,8 @@ from post_training.reshard.failure import (
     agree_on_success,
     naming_the_missing,
 )
-from post_training.reshard.plan import LayoutError, Layouts, Plan, Transfers, make_plan
+from post_training.reshard.overlaps import LayoutError, Layouts
+from post_training.reshard.plan import Plan, Transfers, make_plan
 from post_training.reshard.schedule import bucket_count, schedule, shard_origins
 from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
@@ -239,8 +240,9 @@ class Resharder:
 
     def _agree_on_types(self) -> tuple[Types, Types]:
         """The types in which training holds its tensors, and the rollout its own."""
+        rank = dist.get_rank(self._group)
         sides = [(self._train_tensors, self._train_layouts), (self._rollout_tensors, self._rollout_layouts)]
-        held, needed = agree_on_types(sides, self._group)
+        held, needed = agree_on_types([OwnSide.of(*side, rank) for side in sides], self._group)
         for name, kind in needed.items():
             if held.get(name, kind) != kind and not name.endswith(self._castable):
                 raise LayoutError(f"{name}: training holds {held[name]}, rollout {kind}, and no cast is declared")

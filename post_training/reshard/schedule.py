@@ -6,13 +6,14 @@ themselves.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from post_training.layouts.layout import Shard
+from post_training.reshard.overlaps import positions
 from post_training.reshard.plan import Transfers
 
 ALIGNMENT = 16
@@ -33,12 +34,26 @@ class Chunk:
     stop: int
 
 
+@dataclass(frozen=True, eq=False)
+class ChunkTable:
+    """Chunks as rows of an array; where FSDP2 shards, an update has hundreds of thousands.
+
+    values: (chunks, 7) of int64: shard, start and stop of rows, of columns, and of bytes in the staging buffer.
+    """
+
+    values: np.ndarray
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for shard, row, row_stop, column, column_stop, start, stop in self.values.tolist():
+            yield Chunk(shard, ((row, row_stop), (column, column_stop)), start, stop)
+
+
 @dataclass(frozen=True)
 class Direction:
     """One direction of one bucket: bytes for each peer (aligned), and the chunks in the staging buffer."""
 
     splits: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: Iterable[Chunk]
 
     @property
     def size(self) -> int:
@@ -109,49 +124,53 @@ def _directions(
     transfers: Transfers, peer: np.ndarray, shard: np.ndarray, origins: np.ndarray, world_size: int, buckets: int
 ) -> list[Direction]:
     order = np.argsort(peer, kind="stable")
-    limits = np.searchsorted(peer[order], np.arange(world_size + 1))
-    streams = [order[start:stop] for start, stop in zip(limits, limits[1:], strict=False)]
-    nothing: list[list[tuple[int, int, int]]] = [[]] * buckets
-    parts = [_cut(transfers.select(stream), buckets) if len(stream) else nothing for stream in streams]
-    narrowed = transfers.bounds - np.repeat(origins[shard], 2, axis=1)
-    row_bytes = _row_bytes(transfers)
-    directions = []
-    for number in range(buckets):
-        splits, chunks, offset = [], [], 0
-        for stream, part in zip(streams, parts, strict=True):
-            begin = offset
-            for position, first, last in part[number]:
-                entry = stream[position]
-                row, _, column, column_stop = narrowed[entry].tolist()
-                size = int(row_bytes[entry]) * (last - first)
-                rows = (row + first, row + last)
-                chunks.append(Chunk(int(shard[entry]), (rows, (column, column_stop)), offset, offset + size))
-                offset += size
-            offset += -offset % ALIGNMENT
-            splits.append(offset - begin)
-        directions.append(Direction(tuple(splits), tuple(chunks)))
-    return directions
+    transfers, shard = transfers.select(order), shard[order]
+    peers, begin = np.unique(peer[order], return_index=True)
+    part, at, first, last = _cut(transfers, begin, buckets)
+    sizes = _row_bytes(transfers)[at] * (last - first)
+    used = np.bincount(part, sizes, buckets * len(peers)).astype(np.int64)
+    splits = np.zeros((buckets, world_size), dtype=np.int64)
+    splits[:, peers] = (used + -used % ALIGNMENT).reshape(buckets, len(peers))
+    part_begins = (np.cumsum(splits, axis=1) - splits)[:, peers].reshape(-1)
+    start = np.cumsum(sizes) - sizes + (part_begins - (np.cumsum(used) - used))[part]
+    row, column = (transfers.bounds[at, edge] - origins[shard[at], edge // 2] for edge in (0, 2))
+    width = transfers.bounds[at, 3] - transfers.bounds[at, 2]
+    columns = np.stack([shard[at], row + first, row + last, column, column + width, start, start + sizes], axis=1)
+    limits = np.searchsorted(part, np.arange(buckets + 1) * len(peers))
+    return [
+        Direction(tuple(splits[number].tolist()), ChunkTable(columns[limits[number] : limits[number + 1]]))
+        for number in range(buckets)
+    ]
 
 
-def _cut(stream: Transfers, buckets: int) -> list[list[tuple[int, int, int]]]:
-    """The (transfer, first row, last row) that each bucket carries; rows count from the start of the transfer.
+def _cut(
+    transfers: Transfers, begin: np.ndarray, buckets: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Cut streams, which lie one behind the other and begin at these transfers, into equal parts of whole rows.
+
+    Returns, in the order in which buckets carry them and each bucket its streams, of every piece: its part
+    `bucket * streams + stream`, its transfer, and its first and last row, from the start of the transfer.
 
     Transfers of 4 and 2 rows of 4 bytes are a stream of 24 bytes, which two buckets cut at byte 12, after 3 rows:
 
     >>> bounds, unused = np.array([[0, 4, 0, 1], [0, 2, 0, 1]]), np.zeros(2)
-    >>> _cut(Transfers(unused, unused, unused, unused, unused, bounds, np.array([16, 8])), 2)
-    [[(0, 0, 3)], [(0, 3, 4), (1, 0, 2)]]
+    >>> stream = Transfers(unused, unused, unused, unused, unused, bounds, np.array([16, 8]))
+    >>> [column.tolist() for column in _cut(stream, np.array([0]), 2)]
+    [[0, 1, 1], [0, 0, 1], [0, 3, 0], [3, 4, 2]]
     """
-    ends = np.cumsum(stream.bytes)
-    rows, row_bytes = stream.bounds[:, 1] - stream.bounds[:, 0], _row_bytes(stream)
-    marks = ends[-1] * np.arange(buckets + 1) // buckets
-    at = np.minimum(np.searchsorted(ends, marks, "right"), len(stream) - 1)
-    row = np.where(marks == ends[-1], rows[at], (marks - (ends - stream.bytes)[at]) // row_bytes[at])
-    parts = []
-    for first, start, last, stop in zip(at[:-1], row[:-1], at[1:], row[1:], strict=True):
-        part = [
-            (position, int(start) if position == first else 0, int(stop) if position == last else int(rows[position]))
-            for position in range(first, last + 1)
-        ]
-        parts.append([entry for entry in part if entry[1] < entry[2]])
-    return parts
+    rows, row_bytes = transfers.bounds[:, 1] - transfers.bounds[:, 0], _row_bytes(transfers)
+    stop = np.append(begin[1:], len(rows))
+    edges = np.append(0, np.cumsum(transfers.bytes))
+    size = edges[stop] - edges[begin]
+    # By bucket and stream: the bytes at which it begins, the transfer at which that is, and the row.
+    marks = edges[begin] + size * np.arange(buckets + 1)[:, None] // buckets
+    at = np.minimum(np.searchsorted(edges[1:], marks, "right"), stop - 1)
+    row = np.where(marks == edges[stop], rows[at], (marks - edges[at]) // row_bytes[at])
+    first, last = at[:-1].reshape(-1), at[1:].reshape(-1)
+    count = last - first + 1
+    part = np.repeat(np.arange(len(count)), count)
+    piece = first[part] + positions(count)
+    start = np.where(piece == first[part], row[:-1].reshape(-1)[part], 0)
+    end = np.where(piece == last[part], row[1:].reshape(-1)[part], rows[piece])
+    kept = np.flatnonzero(start < end)
+    return part[kept], piece[kept], start[kept], end[kept]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Shard, Slice
 from post_training.reshard.exchange import Side
-from post_training.reshard.plan import Layouts
+from post_training.reshard.overlaps import Layouts
 from post_training.reshard.schedule import ALIGNMENT
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, parts_of
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from post_training.device_phases import PhaseMemory
 from post_training.layouts.layout import Shard, Table
 from post_training.layouts.placements import PlacementError
-from post_training.layouts.regions import Regions, layouts_of, regions_of, rollout_layouts
+from post_training.layouts.regions import Regions, SideRegions, regions_of, rollout_regions
 from post_training.models.families import config_values, table_for
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.handover import Exporter, HandoverError, HandoverReport, without_memory
@@ -122,9 +122,9 @@ class WeightTransfer:
         table = table_for(next(report.model for report in reports if report.model is not None))
         train, rollout = self._layouts(reports, table, common, serving)
         exporter = Exporter(
-            train_layouts=train,
+            train=train,
             own_tensors=self._training.tensors if self._training else dict,
-            rollout_layouts=rollout,
+            rollout=rollout,
             rollout_tensors=without_memory(self._own_weights),
             group=self._group,
             device=self._device,
@@ -139,20 +139,18 @@ class WeightTransfer:
 
     def _layouts(
         self, reports: Sequence[_Report], table: Table, common: Description, serving: Sequence[int]
-    ) -> tuple[list[Sequence[Shard]], list[Sequence[Shard]]]:
+    ) -> tuple[SideRegions, SideRegions]:
         """What each rank trains and serves; of this one also where it lies."""
-        own = dist.get_rank(self._group)
+        own, names = dist.get_rank(self._group), tuple(table.shapes)
         nothing = regions_of((), ())
-        train: list[Sequence[Shard]] = [
-            *layouts_of([report.held or nothing for report in reports], tuple(table.shapes))
-        ]
-        train[own] = self._own_shards
-        rollout: list[Sequence[Shard]] = [()] * len(reports)
+        rollout, served = [nothing] * len(reports), list[Shard]()
         placement = replace(common.placement, instances=len(serving) // common.placement.world_size)
-        for rank, layout in zip(serving, rollout_layouts(table, placement), strict=True):
-            rollout[rank] = layout
-        rollout[own] = fitted(rollout[own], self._own_weights)
-        return train, rollout
+        for place, (rank, regions) in enumerate(zip(serving, rollout_regions(table, placement), strict=True)):
+            rollout[rank] = regions
+            if rank == own:
+                served = fitted(table.vllm_ascend(placement, place), self._own_weights)
+        train = [report.held or nothing for report in reports]
+        return SideRegions(names, train, self._own_shards), SideRegions(names, rollout, served)
 
     def _own_report(self) -> _Report:
         try:

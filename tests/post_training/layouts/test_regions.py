@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from post_training.layouts.layout import PADDING, RolloutPlacement, Shard, TrainPlacement
-from post_training.layouts.regions import layouts_of, regions_of, rollout_layouts
+from post_training.layouts.regions import SideRegions, layouts_of, regions_of, rollout_regions
 from post_training.plan.placement_text import parse_model
 
 TABLE = parse_model("qwen3-235b-a22b")
@@ -25,11 +25,23 @@ def test_regions_and_padding_of_all_ranks_come_back():
 
 
 @pytest.mark.parametrize("instances", [1, 3])
-def test_instances_have_the_layouts_of_the_model(instances):
+def test_instances_have_the_regions_of_the_model(instances):
     placement = RolloutPlacement(tp=2, dp=2, ep=4, instances=instances)
-    found = rollout_layouts(TABLE, placement)
-    assert found == [TABLE.vllm_ascend(placement, rank) for rank in range(placement.world_size)]
-    assert found[-1] is found[3]
+    found = rollout_regions(TABLE, placement)
+    for rank, regions in enumerate(found):
+        assert (regions.rows == regions_of(TABLE.vllm_ascend(placement, rank), NAMES).rows).all()
+    assert len(found) == placement.world_size and found[-1] is found[3]
+
+
+def test_tensors_first_held_are_those_of_no_lower_rank():
+    layouts = [TABLE.megatron(TRAIN, rank) for rank in range(TRAIN.world_size)]
+    side = SideRegions(NAMES, [regions_of(layout, NAMES) for layout in layouts], [])
+    seen: set[str] = {PADDING}
+    for rank, layout in enumerate(layouts):
+        held = {shard.hf_name for shard in layout}
+        assert side.first_held(rank) == held - seen
+        seen |= held
+    assert seen == {PADDING, *NAMES}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from npu_emulator import meters
 from post_training.layouts.layout import EXPERT_MARK, RolloutPlacement, TrainPlacement
 from post_training.models.deepseek_v3 import CASTABLE, megatron, vllm_ascend
 from post_training.reshard import exchange
-from post_training.reshard.plan import LayoutError
+from post_training.reshard.overlaps import LayoutError
 from post_training.reshard.resharder import Resharder
 from post_training.reshard.schedule import Direction
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits

@@ -45,7 +45,7 @@ def die(*_: object) -> None:
 
 def lose_a_weight(side: exchange.Side, direction: exchange.Direction) -> None:
     """As if training had replaced a weight by one of another shape: packing it raises."""
-    local = side.shards[direction.chunks[0].shard].local
+    local = side.shards[next(iter(direction.chunks)).shard].local
     side.tensors[local] = torch.zeros(1, device="npu")
 
 

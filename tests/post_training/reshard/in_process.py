@@ -8,7 +8,8 @@ import torch
 
 from post_training.layouts.layout import PADDING
 from post_training.reshard.exchange import Side, pack, scatter
-from post_training.reshard.plan import Layouts, Plan, Transfers, make_plan
+from post_training.reshard.overlaps import Layouts
+from post_training.reshard.plan import Plan, Transfers, make_plan
 from post_training.reshard.resharder import copy_local, local_copies
 from post_training.reshard.schedule import Bucket, bucket_count, schedule, shard_origins
 from tests.post_training.layouts.reference import State

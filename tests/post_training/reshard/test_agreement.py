@@ -14,7 +14,7 @@ import torch
 
 from post_training.layouts.layout import PADDING, Shard
 from post_training.reshard import agreement
-from post_training.reshard.plan import LayoutError
+from post_training.reshard.overlaps import LayoutError
 
 RANKS = 3
 
@@ -74,9 +74,15 @@ def tensors(rank: int, side: int, **changed: torch.Tensor) -> dict[str, torch.Te
     return held | {f"local.{name}": value for name, value in changed.items()}
 
 
+def own_side(rank: int, held: dict[str, torch.Tensor], side: int = 0) -> agreement.OwnSide:
+    return agreement.OwnSide.of(held, LAYOUTS[side], rank)
+
+
 def test_every_rank_learns_the_type_of_every_tensor_of_each_side():
     found, collectives = on_all_ranks(
-        lambda group: agreement.agree_on_types([(tensors(group.number, side), LAYOUTS[side]) for side in (0, 1)], group)
+        lambda group: agreement.agree_on_types(
+            [own_side(group.number, tensors(group.number, side), side) for side in (0, 1)], group
+        )
     )
     types = [{"a": torch.float32, "b": torch.bfloat16, "c": torch.float16}, {"a": torch.float32}]
     assert found == [types] * RANKS and collectives == [2] * RANKS
@@ -93,7 +99,7 @@ def test_every_rank_learns_the_type_of_every_tensor_of_each_side():
 def test_tensors_of_one_rank_that_do_not_fit_stop_all(rank, changed, sentence):
     found, _ = on_all_ranks(
         lambda group: agreement.agree_on_types(
-            [(tensors(group.number, 0, **(changed if group.number == rank else {})), LAYOUTS[0])], group
+            [own_side(group.number, tensors(group.number, 0, **(changed if group.number == rank else {})))], group
         )
     )
     assert len(set(map(str, found))) == 1 and found[0].startswith(sentence), found
@@ -102,7 +108,7 @@ def test_tensors_of_one_rank_that_do_not_fit_stop_all(rank, changed, sentence):
 def test_a_tensor_that_a_rank_lacks_stops_all():
     found, _ = on_all_ranks(
         lambda group: agreement.agree_on_types(
-            [({} if group.number == 0 else tensors(group.number, 0), LAYOUTS[0])], group
+            [own_side(group.number, {} if group.number == 0 else tensors(group.number, 0))], group
         )
     )
     assert len(set(map(str, found))) == 1 and found[0].startswith("rank 0: ") and "local.a" in found[0]

@@ -1,17 +1,23 @@
 """What a bucket stages and says, on layouts written down by hand, in one process."""
 
 from collections.abc import Sequence
+from random import Random
 from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from post_training.layouts.layout import Shard
+from post_training.layouts.layout import RolloutPlacement, Shard, TrainPlacement
+from post_training.models.deepseek_v3 import megatron, vllm_ascend
 from post_training.reshard.exchange import Exchange, Side, Staging, pack
 from post_training.reshard.failure import Attempt
-from post_training.reshard.plan import Plan, make_plan
+from post_training.reshard.plan import Plan, Transfers, make_plan
 from post_training.reshard.schedule import ALIGNMENT, Bucket, Chunk, Direction, bucket_count, schedule, shard_origins
+from tests.post_training.layouts.placements import layout_pairs
+from tests.post_training.layouts.reference import SMALL
 
 NAMES = ("bias", "norm", "scale")
 TYPES = {"bias": torch.bfloat16, "norm": torch.bfloat16, "scale": torch.float32}
@@ -87,6 +93,69 @@ def test_staging_has_a_buffer_for_each_bucket_in_flight(slots: int, buckets: int
     staging = Staging([step] * buckets, slots, torch.device("cpu"))
     assert [len(each) for each in (staging.send, staging.receive)] == [held, held]
     assert staging.bytes == held * (sends.send.size + receives.receive.size)
+
+
+Piece = tuple[int, tuple[tuple[int, int], tuple[int, int]], int, int]
+
+
+def naive_directions(
+    transfers: Transfers, sends: bool, shards: Sequence[Shard], world_size: int, buckets: int
+) -> list[tuple[list[int], list[Piece]]]:
+    """Row by row: it travels in the last bucket that begins before the row ends."""
+    origins = shard_origins(shards).tolist()
+    found = []
+    for bucket in range(buckets):
+        splits, pieces, offset = [], list[Piece](), 0
+        for peer in range(world_size):
+            begun = offset
+            stream = transfers.select((transfers.target if sends else transfers.source) == peer)
+            total, passed = int(stream.bytes.sum()), 0
+            for entry in range(len(stream)):
+                row, row_stop, column, column_stop = stream.bounds[entry].tolist()
+                size = int(stream.bytes[entry]) // (row_stop - row)
+                ends = [passed + size * count for count in range(1, row_stop - row + 1)]
+                passed = ends[-1]
+                within = [
+                    place
+                    for place, end in enumerate(ends)
+                    if max(mark for mark in range(buckets) if total * mark // buckets < end) == bucket
+                ]
+                if not within:
+                    continue
+                shard = int((stream.source_shard if sends else stream.target_shard)[entry])
+                low, left = origins[shard]
+                rows = (row - low + within[0], row - low + within[-1] + 1)
+                size *= len(within)
+                pieces.append((shard, (rows, (column - left, column_stop - left)), offset, offset + size))
+                offset += size
+            offset += -offset % ALIGNMENT
+            splits.append(offset - begun)
+        found.append((splits, pieces))
+    return found
+
+
+@settings(max_examples=60)
+@given(layout_pairs(worlds=(1, 2, 3, 4, 6)), st.sampled_from([0, 1, 2, 3, 7]), st.randoms(use_true_random=False))
+def test_buckets_are_those_of_a_naive_cut(
+    pair: tuple[TrainPlacement, RolloutPlacement], buckets: int, random: Random
+) -> None:
+    ranks = range(pair[0].world_size)
+    train, rollout = (
+        [megatron(SMALL, pair[0], rank) for rank in ranks],
+        [vllm_ascend(SMALL, pair[1], rank) for rank in ranks],
+    )
+    plan = make_plan(train, rollout, lambda name: 4 if "norm" in name else 2)
+    rank = random.choice(ranks)
+    for leg in (plan.remote, plan.local):
+        origins = shard_origins(train[rank]), shard_origins(rollout[rank])
+        found = schedule(leg, len(ranks), rank, buckets, origins)
+        for sends, shards, ends in ((True, train, leg.source), (False, rollout, leg.target)):
+            expected = naive_directions(leg.select(ends == rank), sends, shards[rank], len(ranks), buckets)
+            sides = [step.send if sends else step.receive for step in found]
+            assert [
+                (list(side.splits), [(each.shard, each.narrow, each.start, each.stop) for each in side.chunks])
+                for side in sides
+            ] == expected
 
 
 def no_answer(*_: object, **__: object) -> None:

@@ -12,6 +12,7 @@ import torch_npu  # noqa: F401
 
 from post_training.layouts.grouped_query import table
 from post_training.layouts.layout import RolloutPlacement, TrainPlacement
+from post_training.layouts.regions import SideRegions, regions_of
 from post_training.reshard.handover import Exporter, HandoverError, Importer, Manifest, without_memory
 from tests.post_training.layouts.grouped_query_reference import (
     WITH_EXPERTS,
@@ -39,10 +40,15 @@ class Die:
         }
         shapes = {name: (tuple(value.shape), value.dtype) for name, value in self.served.items()}
         layouts = table(WITH_EXPERTS)
+        names = tuple(layouts.shapes)
+        train, rollout = (
+            SideRegions(names, [regions_of(shards, names)], shards)
+            for shards in (layouts.megatron(TRAIN, 0), layouts.vllm_ascend(ROLLOUT, 0))
+        )
         self.exporter = Exporter(
-            [layouts.megatron(TRAIN, 0)],
+            train,
             lambda: self.train,
-            [layouts.vllm_ascend(ROLLOUT, 0)],
+            rollout,
             without_memory(shapes),
             group,
             torch.device("npu"),

@@ -12,11 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.reshard_planning import sharded
 from post_training.layouts.layout import RolloutPlacement, Shard, TrainPlacement
-from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, vllm_ascend
-from post_training.reshard.plan import LayoutError, Plan, Transfers, make_plan, make_rank_plan
+from post_training.layouts.regions import regions_of
+from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, table, vllm_ascend
+from post_training.reshard.overlaps import LayoutError
+from post_training.reshard.plan import Plan, Transfers, make_plan
+from post_training.reshard.rank_plan import make_rank_plan
 from post_training.reshard.schedule import ALIGNMENT, bucket_count
-from tests.post_training.layouts.placements import layout_pairs
+from tests.post_training.layouts.placements import divisors, layout_pairs, rollout_placements
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits
 from tests.post_training.reshard.in_process import Outcome, reshard_in_process
 
@@ -93,21 +97,70 @@ def bytes_of_rows(transfers: Transfers) -> list[int]:
     return (transfers.bytes // rows).tolist()
 
 
-@settings(max_examples=80)
-@given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)))
-def test_plan_of_a_rank_is_its_part_of_the_whole_plan(pair: Pair) -> None:
-    def itemsize(name: str) -> int:
-        return 4 if "norm" in name else 2
+def itemsize(name: str) -> int:
+    return 4 if "norm" in name else 2
 
-    whole = make_plan(*layouts(pair), itemsize)
+
+def check_rank_plans(train: list[list[Shard]], rollout: list[list[Shard]]) -> None:
+    """Compare the plans of all ranks with the plan of everybody's transfers."""
+    whole = make_plan(train, rollout, itemsize)
     traffic = whole.remote.between(whole.world_size) + whole.local.between(whole.world_size)
     widest = max(bytes_of_rows(whole.remote) + bytes_of_rows(whole.local))
-    plans = [make_rank_plan(*layouts(pair), itemsize, rank) for rank in range(whole.world_size)]
+    names = tuple(FULL)
+    held, needed = ([regions_of(shards, names) for shards in layouts] for layouts in (train, rollout))
+    plans = [make_rank_plan(held, needed, names, itemsize, rank) for rank in range(whole.world_size)]
     for rank, own in enumerate(plans):
         assert (own.traffic == traffic).all() and own.widest_row == widest
         for part, leg in ((own.remote, whole.remote), (own.local, whole.local)):
             assert streams(part) == {ends: stream for ends, stream in streams(leg).items() if rank in ends}
     assert len({own.digest for own in plans}) == 1
+
+
+@settings(max_examples=80)
+@given(layout_pairs(worlds=(1, 2, 3, 4, 6, 8, 12)))
+def test_plan_of_a_rank_is_its_part_of_the_whole_plan(pair: Pair) -> None:
+    check_rank_plans(*layouts(pair))
+
+
+@st.composite
+def fsdp2_pairs(draw: st.DrawFn) -> tuple[list[list[Shard]], list[list[Shard]]]:
+    """Rows over some of the ranks, each shard on the others too; names in an order of their own."""
+    world = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]))
+    parts = draw(st.sampled_from(divisors(world)))
+    held = [list(sharded(table(SMALL), parts, rank % parts)) for rank in range(world)]
+    rollout = draw(rollout_placements(world))
+    return [draw(st.permutations(held[0])), *held[1:]], [vllm_ascend(SMALL, rollout, rank) for rank in range(world)]
+
+
+@settings(max_examples=80)
+@given(fsdp2_pairs())
+def test_plan_of_a_rank_with_fsdp2_is_its_part_of_the_whole_plan(
+    pair: tuple[list[list[Shard]], list[list[Shard]]],
+) -> None:
+    check_rank_plans(*pair)
+
+
+def test_regions_held_or_needed_twice_by_a_rank_are_planned_as_such() -> None:
+    """Tied embeddings over several chunks of one stage: the rank takes both turns, and fills both copies."""
+    name = next(iter(FULL))
+    shard, other = Shard(name, ((0, 4), (0, 2)), "embedding"), Shard(name, ((0, 4), (0, 2)), "output")
+    rest = Shard(name, ((4, 8), (0, 2)), "embedding")
+    check_rank_plans(
+        [[shard, other, rest], [shard, rest], [], []], [[shard], [other, shard], [shard, other, rest], [rest]]
+    )
+
+
+def test_digest_of_a_rank_tells_layouts_apart() -> None:
+    name = next(iter(FULL))
+    upper, lower = (Shard(name, (rows, (0, 2)), "w") for rows in ((0, 4), (4, 8)))
+    both = [regions_of(shards, [name]) for shards in ([upper], [lower])]
+    digests = {
+        make_rank_plan(train, rollout, [name], {name: size}.__getitem__, 0).digest
+        for train in (both, both[::-1])
+        for rollout in (both, both[::-1])
+        for size in (2, 4)
+    }
+    assert len(digests) == 8
 
 
 def test_plans_are_equal_on_every_rank() -> None:

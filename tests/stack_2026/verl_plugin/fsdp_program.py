@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from post_training.layouts.fsdp_shards import fsdp_shards, local_tensors
 from post_training.layouts.grouped_query import GroupedQueryShape
 from post_training.layouts.layout import RolloutPlacement, Shard
+from post_training.layouts.regions import SideRegions, regions_of
 from post_training.models.deepseek_v3 import DeepseekV3Shape
 from post_training.models.families import table_for
 from post_training.reshard import handover
@@ -133,10 +134,16 @@ class Rank:
     def exporter(self, verify: bool = False) -> Exporter:
         self.layouts: list[Any] = [None] * self.world
         dist.all_gather_object(self.layouts, self.shards())
+        names = tuple(self.table.shapes)
+        served = [self.table.vllm_ascend(self.placement, rank) for rank in range(self.world)]
+        train, rollout = (
+            SideRegions(names, [regions_of(shards, names) for shards in layouts], layouts[self.rank])
+            for layouts in (self.layouts, served)
+        )
         return Exporter(
-            self.layouts,
+            train,
             self.tensors,
-            [self.table.vllm_ascend(self.placement, rank) for rank in range(self.world)],
+            rollout,
             without_memory({name: (tuple(value.shape), value.dtype) for name, value in self.target.items()}),
             dist.group.WORLD,
             torch.device("npu"),

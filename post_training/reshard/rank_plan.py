@@ -1,0 +1,222 @@
+"""What `make_plan` gives one rank, in time and memory that do not grow with everybody's transfers.
+
+Where FSDP2 shards over 256 ranks, a plan has tens of millions of transfers, but few kinds of them. Regions that the
+same ranks need and the same ranks own have the same receivers, in the same order. Owners take turns, so how many
+receivers came before says who sends.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from post_training.layouts.regions import Regions
+from post_training.reshard.overlaps import (
+    DistinctRanks,
+    Holders,
+    Overlaps,
+    check_complete,
+    check_disjoint,
+    find_overlaps,
+    pairs,
+    positions,
+    rank_sets,
+    running,
+    volume,
+    widths,
+)
+from post_training.reshard.plan import Transfers, in_stream_order
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What one rank sends, receives and copies, and how much travels between all.
+
+    remote, local: as of `Plan`, those from or to this rank. traffic: bytes by source and target of all ranks, with
+    what a rank copies on the diagonal. widest_row: bytes of the longest row of a region. digest: equal on two ranks if
+    and only if they planned from the same layouts.
+    """
+
+    remote: Transfers
+    local: Transfers
+    traffic: np.ndarray
+    widest_row: int
+    digest: str
+
+
+def make_rank_plan(
+    train: Sequence[Regions],
+    rollout: Sequence[Regions],
+    names: Sequence[str],
+    itemsize: Callable[[str], int],
+    rank: int,
+) -> RankPlan:
+    """Plan as one rank of those that all have the same layouts.
+
+    train, rollout: regions of all ranks. names: of the tensors by their number. itemsize: bytes of one element of a
+    tensor, as it travels. Raises LayoutError as `make_plan`.
+    """
+    held, needed = DistinctRanks.of(train), DistinctRanks.of(rollout)
+    # As in `make_plan`, tensors travel in the order in which the layouts name them first.
+    order = _first_seen(np.concatenate([held.rows[:, 0], needed.rows[:, 0]]), len(names))
+    numbers = np.argsort(order)
+    owners, needs = held.holders(numbers), needed.holders(numbers)
+    ordered = tuple(names[number] for number in order.tolist())
+    sizes = np.array([itemsize(name) for name in ordered], dtype=np.int64)
+    check_disjoint(owners, ordered)
+    overlaps = find_overlaps(needs, owners, sizes)
+    check_complete(overlaps, ordered)
+    turns = _Turns.of(overlaps, len(train))
+    own = in_stream_order(_own_transfers(overlaps, turns, rank), sizes)
+    digest = hashlib.sha256("\n".join(names).encode())
+    for content in (held.rows, held.counts, held.kind, needed.rows, needed.counts, needed.kind, sizes):
+        digest.update(content.tobytes())
+    return RankPlan(
+        remote=own.select(np.flatnonzero(own.source != own.target)),
+        local=own.select(np.flatnonzero(own.source == own.target)),
+        traffic=_traffic(overlaps, turns, len(train)),
+        widest_row=int((widths(overlaps.bounds) * sizes[owners.name[overlaps.owner]]).max(initial=0)),
+        digest=digest.hexdigest(),
+    )
+
+
+def _first_seen(numbers: np.ndarray, count: int) -> np.ndarray:
+    """0 to count - 1 in the order in which `numbers` has them first, then those that it has not.
+
+    >>> _first_seen(np.array([2, -1, 1, 2]), 4).tolist()
+    [2, 1, 0, 3]
+    """
+    seen = numbers[numbers >= 0]
+    first = np.full(count, len(seen))
+    np.minimum.at(first, seen, np.arange(len(seen)))
+    return np.argsort(first, kind="stable")
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """Who receives the overlaps, and whose turn it is to send.
+
+    Overlaps are of one kind when the same ranks need them and the same ranks own them. For each kind, the arrays
+    `target` to `before` have one entry for each rank that needs it; those of kind k begin at `begin[k]`.
+
+    kind: of each overlap. turn: of each overlap, which of its owners sends to the first receiver.
+    need, owner: of each kind, the regions of an example.
+    target: a rank that needs the region. own: whether it owns it, and receives nothing.
+    before: how many receivers come before it. receivers: positions of the entries that are no owners.
+    first, count: of each kind, its first one of `receivers`, and how many.
+    """
+
+    kind: np.ndarray
+    turn: np.ndarray
+    need: np.ndarray
+    owner: np.ndarray
+    begin: np.ndarray
+    target: np.ndarray
+    own: np.ndarray
+    before: np.ndarray
+    receivers: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+
+    @classmethod
+    def of(cls, overlaps: Overlaps, world_size: int) -> "_Turns":
+        needs, owners = overlaps.needs, overlaps.owners
+        needing, owning = rank_sets(needs)[overlaps.need], rank_sets(owners)[overlaps.owner]
+        keys = needing * (int(owning.max(initial=0)) + 1) + owning
+        _, examples, kind = np.unique(keys, return_index=True, return_inverse=True)
+        need, owner = overlaps.need[examples], overlaps.owner[examples]
+        entry, of_kind = _entries(needs, need)
+        target = needs.rank[entry]
+        owned = np.zeros(len(examples) * world_size, dtype=bool)
+        holder, of_owner = _entries(owners, owner)
+        owned[of_owner * world_size + owners.rank[holder]] = True
+        own = owned[of_kind * world_size + target]
+        count = np.bincount(of_kind[~own], minlength=len(examples))
+        first = np.cumsum(count) - count
+        # Turns go on over all overlaps that share a set of owners: remainders do not pile up on the first owner.
+        turn = np.zeros(len(kind), dtype=np.int64)
+        several = np.flatnonzero(owners.count[overlaps.owner] > 1)
+        turn[several] = running(owning[several], count[kind[several]]) % owners.count[overlaps.owner[several]]
+        size = needs.count[need]
+        return cls(
+            kind=kind,
+            turn=turn,
+            need=need,
+            owner=owner,
+            begin=np.cumsum(size) - size,
+            target=target,
+            own=own,
+            before=np.cumsum(~own) - ~own - first[of_kind],
+            receivers=np.flatnonzero(~own),
+            first=first,
+            count=count,
+        )
+
+
+def _entries(held: Holders, regions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The entries of these regions one behind the other, and which of them each belongs to."""
+    count = held.count[regions]
+    return np.repeat(held.first[regions], count) + positions(count), np.repeat(np.arange(len(regions)), count)
+
+
+def _traffic(overlaps: Overlaps, turns: _Turns, world_size: int) -> np.ndarray:
+    """Bytes by source and target. Overlaps of one kind and turn have the same senders and are counted as one."""
+    owners = overlaps.owners
+    most = int(owners.count.max(initial=1))
+    by_turn = np.bincount(turns.kind * most + turns.turn, overlaps.bytes, len(turns.count) * most)
+    group = np.flatnonzero(by_turn)
+    kind, turn = group // most, group % most
+    place = positions(turns.count[kind])
+    kind, turn, size = (np.repeat(each, turns.count[kind]) for each in (kind, turn, by_turn[group]))
+    owner = turns.owner[kind]
+    source = owners.rank[owners.first[owner] + (turn + place) % owners.count[owner]]
+    target = turns.target[turns.receivers[turns.first[kind] + place]]
+    moved = np.bincount(source * world_size + target, size, world_size**2).reshape(world_size, world_size)
+    kept = np.repeat(by_turn.reshape(-1, most).sum(1), overlaps.needs.count[turns.need])
+    stays = np.bincount(turns.target[turns.own], kept[turns.own], world_size)
+    return (moved + np.diag(stays)).astype(np.int64)
+
+
+def _own_transfers(overlaps: Overlaps, turns: _Turns, rank: int) -> Transfers:
+    """The transfers from and to one rank."""
+    needs, owners = overlaps.needs, overlaps.owners
+    sent, place, own_entry = _with_entries(owners, overlaps.owner, rank)
+    kind, count = turns.kind[sent], owners.count[overlaps.owner[sent]]
+    first = (place - turns.turn[sent]) % count
+    times = np.maximum(-((first - turns.count[kind]) // count), 0)
+    receiver = np.repeat(turns.first[kind] + first, times) + np.repeat(count, times) * positions(times)
+    sent, source, kind = np.repeat(sent, times), np.repeat(own_entry, times), np.repeat(kind, times)
+    target = needs.first[overlaps.need[sent]] + turns.receivers[receiver] - turns.begin[kind]
+    got, place, entry = _with_entries(needs, overlaps.need, rank)
+    at = turns.begin[turns.kind[got]] + place
+    owner = overlaps.owner[got]
+    other = owners.first[owner] + (turns.turn[got] + turns.before[at]) % owners.count[owner]
+    held = np.flatnonzero(owners.rank == rank)
+    itself = np.searchsorted(held, owners.first[owner])  # the first of its entries for this region
+    given = np.where(turns.own[at], held[np.minimum(itself, len(held) - 1)] if len(held) else other, other)
+    pair, source, target = np.r_[sent, got], np.r_[source, given], np.r_[target, entry]
+    name, bounds = owners.name[overlaps.owner[pair]], overlaps.bounds[pair]
+    return Transfers(
+        owners.rank[source],
+        needs.rank[target],
+        owners.shard[source],
+        needs.shard[target],
+        name,
+        bounds,
+        volume(bounds) * overlaps.sizes[name],
+    )
+
+
+def _with_entries(held: Holders, regions: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The overlaps, given their regions on one side, that a rank has a part in.
+
+    With each come its place among those that hold the region, and its entry.
+    """
+    entries = np.flatnonzero(held.rank == rank)
+    region = np.searchsorted(held.first, entries, "right") - 1
+    mine = np.zeros(len(held.name), dtype=bool)
+    mine[region] = True
+    chosen = np.flatnonzero(mine[regions])
+    at, own = pairs(regions[chosen], region)
+    return chosen[at], entries[own] - held.first[region[own]], entries[own]
