@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from verl_plugin.offload import LIBRARY as OFFLOAD
 from verl_plugin.resume.checks import ENGINES as RESUME
 
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -76,7 +77,7 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
 def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
     """Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
     own = "verl_plugin.megatron_core,verl_plugin.finite_steps"
-    yield f"actor_rollout_ref.model.external_lib=[{own},{RESUME},{_ENGINES},verl_plugin.phase_peaks]"
+    yield f"actor_rollout_ref.model.external_lib=[{own},{RESUME},{_ENGINES},verl_plugin.phase_peaks,{OFFLOAD}]"
     # They take padded batches, and have no fused permutation of tokens.
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
     transformer = f"{_ACTOR}.megatron.override_transformer_config"
