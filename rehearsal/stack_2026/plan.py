@@ -30,6 +30,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_plugin.alltoallv.settings import BACKEND, BACKEND_MODULE
 from verl_plugin.heartbeats.settings import ENGINES as HEARTBEATS
 from verl_plugin.heartbeats.settings import KEY as HANG_DETECTION
+from verl_plugin.offload import LIBRARY as OFFLOAD
 from verl_plugin.resume.checks import ENGINES as RESUME
 from verl_plugin.resume.checks import KEYS as RESUME_KEYS
 from verl_plugin.resume.checks import SAMPLER
@@ -322,6 +323,7 @@ def _fsdp(options: Options) -> Iterator[str]:
         yield from (f"{part}.fsdp_config.dtype={options.precision}", f"{part}.fsdp_config.seed={options.seed}")
         types = f"{{param_dtype:{options.precision},reduce_dtype:float32,buffer_dtype:float32}}"
         yield f"+{part}.fsdp_config.mixed_precision={types}"
+    yield from _leaving(options, "fsdp_config")
 
 
 def _megatron(options: Options) -> Iterator[str]:
@@ -338,6 +340,13 @@ def _megatron(options: Options) -> Iterator[str]:
     yield from (f"{part}.megatron.dtype=bfloat16" for part in (_ACTOR, _REF))
     if sizes_of(TINY_MODELS[options.model]).experts:
         yield f"{_ACTOR}.megatron.expert_model_parallel_size={options.training_dies}"
+    yield from _leaving(options, "megatron")
+
+
+def _leaving(options: Options, group: str) -> Iterator[str]:
+    """Training's state leaves the dies on which the rollout generates."""
+    if not options.rollout_dies:
+        yield from (f"{_ACTOR}.{group}.{part}_offload=true" for part in ("param", "optimizer"))
 
 
 def _plugins(options: Options) -> Iterator[str]:
@@ -363,6 +372,8 @@ def _plugins(options: Options) -> Iterator[str]:
         modules.append("verl_plugin.routing_replay.engines")
     # Behind alltoallv, whose export calls none before it.
     modules += [HEARTBEATS, PEAKS]
+    if not options.rollout_dies:
+        modules.append(OFFLOAD)
     yield f"+{HANG_DETECTION}.enabled=true"
     yield f"actor_rollout_ref.model.external_lib=[{','.join(modules)}]"
 

@@ -25,6 +25,7 @@ from verl_plugin.alltoallv.settings import (
 from verl_plugin.batch_invariance.checks import invariance_model_problems, invariance_problems
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.composition import JobError
+from verl_plugin.offload.checks import offload_problems
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
 from verl_plugin.rollout import BACKEND, BACKEND_KEY, WORKER, WORKER_KEY
@@ -101,6 +102,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _worker_problems(config)
     yield from _window_problems(config)
     yield from replay_problems(config)
+    yield from offload_problems(config)
     yield from resume_problems(config)
     yield from registration_problems(config)
     yield from onpolicy_problems(config)

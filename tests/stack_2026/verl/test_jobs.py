@@ -198,6 +198,8 @@ def test_job_of_a_cluster_keeps_its_layout_on_few_dies(job):
         2,
         4,
     ]
+    assert at(config, EXECUTOR_KEY) == EXECUTOR  # both engines are on one node
+    assert EXECUTOR not in " ".join(scaled_down(JOBS[job], 2, 1, dies=2))  # there is one
     full = check_job(compose_job(job), MODELS[job])
     for key in ("algorithm.adv_estimator", f"{ROLLOUT}.n", f"{ACTOR}.megatron.optimizer_offload"):
         assert at(config, key) == at(full, key)

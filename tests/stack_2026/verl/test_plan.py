@@ -19,6 +19,7 @@ from rehearsal.stack_2026.plan import (
 )
 from rehearsal.stack_2026.stages import check_backend
 from rehearsal.tiny_model.architecture import TINY_MODELS
+from verl_plugin.offload import LIBRARY as OFFLOAD
 from verl_plugin.resume.checks import ENGINES
 from verl_plugin.routing_replay.checks import ENGINES as REPLAY
 
@@ -118,7 +119,7 @@ def test_precision_decides_the_types(tmp_path):
     for precision, own in (("float32", ["verl_plugin.megatron_float32"]), ("bfloat16", [])):
         keys = list(make_plan(Options(precision=precision, output=tmp_path), "now").overrides())
         behind = ["verl_plugin.finite_steps", "verl_plugin.alltoallv.engines", REPLAY]
-        assert library_of(keys) == [ENGINES, "verl_plugin.megatron_core", *own, *behind, HEARTBEATS, PEAKS]
+        assert library_of(keys) == [ENGINES, "verl_plugin.megatron_core", *own, *behind, HEARTBEATS, PEAKS, OFFLOAD]
         assert f"actor_rollout_ref.rollout.dtype={precision}" in keys
 
 
@@ -131,7 +132,7 @@ def test_naive_weights_load_nothing_of_alltoallv(tmp_path):
     }
     for backend, library in libraries.items():
         keys = list(make_plan(Options(backend=backend, weights="naive", output=tmp_path), "now").overrides())
-        assert library_of(keys) == [ENGINES, *library, HEARTBEATS, PEAKS]
+        assert library_of(keys) == [ENGINES, *library, HEARTBEATS, PEAKS, OFFLOAD]
         assert not any("alltoallv" in key for key in keys)
 
 

@@ -1,0 +1,36 @@
+"""How parameters of verl's FSDP2 engine leave a die and return."""
+
+from __future__ import annotations
+
+import torch
+
+from verl_plugin.offload.manager import OffloadManager
+
+
+class OffloadedFSDP2(OffloadManager):
+    """verl makes other tensors of them, on the host and on the die. A reference is always on the host."""
+
+    _host: dict[int, torch.Tensor] | None
+
+    def _arrive(self) -> None:
+        parameters = list(self.module.parameters())
+        if not all(parameter.device.type == "cpu" for parameter in parameters):
+            return  # they are there
+        # Of their own: verl exchanges the contents of the parameters for those on the die.
+        self._host = {id(parameter): parameter.detach() for parameter in parameters}
+
+    @torch.no_grad()
+    def _drop(self) -> bool:
+        host = self._host
+        if host is None:
+            return False
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            kept = host.pop(id(tensor), None)
+            return tensor.to("cpu") if kept is None else kept
+
+        self.module._apply(moved)
+        return True
+
+    def _release_gradients(self) -> None:
+        """verl's optimizer has given them up already."""
