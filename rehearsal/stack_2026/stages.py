@@ -24,7 +24,7 @@ from post_training.report.metrics import REWARD, StepRecord, training_steps
 from post_training.report.run_folder import CONFIGURATION, METERS, METRICS
 from post_training.run_lock import owning
 from post_training.terminal import escaped
-from post_training.user_files import read_yaml
+from post_training.user_files import FileError, read_object, read_yaml
 from rehearsal.display import Progress, emulated_dies, format_duration, peaks_in_words, print_rows
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
@@ -40,9 +40,10 @@ from rehearsal.stack_2026.records import (
 from rehearsal.stages import RunFailed, link_latest
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
+from verl_plugin.jobs.tokenizers import MODEL, tokenizer_problems
 from verl_plugin.resume.step_folders import check_complete, newest_complete
 
-_RESUME_PATH = "trainer.resume_from_path="
+_RESUME_PATH, _MODEL = "trainer.resume_from_path=", f"{MODEL}."
 # Metrics that every step has, and that are finite in a run that learns.
 _NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
 
@@ -64,10 +65,12 @@ class Rehearsal:
         Raises:
             FolderInUse: another run writes the output folder.
             Interrupted: a signal ended it.
-            PreflightError: the folder cannot be written, the model does not fit, or the backend is not there.
+            PreflightError: the folder cannot be written, the model does not fit, the backend is not there, or verl
+                cannot use the tokenizer.
             RunFailed: a command failed.
         """
         check_backend(plan.options.backend)
+        check_tokenizer(plan.options)
         if not plan.options.resumes:
             check_output(plan.output)
         with owning([plan.output], "rehearsal"):
@@ -174,6 +177,24 @@ def check_backend(backend: str) -> None:
                 f"--backend=mindspeed is invalid: {project} cannot be imported. Put checkouts of MindSpeed and "
                 "Megatron-LM (core_r0.16.0 of both) on PYTHONPATH, or take --backend megatron."
             )
+
+
+def check_tokenizer(options: Options) -> None:
+    """Checks the tokenizer of a model that the user names; the tiny model's own suits verl.
+
+    Raises:
+        PreflightError: verl's agent loop would end with it.
+    """
+    words = [each.lstrip("+").partition("=") for each in options.overrides if each.lstrip("+").startswith(_MODEL)]
+    model: dict[str, Any] = {key.removeprefix(_MODEL): value.strip("'\"") for key, _, value in words}
+    model["trust_remote_code"] = model.get("trust_remote_code", "").lower() == "true"
+    described = Path(model.get("path", ""), "config.json")
+    try:
+        model_type = read_object(described).get("model_type") if described.is_file() else options.model
+    except FileError as error:
+        raise PreflightError(str(error)) from error
+    for problem in tokenizer_problems(model, model_type):
+        raise PreflightError(problem)
 
 
 def _last_step(output: Path) -> int:
