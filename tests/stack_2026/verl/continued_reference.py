@@ -65,7 +65,8 @@ class Reference:
         now = torch.cat(logs)
         policy = -(advantages * (now - now.detach()).exp()).mean()
         apart = torch.cat(kept) - now
-        kl = (apart.exp() - apart - 1).mean()  # verl's low_var_kl, http://joschu.net/blog/kl-approx.html
+        # verl's low_var_kl, http://joschu.net/blog/kl-approx.html, of which a token counts for 10 at most.
+        kl = (apart.exp() - apart - 1).clamp(max=10).mean()
         loss = policy + coefficient * kl
         loss.backward()
         clip = float(at(record.config, f"{_ACTOR}.optim.clip_grad"))
