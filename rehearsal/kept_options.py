@@ -26,6 +26,18 @@ class KeptOptions:
 
     overrides: tuple[str, ...]
 
+    def given(self, key: str) -> str | None:
+        """The value of an override, the last one, without quotes; None where there is none or it is null."""
+        words = [override.lstrip("+").partition("=") for override in self.overrides]
+        values = [value.strip("'\"") for name, _, value in words if name == key]
+        return values[-1] if values and values[-1] != "null" else None
+
+    @property
+    def given_model(self) -> Path | None:
+        """The folder of a model of the user's own, with which no tiny one has to be made."""
+        given = self.given("actor_rollout_ref.model.path")
+        return None if given is None else Path(given)
+
     def write(self, path: Path) -> None:
         """Writes the choices as JSON, so that the run can go on with them; secrets in overrides are masked."""
         values = asdict(self)  # type: ignore[call-overload]  # a dataclass, in each subclass

@@ -97,7 +97,11 @@ class Rehearsal:
         plan = self._prepare(plan)
         config = compose_checked(plan)
         check_rows(plan, config)
-        check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
+        check_device_memory(
+            count_parameters(plan.options.given_model or plan.checkpoint),
+            plan.options.dies,
+            plan.options.device_memory_mb,
+        )
         link_latest(plan.output)
         return self._train(plan, config)
 
@@ -116,6 +120,18 @@ class Rehearsal:
         plan.output.mkdir(parents=True, exist_ok=True)
         if not plan.options.resumes:
             plan.options.write(plan.output / OPTIONS_NAME)
+        if plan.options.given_model is None:
+            self._make_checkpoint(plan)
+        if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
+            self._prepare_step("Making the parquet files", plan.data_command(), plan)
+        if plan.options.data is None:
+            return plan
+        return plan.with_overrides(
+            measured_settings(plan.train_data, plan.options.given_model or plan.checkpoint, plan.options.dies)
+        )
+
+    def _make_checkpoint(self, plan: Plan) -> None:
+        """Makes the tiny model, where it is not there yet or damaged."""
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
             if not os.access(plan.checkpoint.parent, os.W_OK | os.X_OK):
                 raise PreflightError(
@@ -127,11 +143,6 @@ class Rehearsal:
         if not plan.checkpoint.exists():
             name = family_of(TINY_MODELS[plan.options.model_type]).name
             self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
-        if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
-            self._prepare_step("Making the parquet files", plan.data_command(), plan)
-        if plan.options.data is None:
-            return plan
-        return plan.with_overrides(measured_settings(plan.train_data, plan.checkpoint, plan.options.dies))
 
     def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
         started, log = time.monotonic(), plan.output / "logs" / "prepare.log"

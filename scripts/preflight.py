@@ -3,7 +3,7 @@ r"""Check a job before it asks for an NPU.
 
 Runs every check of a start, the plan of memory and disks, the checks of this node against the cluster's file, a test of
 two of its dies, and the job itself on at most 8 emulated dies: train, kill, resume, validate, export, evaluate; with
---stack 2026 two steps on 4, with the metrics of the first.
+--stack 2026 train, kill and resume, and the metrics of the first step.
 
 Examples, on any machine; the training gets the same overrides:
     python scripts/preflight.py --cluster FILE \
@@ -203,9 +203,9 @@ def _emulation_2026(
 ) -> tuple[list[str], list[_Look]]:
     """The same for the stack 2026."""
     scaled = ScaledDownJob2026.of_job(options.config_name, given, options.output / "scaled_down_job")
-    return scaled.training(), [
-        ("scaled_down_job", "the job on emulated dies, and every update of its weights compared bit for bit",
-         lambda: _run(scaled.training(), options.output / "scaled_down_job.log", signals)),
+    return scaled.proof(), [
+        ("scaled_down_job", "the job on emulated dies: trained, killed, continued, and compared bit for bit",
+         lambda: _run(scaled.proof(), options.output / "scaled_down_job.log", signals)),
         ("first_step", "metrics of the scaled-down job's first step, to compare the cluster's with",
          lambda: _first_step(scaled)),
     ]  # fmt: skip

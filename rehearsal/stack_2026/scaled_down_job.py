@@ -1,4 +1,4 @@
-"""A job of the stack 2026 scaled down to emulated dies for preflight.py: two steps, and the metrics of the first."""
+"""A job of the stack 2026 scaled down to emulated dies for preflight.py: proof of its resume, and its first metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from post_training.report.run_folder import METRICS
 from rehearsal.scaled_down_job import PLACES
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.stack_2026.records import LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN
+from rehearsal.stack_2026.resume_proof import STEPS
 
-STEPS = 2
 FIRST_STEP = (REWARD, "actor/loss", "actor/grad_norm", LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN)
 """Metrics by which a first step on other dies is judged."""
 OF_MEGATRON = "actor/nonfinite_steps"
@@ -24,25 +24,30 @@ OF_MEGATRON = "actor/nonfinite_steps"
 class ScaledDownJob2026:
     """config_name: a file of `verl_plugin/config`. overrides: the job's own, without sizes and places.
 
-    run: the folder of the run.
+    folder: where everything is written; its run that is not killed is in `unbroken`.
     """
 
     config_name: str
     overrides: tuple[str, ...]
-    run: Path
+    folder: Path
 
     @classmethod
-    def of_job(cls, config_name: str, given: Sequence[str], run: Path) -> ScaledDownJob2026:
+    def of_job(cls, config_name: str, given: Sequence[str], folder: Path) -> ScaledDownJob2026:
         """Scale down a job with these overrides."""
         job = JOBS.get(config_name)
         own = {_key(word) for word in scaled_down(job, STEPS, seed=1, dies=job.dies)} if job else set()
         kept = tuple(word for word in given if _key(word) not in own | set(PLACES))
-        return cls(config_name, kept, run)
+        return cls(config_name, kept, folder)
 
-    def training(self) -> list[str]:
-        """The command that trains."""
-        command = [sys.executable, "-m", "rehearsal.stack_2026", "--job", self.config_name, "--steps", str(STEPS)]
-        return [*command, "--output", str(self.run), "--", *self.overrides]
+    @property
+    def run(self) -> Path:
+        """The run that was not killed."""
+        return self.folder / "unbroken"
+
+    def proof(self) -> list[str]:
+        """The command that trains, kills, resumes and compares."""
+        command = [sys.executable, "-m", "rehearsal.stack_2026.resume_proof", "--job", self.config_name]
+        return [*command, "--output", str(self.folder), "--", *self.overrides]
 
     def first_step(self) -> dict[str, float | None]:
         """Metrics of the first step; None for one that is missing or not finite."""

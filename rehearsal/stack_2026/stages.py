@@ -24,7 +24,7 @@ from post_training.report.metrics import REWARD, StepRecord, training_steps
 from post_training.report.run_folder import CONFIGURATION, METERS, METRICS
 from post_training.run_lock import owning
 from post_training.terminal import escaped
-from post_training.user_files import read_yaml
+from post_training.user_files import FileError, read_object, read_yaml
 from rehearsal.display import Progress, emulated_dies, format_duration, peaks_in_words, print_rows
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
@@ -40,9 +40,11 @@ from rehearsal.stack_2026.records import (
 from rehearsal.stages import RunFailed, link_latest
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
+from verl_plugin.jobs.tokenizers import MODEL, tokenizer_problems
 from verl_plugin.resume.step_folders import check_complete, newest_complete
 
-_RESUME_PATH = "trainer.resume_from_path="
+# Keys of a model by which verl makes prompts.
+_OF_TOKENIZER = ("path", "tokenizer_path", "custom_chat_template", "trust_remote_code")
 # Metrics that every step has, and that are finite in a run that learns.
 _NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
 
@@ -64,15 +66,22 @@ class Rehearsal:
         Raises:
             FolderInUse: another run writes the output folder.
             Interrupted: a signal ended it.
-            PreflightError: the folder cannot be written, the model does not fit, or the backend is not there.
+            PreflightError: the folder cannot be written, the model does not fit, the backend is not there, the
+                checkpoint to go on with is not complete, or verl cannot use the tokenizer.
             RunFailed: a command failed.
         """
         check_backend(plan.options.backend)
+        check_tokenizer(plan.options)
+        given_checkpoint(plan.options)
         if not plan.options.resumes:
             check_output(plan.output)
         with owning([plan.output], "rehearsal"):
             self._prepare(plan)
-            check_device_memory(count_parameters(plan.checkpoint), plan.options.dies, plan.options.device_memory_mb)
+            check_device_memory(
+                count_parameters(plan.options.given_model or plan.checkpoint),
+                plan.options.dies,
+                plan.options.device_memory_mb,
+            )
             link_latest(plan.output)
             return self._train(self._resumed(plan) if plan.options.resumes else plan)
 
@@ -81,14 +90,18 @@ class Rehearsal:
         plan.output.mkdir(parents=True, exist_ok=True)
         if not plan.options.resumes:
             plan.options.write(plan.output / OPTIONS_NAME)
+        if plan.options.given_model is None:
+            self._make_checkpoint(plan)
+        if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
+            self._prepare_step("Making the parquet files", plan.data_command(), plan)
+
+    def _make_checkpoint(self, plan: Plan) -> None:
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
             self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; it is made again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
             name = family_of(TINY_MODELS[plan.options.model]).name
             self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
-        if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
-            self._prepare_step("Making the parquet files", plan.data_command(), plan)
 
     def _resumed(self, plan: Plan) -> Plan:
         """The plan of a run that goes on, once the records of steps are taken back that will be trained again.
@@ -97,14 +110,11 @@ class Rehearsal:
             PreflightError: the checkpoint that the user names is not complete.
         """
         RecordWriter(plan.upstream_metrics, plan.output / METRICS).update()
-        given = [each.partition("=")[2] for each in plan.options.overrides if each.startswith(_RESUME_PATH)]
         folder, skipped = newest_complete(plan.checkpoints, _last_step(plan.output))
-        if given:
-            folder, skipped = Path(given[-1].strip("'\"")), []
-        try:
-            step = 0 if folder is None else check_complete(folder)
-        except CheckpointError as error:
-            raise PreflightError(str(error)) from error
+        given = given_checkpoint(plan.options)
+        if given is not None:
+            folder, skipped = given, []
+        step = 0 if folder is None else int(folder.name.rpartition("_")[2])
         for sentence in skipped:
             self.console.print(f"skipped: {escaped(sentence)}", markup=False)
         plan.upstream_metrics.unlink(missing_ok=True)
@@ -176,6 +186,40 @@ def check_backend(backend: str) -> None:
             )
 
 
+def given_checkpoint(options: Options) -> Path | None:
+    """The folder of a step, of this or of another run, behind which the user goes on; None without one.
+
+    Raises:
+        PreflightError: it is not complete.
+    """
+    given = options.given("trainer.resume_from_path")
+    if given is None:
+        return None
+    folder = Path(given)
+    try:
+        check_complete(folder)
+    except CheckpointError as error:
+        raise PreflightError(str(error)) from error
+    return folder
+
+
+def check_tokenizer(options: Options) -> None:
+    """Checks the tokenizer of a model that the user names; the tiny model's own suits verl.
+
+    Raises:
+        PreflightError: verl's agent loop would end with it.
+    """
+    model: dict[str, Any] = {name: options.given(f"{MODEL}.{name}") for name in _OF_TOKENIZER}
+    model["trust_remote_code"] = model["trust_remote_code"] in ("true", "True")
+    described = Path(model["path"] or "", "config.json")
+    try:
+        model_type = read_object(described).get("model_type") if described.is_file() else options.model
+    except FileError as error:
+        raise PreflightError(str(error)) from error
+    for problem in tokenizer_problems(model, model_type):
+        raise PreflightError(problem)
+
+
 def _last_step(output: Path) -> int:
     """The last step of which a run has metrics; 0 where it has none."""
     records = read_records(output / METRICS)
@@ -190,8 +234,9 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision
     """
     if status != 0:
         return last_error(log)
-    if len(records) < steps:
-        return f"The run ended after {len(records)} of {steps} steps"
+    reached = records[-1].step if records else 0  # the first step is behind the checkpoint of another run
+    if reached < steps:
+        return f"The run ended after {reached} of {steps} steps"
     for record in records:
         if record.metrics.get(PROBABILITY_DIFFERENCE) is None:
             return f"Rollout and training were not compared at step {record.step}: {PROBABILITY_DIFFERENCE} is missing"

@@ -25,6 +25,7 @@ from verl_plugin.alltoallv.settings import (
 from verl_plugin.batch_invariance.checks import invariance_model_problems, invariance_problems
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.composition import JobError
+from verl_plugin.jobs.tokenizers import tokenizer_problems
 from verl_plugin.offload.checks import offload_problems
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
@@ -296,3 +297,5 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
     if longest > positions:
         reason = f"with the prompt a sequence has {longest} tokens, and the model {positions} positions"
         yield invalid("data.max_response_length", answer, reason, f"{positions - longest + answer} or less")
+    # Last, because it takes seconds.
+    yield from tokenizer_problems(at(config, "actor_rollout_ref.model"), model.get("model_type"), config["data"])

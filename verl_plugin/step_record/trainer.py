@@ -54,6 +54,9 @@ class RecordsSteps:
     def _write(self, record: StepRecord, checkpoints: Path, most_mib: int) -> None:
         """Write a record; a run does not end because that fails."""
         folder, before = checkpoints / RECORDS / f"step_{record.step}", checkpoints / f"global_step_{record.step - 1}"
+        resumed = Path(str(at(record.config, "trainer.resume_from_path")))
+        if not before.is_dir() and resumed.name == before.name:
+            before = resumed  # of another run, which this one goes on with
         try:
             if folder.exists():
                 raise RecordError(f"{folder} exists; remove it to record the step again")

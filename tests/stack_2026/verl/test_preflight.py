@@ -36,7 +36,7 @@ def test_job_that_is_well_passes_and_names_the_emulated_run(tmp_path):
     assert code == 0, stages
     assert [state for state, _ in stages.values()] == ["passed", "passed", "left out", "passed", "left out", "left out"]
     command = shlex.split(stages["scaled_down_job"][1].removeprefix("--dry-run: "))
-    assert command[1:5] == ["-m", "rehearsal.stack_2026", "--job", DIES_256]
+    assert command[1:5] == ["-m", "rehearsal.stack_2026.resume_proof", "--job", DIES_256]
     # Sizes and places are the rehearsal's; everything else is the job's.
     assert command[command.index("--") + 1 :] == [NORM, f"{ROLLOUT}.n=8"]
 
@@ -70,6 +70,7 @@ def test_node_is_checked_by_the_doctor_of_the_stack(monkeypatch, tmp_path):
 def test_first_step_has_every_metric(tmp_path, lost, state):
     metrics = {name: 0.25 for name in (*FIRST_STEP, OF_MEGATRON, "timing_s/step") if name != lost}
     records = [{"step": step, "time": 0.0, "metrics": metrics} for step in (1, 2)]
-    (tmp_path / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "unbroken").mkdir()
+    (tmp_path / "unbroken" / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
     found, said = preflight._first_step(ScaledDownJob2026.of_job(DIES_256, (), tmp_path))
     assert found == state and (lost or "actor/nonfinite_steps = 0.25") in said

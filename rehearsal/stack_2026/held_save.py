@@ -1,0 +1,31 @@
+"""Holds the training loop after a step was saved and before it is marked as complete, until it is killed there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from verl_plugin.resume.checkpoint_callback import CompleteCheckpoint
+
+STEP = 2
+REACHED_NAME = "held"
+"""Beside the folders of the steps: the loop is there."""
+# A held process that nobody kills ends by itself.
+_HELD_S = 600.0
+
+
+class HeldSave(CompleteCheckpoint):
+    """What `trainer.checkpoint_callback_class` names in the run that is killed."""
+
+    def on_save(
+        self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **context: Any
+    ) -> None:
+        """As upstream, but for `STEP`."""
+        if global_step == STEP:
+            (Path(checkpoint_dir).parent / REACHED_NAME).write_text(f"{os.getpid()}\n")
+            time.sleep(_HELD_S)
+            sys.exit(f"nobody killed the process that was to be killed in the save of step {STEP}")
+        super().on_save(trainer, global_step, checkpoint_dir, async_save, **context)

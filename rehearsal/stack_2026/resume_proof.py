@@ -1,0 +1,169 @@
+"""Kills a job of the stack 2026, scaled down to emulated dies, resumes it, and compares it with the unbroken run.
+
+    python -m rehearsal.stack_2026.resume_proof --job NAME --output DIR -- KEY=VALUE ...
+
+The command is killed by SIGKILL after the last step was saved and before it is complete, so that the step before it is
+resumed. Metrics of every step, weights, optimizer and schedule then have to be those of the unbroken run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from post_training.arguments import absolute
+from post_training.command_parser import CommandParser
+from post_training.masking import masked_output
+from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end
+from post_training.processes.descendants import descendants
+from post_training.processes.logs import last_error
+from post_training.terminal import escape_output
+from rehearsal.kept_options import OPTIONS_NAME
+from rehearsal.plan import ROOT
+from rehearsal.resume_proof.comparison import Comparison, compare_metrics
+from rehearsal.stack_2026.jobs import JOBS
+from verl_plugin.resume.checks import KEYS
+
+STEPS = 2
+_CALLBACK = "trainer.checkpoint_callback_class"
+_HELD = f"{_CALLBACK}=rehearsal.stack_2026.held_save.HeldSave"
+_COMPLETE = f"{_CALLBACK}={KEYS[_CALLBACK]}"
+_TRAINING = b"rehearsal.stack_2026.training"
+# Of one run, on a machine that does other work too.
+_LIMIT_S = 900.0
+
+
+class ProofError(Exception):
+    """A run did not do what it was started for; one sentence."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A job of `JOBS` with overrides, and the folder of its runs `unbroken` and `killed`."""
+
+    job: str
+    overrides: tuple[str, ...]
+    folder: Path
+
+    def carry_out(self, signals: SignalFlag) -> Comparison:
+        """Train, train again and kill, resume, and compare.
+
+        Raises:
+            Interrupted: a signal ended it.
+            ProofError: a run failed, or the one to be killed did not come to its save.
+        """
+        from rehearsal.stack_2026.held_save import REACHED_NAME
+
+        unbroken, killed = (self._empty(name) for name in ("unbroken", "killed"))
+        self._train(unbroken, [], signals)
+        reached = killed / "checkpoints" / REACHED_NAME
+        status = self._run("killed", self._command(killed, [_HELD]), signals, lambda: _kill_at(reached))
+        if not reached.is_file() or status == 0:
+            raise ProofError(f"the run to be killed ended with {status} before its save; {self._log('killed')}")
+        resume = [*_REHEARSAL, "--resume", str(killed), "--", _COMPLETE]
+        if status := self._run("resumed", resume, signals):
+            raise ProofError(f"the resumed run ended with {status}; {self._log('resumed')}")
+        return compare(unbroken, killed)
+
+    def _train(self, output: Path, more: Sequence[str], signals: SignalFlag) -> None:
+        if status := self._run(output.name, self._command(output, more), signals):
+            raise ProofError(f"the {output.name} run ended with {status}; {self._log(output.name)}")
+
+    def _command(self, output: Path, more: Sequence[str]) -> list[str]:
+        own = ["trainer.save_freq=1", *more]
+        start = [*_REHEARSAL, "--job", self.job, "--steps", str(STEPS), "--output", str(output)]
+        return [*start, "--", *self.overrides, *own]
+
+    def _run(
+        self, name: str, command: Sequence[str], signals: SignalFlag, while_running: Callable[[], None] = lambda: None
+    ) -> int:
+        until = time.monotonic() + _LIMIT_S
+
+        def watch() -> None:
+            while_running()
+            if time.monotonic() > until:
+                raise ProofError(f"the {name} run did not end within {_LIMIT_S:.0f} s; {self._log(name)}")
+
+        return run_to_the_end(command, {}, ROOT, self._file(name), signals, check=watch)
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _log(self, name: str) -> str:
+        return f"{last_error(self._file(name))}; see {self._file(name)}"
+
+    def _empty(self, name: str) -> Path:
+        """The folder of a run; one of an earlier proof makes way."""
+        folder = self.folder / name
+        if (folder / OPTIONS_NAME).is_file():
+            shutil.rmtree(folder)
+        self._file(name).unlink(missing_ok=True)
+        return folder
+
+
+_REHEARSAL = (sys.executable, "-m", "rehearsal.stack_2026")
+
+
+def compare(unbroken: Path, resumed: Path) -> Comparison:
+    """Metrics of every step of two runs, and what they saved of the last."""
+    from rehearsal.stack_2026.saved_state import digests_of
+
+    steps, count, differing = compare_metrics(unbroken, resumed)
+    one, other = (digests_of(run / "checkpoints" / f"global_step_{STEPS}") for run in (unbroken, resumed))
+    if not one:
+        differing.append(f"nothing was saved of step {STEPS}")
+    files = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+    differing += [f"{name} of step {STEPS}" for name in files]
+    if one == digests_of(unbroken / "checkpoints" / f"global_step_{STEPS - 1}"):
+        differing.append("the last step changed nothing, so a resume proves nothing")
+    return Comparison(steps, count, tuple(differing))
+
+
+def _kill_at(reached: Path) -> None:
+    """End the training that is held; its file of that stays."""
+    if not reached.is_file():
+        return
+    for process in descendants(os.getpid()):
+        try:
+            line = Path(f"/proc/{process}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if _TRAINING in line:
+            os.kill(process, signal.SIGKILL)
+            return
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Proves; returns the exit code: 0 everything is equal, 1 something differs or a run failed."""
+    parser = CommandParser(prog="python -m rehearsal.stack_2026.resume_proof", description=__doc__)
+    parser.add_argument("--job", choices=JOBS, required=True, metavar="NAME", help="a job of verl_plugin/config")
+    parser.add_argument("--output", type=absolute, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
+    options = parser.parse_args(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        with SignalFlag() as signals:
+            found = Proof(options.job, tuple(options.overrides), options.output).carry_out(signals)
+    except ProofError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as interrupted:
+        print(f"error: {interrupted} ended the proof; everything it started has been stopped", file=sys.stderr)
+        return 128 + interrupted.number
+    steps = f"killed in the save of step {STEPS}, resumed after step {STEPS - 1}"
+    print(f"{steps}: {found.metrics} metrics of {found.steps} steps, {len(found.differing)} differences")
+    for each in found.differing:
+        print(f"error: {each} is not that of the unbroken run", file=sys.stderr)
+    return int(bool(found.differing))
+
+
+if __name__ == "__main__":
+    escape_output()
+    with masked_output():
+        sys.exit(main())

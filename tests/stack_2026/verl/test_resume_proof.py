@@ -1,0 +1,158 @@
+"""A job that is killed in a save and resumed is compared with the unbroken run; each difference is found."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from post_training.processes.command import SignalFlag
+from rehearsal.stack_2026 import resume_proof
+from rehearsal.stack_2026.held_save import REACHED_NAME
+from rehearsal.stack_2026.resume_proof import Proof, ProofError, compare
+from rehearsal.stack_2026.saved_state import digests_of
+from tests.stack_2026.verl.test_jobs import ONE_CARD
+
+OPTIMIZER = "actor/optim_world_size_1_rank_0.pt"
+
+
+def write_run(folder: Path, shift: float = 0.0) -> Path:
+    """Two steps of a run; `shift` moves the last one's weights."""
+    lines = [{"step": step, "metrics": {"actor/lr": 0.1, "timing_s/step": step + shift}} for step in (1, 2)]
+    for step in (1, 2):
+        actor = folder / "checkpoints" / f"global_step_{step}" / "actor"
+        (actor / "dist_ckpt").mkdir(parents=True)
+        save_file({"weight": torch.ones(3) * step + (step == 2) * shift}, actor / "model.safetensors")
+        torch.save(
+            {
+                "state": {0: {"exp_avg": torch.arange(3.0) * step}},
+                "steps": (3, [1, 2], None),
+                "rng": {"cpu": torch.rand(2)},
+            },
+            folder / "state",
+        )
+        (folder / "state").rename(actor / Path(OPTIMIZER).name)
+        (actor / "dist_ckpt" / "__0_0.distcp").write_bytes(b"tensors" * step)
+        (actor / "dist_ckpt" / ".metadata").write_text(str(folder))  # names that are drawn at each save
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path) -> tuple[Path, Path]:
+    return write_run(tmp_path / "unbroken"), write_run(tmp_path / "killed")
+
+
+def _other_metric(run: Path) -> None:
+    file = run / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"actor/lr": 0.1', '"actor/lr": 0.1000000001', 1))
+
+
+def _other_bytes(run: Path) -> None:
+    (run / "checkpoints/global_step_2/actor/dist_ckpt/__0_0.distcp").write_bytes(b"other")
+
+
+def _other_schedule(run: Path) -> None:
+    file = run / "checkpoints/global_step_2" / OPTIMIZER
+    torch.save(torch.load(file) | {"steps": (3, [1, 3], None)}, file)
+
+
+def _other_average(run: Path) -> None:
+    torch.save(
+        {"state": {0: {"exp_avg": torch.arange(3.0)}}, "steps": (3, [1, 2], None), "rng": {"cpu": torch.rand(2)}},
+        run / "state",
+    )
+    (run / "state").rename(run / "checkpoints/global_step_2" / OPTIMIZER)
+
+
+def _lost_file(run: Path) -> None:
+    (run / "checkpoints/global_step_2/actor/model.safetensors").unlink()
+
+
+def _not_trained(run: Path) -> None:
+    """Both runs' last step has what the step before it has."""
+    for each in (run, run.with_name("unbroken")):
+        shutil.rmtree(each / "checkpoints" / "global_step_2")
+        shutil.copytree(each / "checkpoints" / "global_step_1", each / "checkpoints" / "global_step_2")
+
+
+def test_equal_runs_are_equal(runs):
+    found = compare(*runs)
+    assert (found.steps, found.metrics, found.differing) == (2, 2, ()) and len(digests_of(step_of(runs[0]))) == 3
+
+
+def step_of(run: Path) -> Path:
+    return run / "checkpoints" / "global_step_2"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_other_metric, "step 1: actor/lr"),
+        (_other_bytes, "actor/dist_ckpt/__0_0.distcp of step 2"),
+        (_other_average, f"{OPTIMIZER} of step 2"),
+        (_other_schedule, f"{OPTIMIZER} of step 2"),
+        (_lost_file, "actor/model.safetensors of step 2"),
+        (_not_trained, "the last step changed nothing, so a resume proves nothing"),
+    ],
+)
+def test_difference_is_found(runs, change, said):
+    change(runs[1])
+    assert compare(*runs).differing == (said,)
+
+
+class Rehearsals:
+    """Stand for the commands: they write a run, and the killed one says that it is held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **ends: int) -> None:
+        self.ends, self.commands = {"unbroken": 0, "killed": 1, "resumed": 0} | ends, {}
+        self.held = True
+        monkeypatch.setattr(resume_proof, "run_to_the_end", self.run)
+        monkeypatch.setattr(resume_proof, "_kill_at", lambda reached: None)
+
+    def run(self, command: list[str], *arguments: object, check: Callable[[], None]) -> int:
+        log = Path(str(arguments[2]))
+        log.write_text("the last line\n")
+        self.commands[log.stem] = command
+        if log.stem != "resumed":
+            write_run(log.with_suffix(""))
+        if log.stem == "killed" and self.held:
+            (log.with_suffix("") / "checkpoints" / REACHED_NAME).touch()
+        check()
+        return self.ends[log.stem]
+
+
+def test_proof_resumes_what_it_killed_and_compares(monkeypatch, tmp_path):
+    rehearsals = Rehearsals(monkeypatch)
+    assert Proof(ONE_CARD, ("data.seed=7",), tmp_path).carry_out(SignalFlag()).differing == ()
+    unbroken, killed, resumed = (rehearsals.commands[name] for name in ("unbroken", "killed", "resumed"))
+    assert unbroken[-2:] == ["data.seed=7", "trainer.save_freq=1"]
+    assert killed[-1].endswith("held_save.HeldSave") and killed[-3:-1] == unbroken[-2:]
+    assert resumed[3:5] == ["--resume", str(tmp_path / "killed")] and resumed[-1].endswith("CompleteCheckpoint")
+
+
+@pytest.mark.parametrize(
+    ("ends", "held", "said"),
+    [
+        ({"unbroken": 1}, True, "the unbroken run ended with 1; the last line"),
+        ({"resumed": 1}, True, "the resumed run ended with 1"),
+        ({"killed": 0}, True, "the run to be killed ended with 0 before its save"),
+        ({}, False, "the run to be killed ended with 1 before its save"),
+    ],
+)
+def test_run_that_fails_ends_the_proof(monkeypatch, tmp_path, ends, held, said):
+    rehearsals = Rehearsals(monkeypatch, **ends)
+    rehearsals.held = held
+    with pytest.raises(ProofError, match=said):
+        Proof(ONE_CARD, (), tmp_path).carry_out(SignalFlag())
+
+
+@pytest.mark.slow
+def test_job_of_one_card_resumes_bit_for_bit(tmp_path, capsys):
+    assert resume_proof.main(["--job", ONE_CARD, "--output", str(tmp_path)]) == 0, capsys.readouterr()
+    assert "resumed after step 1" in capsys.readouterr().out
+    assert "Going on after step 1" in (tmp_path / "resumed.log").read_text()
+    assert "complete.json, which is written last, so its save was ended" in (tmp_path / "resumed.log").read_text()
