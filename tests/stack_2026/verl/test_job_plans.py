@@ -26,7 +26,10 @@ from tests.stack_2026.verl.test_jobs import (
     model_folder,
 )
 from verl_plugin.jobs import compose_job
+from verl_plugin.offload import LIBRARY as OFFLOAD
 
+STAYS = "actor_rollout_ref.actor.megatron.param_offload=false"
+CRITIC = ("algorithm.adv_estimator=gae", "critic.enable=false")
 # As the index of the published weights' files counts them; Qwen3-0.6B has its embedding once.
 PARAMETERS = {ONE_CARD: 596_049_920, ONE_NODE: 30_532_122_624, DIES_256: 671_026_419_200, DIES_128: 235_093_634_560}
 DIES = {ONE_CARD: 1, ONE_NODE: 16, DIES_256: 256, DIES_128: 128}
@@ -126,13 +129,21 @@ def test_remedies_name_keys_of_verl():
             assert any(each.endswith(key) for each in known), key
 
 
+def without_offload() -> str:
+    """For a job that leaves the order of offloading to verl, and so also what is never on a die beside the rollout."""
+    libraries = compose_job(ONE_NODE).actor_rollout_ref.model.external_lib
+    return f"actor_rollout_ref.model.external_lib=[{','.join(each for each in libraries if each != OFFLOAD)}]"
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
         (["--time", "--picture", "x.svg"], "--picture is invalid with --stack 2026"),
         (["--fewer-nodes"], "--fewer-nodes is invalid with --stack 2026"),
-        (["actor_rollout_ref.actor.megatron.param_offload=false"], "param_offload=false is invalid for a plan"),
-        (["algorithm.adv_estimator=gae", "critic.enable=false"], "algorithm.adv_estimator=gae is invalid for a plan"),
+        ([STAYS], f"param_offload=False is invalid: with {OFFLOAD}"),
+        ([STAYS, without_offload()], "param_offload=false is invalid for a plan"),
+        ([*CRITIC], f"algorithm.adv_estimator=gae is invalid: {OFFLOAD} does not"),
+        ([*CRITIC, without_offload()], "algorithm.adv_estimator=gae is invalid for a plan"),
         (["trainer.n_gpus_per_node=12"], "is invalid"),
     ],
 )
