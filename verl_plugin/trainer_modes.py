@@ -6,7 +6,10 @@ ONE_FORWARD = "sync_onpolicy"
 RECORDED = "sync_recorded"
 """verl's `sync`, which records steps."""
 SEPARATE = "separate_async"
-"""verl's own, with training and rollout on dies of their own at the same time."""
+"""verl's own, with training and rollout on dies of their own at the same time.
+
+In a job it needs a log level of its own: docs/upstream/verl-separate-async-logging.md.
+"""
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 MODULES_KEY = f"ray_kwargs.ray_init.runtime_env.env_vars.{MODULES}"
 REGISTRATION = "verl_plugin.onpolicy.registration"

@@ -12,7 +12,10 @@ from verl_plugin.offload.manager import OffloadManager
 
 
 class OffloadedMegatron(OffloadManager):
-    """Parameters that are trained lie in buffers, whose memory verl frees and whose copy on the host it keeps."""
+    """Parameters that are trained lie in buffers, whose memory verl frees and whose copy on the host it keeps.
+
+    Those of a reference may leave once for each return: docs/upstream/verl-megatron-offload-twice.md.
+    """
 
     module: list[Any]
     _host: list[torch.Tensor] | None

@@ -5,9 +5,9 @@ import doctest
 import pytest
 
 from post_training.layouts import grouped_query
-from post_training.reshard import plan, schedule
+from post_training.reshard import overlaps, plan, rank_plan, schedule
 
-EXAMPLES = {grouped_query: 2, plan: 7, schedule: 1}
+EXAMPLES = {grouped_query: 2, overlaps: 5, plan: 2, rank_plan: 1, schedule: 1}
 
 
 def run(module) -> doctest.TestResults:
@@ -21,6 +21,6 @@ def test_every_example_is_what_the_code_computes(module):
 
 
 def test_an_example_that_is_wrong_is_noticed(monkeypatch):
-    right = plan._positions
-    monkeypatch.setattr(plan, "_positions", lambda counts: right(counts)[::-1])
-    assert run(plan).failed > 0
+    right = overlaps.positions
+    monkeypatch.setattr(overlaps, "positions", lambda counts: right(counts)[::-1])
+    assert run(overlaps).failed > 0
