@@ -24,7 +24,7 @@ os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
 # comparisons are made in float32, which kernels for 16 bits get in these reference runs only.
 MODES = {"NPU_EMULATOR_STRICT": "float32", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
 os.environ |= MODES
-# Of a test that changes one of them and does not put it back, every later job would suffer.
+# A test that changes one of these and does not restore it breaks every test after it that starts a job.
 OF_EVERY_JOB = {
     name: os.environ.get(name) for name in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "VLLM_PLUGINS", "PYTHONOPTIMIZE")
 }
@@ -121,7 +121,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     except EnvironmentRejected as error:
         for name, value in OF_EVERY_JOB.items():
             os.environ.pop(name, None)
-            os.environ |= {} if value is None else {name: value}
+            if value is not None:
+                os.environ[name] = value
         pytest.fail(f"{item.nodeid} leaves an environment in which no job starts: {error}", pytrace=False)
 
 

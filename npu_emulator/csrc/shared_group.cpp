@@ -153,8 +153,9 @@ void SharedGroup::check_places() const {
                 ", and HCCL takes one rank of a device");
 }
 
-// HCCL compares arguments where it connects ranks, and names the first that differs (EI0005). Between ranks that are
-// connected such calls hang. Here every call is compared and rejected, or else hangs: NPU_EMULATOR_UNLIKE_COLLECTIVES.
+// HCCL's documents have it compare arguments where it connects ranks (EI0005), and nothing between ranks that are
+// connected, which then presumably hang. Here every call is compared, and is rejected or hangs
+// (NPU_EMULATOR_UNLIKE_COLLECTIVES).
 void SharedGroup::check_arguments(const char* what, int parity) {
   const char* own = state_->call[rank][parity];
   std::vector<int> unlike;

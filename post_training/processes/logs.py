@@ -15,7 +15,7 @@ def last_error(log: Path) -> str:
 def last_words(text: str) -> str:
     """Returns the last line that is not empty, "" where there is none.
 
-    Of a crash it is the line that says which: behind it Python prints its threads and the names of all modules.
+    If Python crashed, it is the line that names the crash: Python prints its threads and all module names after it.
     """
     crashes = [line for line in text.splitlines() if line.startswith(_CRASH)]
     return crashes[-1] if crashes else _last_line(text)

@@ -8,11 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rehearsal.stack_2026.resume_proof import REACHED_NAME, STEPS
 from verl_plugin.resume.checkpoint_callback import CompleteCheckpoint
 
-STEP = 2
-REACHED_NAME = "held"
-"""Beside the folders of the steps: the loop is there."""
 # A held process that nobody kills ends by itself.
 _HELD_S = 600.0
 
@@ -23,9 +21,9 @@ class HeldSave(CompleteCheckpoint):
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **context: Any
     ) -> None:
-        """As upstream, but for `STEP`."""
-        if global_step == STEP:
+        """As upstream, but for the last step."""
+        if global_step == STEPS:
             (Path(checkpoint_dir).parent / REACHED_NAME).write_text(f"{os.getpid()}\n")
             time.sleep(_HELD_S)
-            sys.exit(f"nobody killed the process that was to be killed in the save of step {STEP}")
+            sys.exit(f"nobody killed the process that was to be killed in the save of step {STEPS}")
         super().on_save(trainer, global_step, checkpoint_dir, async_save, **context)

@@ -27,20 +27,19 @@ from post_training.terminal import escape_output
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
 from rehearsal.resume_proof.comparison import Comparison, compare_metrics
+from rehearsal.resume_proof.runs import ProofError
 from rehearsal.stack_2026.jobs import JOBS
 from verl_plugin.resume.checks import KEYS
 
 STEPS = 2
+REACHED_NAME = "held"
+"""Beside the folders of the steps: the training loop is held in the save of the last one."""
 _CALLBACK = "trainer.checkpoint_callback_class"
 _HELD = f"{_CALLBACK}=rehearsal.stack_2026.held_save.HeldSave"
 _COMPLETE = f"{_CALLBACK}={KEYS[_CALLBACK]}"
 _TRAINING = b"rehearsal.stack_2026.training"
 # Of one run, on a machine that does other work too.
 _LIMIT_S = 900.0
-
-
-class ProofError(Exception):
-    """A run did not do what it was started for; one sentence."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +57,20 @@ class Proof:
             Interrupted: a signal ended it.
             ProofError: a run failed, or the one to be killed did not come to its save.
         """
-        from rehearsal.stack_2026.held_save import REACHED_NAME
-
         unbroken, killed = (self._empty(name) for name in ("unbroken", "killed"))
         self._train(unbroken, [], signals)
         reached = killed / "checkpoints" / REACHED_NAME
         status = self._run("killed", self._command(killed, [_HELD]), signals, lambda: _kill_at(reached))
         if not reached.is_file() or status == 0:
-            raise ProofError(f"the run to be killed ended with {status} before its save; {self._log('killed')}")
+            raise self._error("killed", f"the run to be killed ended with {status} before its save")
         resume = [*_REHEARSAL, "--resume", str(killed), "--", _COMPLETE]
         if status := self._run("resumed", resume, signals):
-            raise ProofError(f"the resumed run ended with {status}; {self._log('resumed')}")
+            raise self._error("resumed", f"the resumed run ended with {status}")
         return compare(unbroken, killed)
 
     def _train(self, output: Path, more: Sequence[str], signals: SignalFlag) -> None:
         if status := self._run(output.name, self._command(output, more), signals):
-            raise ProofError(f"the {output.name} run ended with {status}; {self._log(output.name)}")
+            raise self._error(output.name, f"the {output.name} run ended with {status}")
 
     def _command(self, output: Path, more: Sequence[str]) -> list[str]:
         own = ["trainer.save_freq=1", *more]
@@ -88,15 +85,17 @@ class Proof:
         def watch() -> None:
             while_running()
             if time.monotonic() > until:
-                raise ProofError(f"the {name} run did not end within {_LIMIT_S:.0f} s; {self._log(name)}")
+                raise self._error(name, f"the {name} run did not end within {_LIMIT_S:.0f} s")
 
         return run_to_the_end(command, {}, ROOT, self._file(name), signals, check=watch)
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def _log(self, name: str) -> str:
-        return f"{last_error(self._file(name))}; see {self._file(name)}"
+    def _error(self, name: str, sentence: str) -> ProofError:
+        """That a run failed, with the last error of its log."""
+        log = self._file(name)
+        return ProofError(f"{sentence}; {last_error(log)}", log)
 
     def _empty(self, name: str) -> Path:
         """The folder of a run; one of an earlier proof makes way."""

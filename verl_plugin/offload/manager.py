@@ -6,14 +6,17 @@ from typing import Any
 
 from verl.utils.device import get_torch_device
 
-_staying: list[OffloadManager] = []
-"""Engines of this process whose parameters stayed behind a pass. Actor and reference are two."""
+from post_training.process_context import process_context
+
+
+class StayingEngines(list["OffloadManager"]):
+    """Engines of this process whose parameters stayed on the die after a pass. Actor and reference are two."""
 
 
 class OffloadManager:
     """Put before a training engine of verl by `extend_engine`.
 
-    Gradients and the optimizer leave behind each update, as verl has it: the worker of the rollout, another process,
+    Gradients and the optimizer leave after each update, as verl has it: the worker of the rollout, another process,
     takes its memory back before this one is asked for anything. Parameters stay until another engine begins a pass, or
     until verl says so, which it does when the rollout has its weights and before the KV cache returns. Parameters that
     no update wrote since they came give their memory back without a copy.
@@ -24,7 +27,7 @@ class OffloadManager:
     module: Any
     _written = True
     _host: Any = None
-    """What the host has of parameters that are on the die, where verl would not keep it; None if they are written."""
+    """Host copies of parameters that are on the die, which verl would drop; None once an update may write them."""
 
     def train_mode(self, **named: Any) -> Any:
         """As upstream, without the other engines' parameters."""
@@ -66,11 +69,12 @@ class OffloadManager:
             if model and not self._written:
                 self._arrive()
             super().to(device, model, optimizer, grad)  # type: ignore[misc]  # of the engine that this extends
-        elif model and self.mode is not None:  # verl's context resets it behind this call
+        elif model and self.mode is not None:  # verl's context resets it after this call
             self._release_gradients()
             super().to("cpu", False, optimizer, False)  # type: ignore[misc]  # of the engine that this extends
-            if self not in _staying:
-                _staying.append(self)
+            staying = process_context().of(StayingEngines)
+            if self not in staying:
+                staying.append(self)
         elif model:
             self._leave(optimizer, grad)
         else:
@@ -78,13 +82,14 @@ class OffloadManager:
 
     def _begin(self) -> None:
         """Parameters of other engines leave."""
-        for engine in [each for each in _staying if each is not self]:
+        for engine in [each for each in process_context().of(StayingEngines) if each is not self]:
             engine.to("cpu", model=True, optimizer=False, grad=False)
 
     def _leave(self, optimizer: bool, grad: bool) -> None:
         """Parameters leave, with a copy if the host's is not theirs."""
-        if self in _staying:
-            _staying.remove(self)
+        staying = process_context().of(StayingEngines)
+        if self in staying:
+            staying.remove(self)
         whole = not self._written and not _has_adapters(self.model_config)
         if not (whole and self._drop()):
             super().to("cpu", True, optimizer, grad)  # type: ignore[misc]  # of the engine that this extends

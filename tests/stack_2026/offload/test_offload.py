@@ -1,4 +1,4 @@
-"""What of training is on a die in each phase of a step, and what is copied; verl's own moves are the reference."""
+"""What training holds on a die in each phase of a step, and what it copies; verl's own moves are the reference."""
 
 import json
 from typing import Any

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from post_training.processes.command import SignalFlag
+from rehearsal.resume_proof.runs import ProofError
 from rehearsal.stack_2026 import resume_proof
-from rehearsal.stack_2026.held_save import REACHED_NAME
-from rehearsal.stack_2026.resume_proof import Proof, ProofError, compare
+from rehearsal.stack_2026.resume_proof import REACHED_NAME, Proof, compare
 from rehearsal.stack_2026.saved_state import digests_of
 from tests.stack_2026.verl.test_jobs import ONE_CARD
 
