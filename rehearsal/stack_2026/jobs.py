@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from verl_plugin.offload import LIBRARY as OFFLOAD
 from verl_plugin.resume.checks import ENGINES as RESUME
-from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY
+from verl_plugin.rollout.sync_window import EXECUTOR_KEY
 
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 _VLLM = f"{_ROLLOUT}.engine_kwargs.vllm"
@@ -64,9 +64,8 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
     yield from (f"{_ROLLOUT}.tensor_model_parallel_size={tp}", f"{_ROLLOUT}.enforce_eager=true")
     if job.cluster:
         yield from (f"{_ROLLOUT}.data_parallel_size={dies // tp}", f"{_ROLLOUT}.expert_parallel_size={dies}")
-        if dies > tp:
-            # Its engines are on one node here, and so can have windows: docs/rollout.md.
-            yield f"++{EXECUTOR_KEY}={EXECUTOR}"
+        if dies == tp:
+            yield f"{EXECUTOR_KEY}=mp"  # one engine has nobody to agree with
     yield from (f"{_ROLLOUT}.max_num_batched_tokens=2048", f"{_ROLLOUT}.gpu_memory_utilization=0.5")
     # Enough for every sequence in flight: clearing the cache takes a host's time here.
     yield f"+{_VLLM}.num_gpu_blocks_override=256"

@@ -39,6 +39,7 @@ def restore_expert_order(model: nn.Module) -> None:
 
 
 def _kept_transposed(name: str, tensor: torch.Tensor) -> bool:
+    """Shapes do not say it where experts are square: docs/upstream/verl-square-expert-weights.md."""
     return name.endswith(_EXPERTS) and tensor.is_contiguous()
 
 

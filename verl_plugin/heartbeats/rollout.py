@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import ray
-from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
 from post_training.hang_detection.signs import process_signs
 from verl_plugin.heartbeats.sending import start
+from verl_plugin.rollout.servers import WindowServer
 
 ROLLOUT = "rollout"
 
@@ -40,8 +41,8 @@ class CountedRequests:
                 self._phase.close()
 
 
-class HeartbeatServer(vLLMHttpServer):
-    """verl's server."""
+class HeartbeatServer(WindowServer):
+    """verl's server, and this project's where engines have sync windows."""
 
     async def run_server(self, *arguments: Any, **named: Any) -> None:
         """As upstream."""

@@ -35,6 +35,7 @@ from verl_plugin.rollout.sync_window import SETTINGS_KEY as WINDOWS_KEY
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
 from verl_plugin.step_record.checks import record_problems
+from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, RECORDED
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _MEGATRON = f"{_ACTOR}.megatron"
@@ -213,10 +214,12 @@ def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if vllm.get("distributed_executor_backend") != EXECUTOR:
         return
     tp, dp = rollout["tensor_model_parallel_size"], rollout["data_parallel_size"]
+    mode = at(config, MODE_KEY)
     reasons = {
         "there is one engine alone": dp == 1,
-        "vLLM 0.23 takes no executor of a job's own where an instance has several nodes": tp * dp
-        > config["trainer"]["n_gpus_per_node"],
+        f"over several nodes, {MODE_KEY}={mode} starts servers in which vLLM takes no executor of a job's own": tp * dp
+        > config["trainer"]["n_gpus_per_node"]
+        and mode not in (ONE_FORWARD, RECORDED),
         f"windows need {WORKER_KEY}={WORKER}": vllm.get("worker_cls") != WORKER,
     }
     for reason, applies in reasons.items():

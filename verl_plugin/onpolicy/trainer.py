@@ -12,6 +12,7 @@ from post_training.report.run_error import RunError
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.heartbeats.trainer import DetectsHangs
 from verl_plugin.onpolicy.checks import ENGINES, onpolicy_problems
+from verl_plugin.rollout.trainer import ServesWindows
 from verl_plugin.step_record.checks import record_problems
 from verl_plugin.step_record.trainer import RecordsSteps
 from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD
@@ -22,7 +23,7 @@ _ELSEWHERE = ("training/", "rollout_corr/")
 
 
 @register_trainer(ONE_FORWARD)
-class OnPolicyTrainer(DetectsHangs, RecordsSteps, PPOTrainerSync):
+class OnPolicyTrainer(ServesWindows, DetectsHangs, RecordsSteps, PPOTrainerSync):
     """Each batch makes one update, whose own forward has the old log-probs.
 
     Metrics that verl computes from old log-probs come from the update, under their usual names.

@@ -16,6 +16,7 @@ from post_training.masking import masked
 from post_training.report.run_folder import at
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.heartbeats.trainer import DetectsHangs
+from verl_plugin.rollout.trainer import ServesWindows
 from verl_plugin.step_record.checks import MOST, MOST_MIB, record_problems, recorded_steps
 from verl_plugin.step_record.folder import Column, RecordError, StepRecord, write_record
 from verl_plugin.trainer_modes import RECORDED
@@ -76,7 +77,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 @register_trainer(RECORDED)
-class RecordingTrainer(DetectsHangs, RecordsSteps, PPOTrainerSync):
+class RecordingTrainer(ServesWindows, DetectsHangs, RecordsSteps, PPOTrainerSync):
     """verl's `sync`, which records steps."""
 
     def __init__(self, config: Any) -> None:

@@ -138,7 +138,12 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "loses tokens with experts over several dies"),
         (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls {ROLLOUT}.enforce_eager=true", "loses tokens"),
         (ONE_NODE, f"~{ROLLOUT}.engine_kwargs.vllm.all2all_backend", "tokens are wrong with vLLM's default"),
-        (DIES_256, WINDOWS, "takes no executor of a job's own where an instance has several nodes"),
+        (
+            DIES_256,
+            "trainer.v1.trainer_mode=sync",
+            "trainer.v1.trainer_mode=sync starts servers in which vLLM takes no",
+        ),
+        (DIES_256, f"{ROLLOUT}.data_parallel_size=1 {ROLLOUT}.expert_parallel_size=2", "there is one engine alone"),
         (ONE_NODE, WINDOWS, "there is one engine alone"),
         (ONE_NODE, f"{WINDOWS} {FOUR_ENGINES} {SHORT_WINDOWS}", "a window has at least one forward"),
         (ONE_NODE, f"{WINDOWS} {FOUR_ENGINES} ~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "windows need "),

@@ -1,0 +1,104 @@
+"""Sync windows of an instance over two nodes: verl's own servers, one each, and vLLM's engines."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.stack_2026.rollout.nodes_program import ANSWERS, FORWARDS, MODEL, NODES, prompts
+from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY
+
+
+def run(folder: Path, fault: str) -> tuple[int, str]:
+    """The exit status, and what was printed. Engines of a node that was ended are left over, and end here."""
+    environment = {**os.environ, "NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1"}
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.stack_2026.rollout.nodes_program", str(folder), fault]
+    log = folder / "run.log"
+    with log.open("w") as output:
+        started = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        try:
+            status = started.wait(600)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+    return status, log.read_text()
+
+
+def greedy(folder: Path) -> list[list[int]]:
+    """What transformers generates."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=torch.float32)
+    found = []
+    for answers, given in zip(ANSWERS, prompts(), strict=True):
+        for length, prompt in zip(answers, given, strict=True):
+            tokens = list(prompt)
+            with torch.no_grad():
+                for _ in range(length):
+                    tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+            found.append(tokens[len(prompt) :])
+    return found
+
+
+@pytest.mark.slow
+def test_engines_of_two_nodes_generate_transformers_tokens(tmp_path):
+    status, output = run(tmp_path, "none")
+    assert status == 0, output[-6000:]
+    assert output.count(f"sync windows of up to {FORWARDS} forwards, {NODES} engines") == NODES
+    assert json.loads((tmp_path / "tokens.json").read_text()) == greedy(tmp_path)
+
+
+@pytest.mark.slow
+def test_broken_window_of_the_other_node_is_an_error(tmp_path):
+    """The control: its forward of one token less meets the other's in a collective."""
+    status, output = run(tmp_path, "few")
+    assert status and not (tmp_path / "tokens.json").exists()
+    assert "EI0005" in output and "rank 1 HcclAllGather" in output
+
+
+def test_vllm_is_told_of_no_nodes_with_windows_alone():
+    from verl_plugin.rollout.servers import without_nodes
+
+    given = Namespace(distributed_executor_backend=EXECUTOR, nnodes=8, node_rank=3, data_parallel_start_rank=24)
+    assert vars(without_nodes(given)) == {**vars(given), "nnodes": 1, "node_rank": 0}
+    upstream = Namespace(distributed_executor_backend="mp", nnodes=8, node_rank=3)
+    assert without_nodes(upstream) is upstream
+
+
+def test_vllm_rejects_the_executor_over_nodes():
+    """Why: with the number of nodes, engines of one node each have no executor but vLLM's own."""
+    from vllm.config import ParallelConfig
+
+    layout = {"data_parallel_size": 4, "data_parallel_size_local": 2, "distributed_executor_backend": EXECUTOR}
+    ParallelConfig(**layout)
+    with pytest.raises(ValueError, match="nnodes > 1 can only be set when distributed executor backend is mp"):
+        ParallelConfig(**layout, nnodes=2, master_addr="127.0.0.1")
+
+
+def test_trainers_start_these_servers_where_windows_are(monkeypatch):
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    from verl_plugin.rollout.trainer import ServesWindows
+
+    class Trainer(ServesWindows, type("Upstream", (), {"init": lambda _: None})):
+        def __init__(self, executor):
+            *groups, name = EXECUTOR_KEY.split(".")
+            self.config = {name: executor}
+            for group in reversed(groups):
+                self.config = {group: self.config}
+
+    registered = dict(RolloutReplicaRegistry._registry)
+    monkeypatch.setattr(RolloutReplicaRegistry, "_registry", registered)
+    upstream = registered["vllm"]
+    Trainer("mp").init()
+    assert registered["vllm"] is upstream
+    Trainer(EXECUTOR).init()
+    assert RolloutReplicaRegistry.get("vllm").__name__ == "WindowReplica"
