@@ -85,6 +85,8 @@ def expected_metrics(
         "training/rollout_probs_diff_mean": apart.mean().item(),
         "training/rollout_probs_diff_std": apart.std().item(),
         "rollout_corr/log_ppl_abs_diff": sum(abs(off[counted].mean().item()) for _, off, counted in pairs) / len(pairs),
+        # Not the same with both sides exchanged.
+        "rollout_corr/kl": torch.cat([off[counted] for _, off, counted in pairs]).mean().item(),
     }
 
 
@@ -145,7 +147,7 @@ def updated(engine: Any, batch: Any, loss: Any) -> dict[str, Any]:
 
 
 METRICS = ("entropy", *(f"training/rollout_probs_diff_{name}" for name in ("max", "mean", "std")))
-METRICS += ("rollout_corr/log_ppl_abs_diff",)
+METRICS += ("rollout_corr/log_ppl_abs_diff", "rollout_corr/kl")
 
 
 @contextmanager
