@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch_npu  # noqa: F401
+import torch_npu
 
 from npu_emulator import counters, engine, meters
 from tests.npu_emulator import collective_matmul_checks, expert_exchange_checks, graph_checks
@@ -172,6 +172,24 @@ def reduce_scatter_even_and_uneven(ranks):
     out = torch.empty(2, device=ranks.device)
     dist.reduce_scatter_tensor(out, ranks.own((2 * ranks.size,)), dist.ReduceOp.AVG)
     equal(out, torch.stack(ranks.all((2 * ranks.size,))).mean(0).chunk(ranks.size)[ranks.rank])
+
+
+@check
+def uneven_tensors_of_torch_npu(ranks):
+    """Its own functions, by which uneven parts lie in one tensor: another call of HCCL than a list of tensors makes."""
+    for number in range(ROUNDS):
+        rows = random_splits(200 + number, ranks.size)[0]
+        rows[number % ranks.size] = 3  # some part has something
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+            out = torch.full((rows[ranks.rank], 2), -1.0, device=ranks.device)
+            given = ranks.own((sum(rows), 2), torch.float32, number)
+            torch_npu.distributed.reduce_scatter_tensor_uneven(out, given, rows, op)
+            equal(out, REDUCTIONS[op](ranks.all((sum(rows), 2), torch.float32, number)).split(rows)[ranks.rank])
+        gathered = torch.full((sum(rows), 2), -1.0, device=ranks.device)
+        parts = [ranks.of(rank, (rows[rank], 2), torch.float32, number) for rank in range(ranks.size)]
+        own = parts[ranks.rank].to(ranks.device)
+        torch_npu.distributed.all_gather_into_tensor_uneven(gathered, own, rows)
+        equal(gathered, torch.cat(parts))
 
 
 def random_splits(seed: int, size: int) -> list[list[int]]:

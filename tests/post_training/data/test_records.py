@@ -37,6 +37,21 @@ def test_gsm8k_answer_follows_the_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("worked", "answer", "solution"),
+    [
+        ("3 #### 3\nno, 4\n#### 4", "4", "3 #### 3\nno, 4"),  # the last mark counts
+        ("#### -1,234,567.50 ", "-1234567.50", ""),
+        ("so\n#### 7 apples", "7 apples", "so"),
+        ("a\n\n####5", "5", "a"),
+    ],
+)
+def test_gsm8k_answer_follows_the_last_mark(tmp_path, worked, answer, solution):
+    record = {"question": "How many?", "answer": worked}
+    problems = read_problems(write(tmp_path, json.dumps(record), "data.jsonl")).problems
+    assert problems == [Problem("How many?", answer, solution, "openai/gsm8k")]
+
+
+@pytest.mark.parametrize(
     ("solution", "answer"),
     [
         (r"so $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),

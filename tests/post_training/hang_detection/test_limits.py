@@ -162,6 +162,19 @@ def test_each_phase_has_its_own_limit(run):
     assert "0" in [stop.name for stop in run.go_on(300)]
 
 
+@pytest.mark.parametrize("before", [None, "unknown"])
+def test_phase_has_its_time_from_its_beginning_and_is_no_progress(before):
+    """As where the training loop begins to work after it has waited for its workers, and nothing is done yet."""
+    run = Run()
+    run.change("0", "1", "2", "3", phase=before)
+    run.go_on(200)
+    run.signs["2"] = replace(run.signs["2"], phase="update")  # with no more moves than before
+    known = run.watch.progress
+    assert run.go_on(31) == [] and run.watch.progress == known
+    (stop,) = run.go_on(1)
+    assert (stop.name, stop.seconds, stop.silent) == ("2", 31, False)
+
+
 def test_a_stopped_training_loop_is_named(run):
     run.change("0", "1", "2", "3", phase=None)
     (stop,) = run.go_on(21, stopped=(TRAINER,))

@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor import Shard as Sharded
 
+from post_training.layouts import fsdp_shards as module
 from post_training.layouts.fsdp_shards import fsdp_shards
 
 NAME = "model.norm.weight"
@@ -21,3 +22,36 @@ def test_sum_that_is_still_to_come_rejected(lone_rank, placements):
             fsdp_shards(state, {NAME: (4,)})
     else:
         assert [shard.bounds for shard in fsdp_shards(state, {NAME: (4,)})] == [((0, 4),)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_packed_experts_of_every_rank_are_those_of_the_files(monkeypatch, ranks):
+    """Six experts of width 3 over ranks that need not divide them: the last ones have fewer, or none."""
+    experts, width, hidden, prefix = 6, 3, 5, "model.layers.4.mlp.experts."
+    files = {
+        f"{prefix}{expert}.{part}.weight": torch.randn((hidden, width) if part == "down_proj" else (width, hidden))
+        for expert in range(experts)
+        for part in ("gate_proj", "up_proj", "down_proj")
+    }
+    whole = {
+        f"{prefix}gate_up_proj": torch.stack(
+            [
+                torch.cat([files[f"{prefix}{expert}.{part}_proj.weight"] for part in ("gate", "up")])
+                for expert in range(experts)
+            ]
+        ),
+        f"{prefix}down_proj": torch.stack([files[f"{prefix}{expert}.down_proj.weight"] for expert in range(experts)]),
+    }
+    shapes = {name: tuple(value.shape) for name, value in files.items()}
+    each, found = -(-experts // ranks), []
+    for rank in range(ranks):
+        first, last = min(rank * each, experts), min(rank * each + each, experts)
+        rows = ((first, last), (0, 2 * width), (0, hidden)), ((first, last), (0, hidden), (0, width))
+        bounds = dict(zip(whole, rows, strict=True))
+        monkeypatch.setattr(module, "_bounds", lambda name, value, bounds=bounds: bounds[name])
+        local = {name: value[first:last] for name, value in whole.items()}
+        for shard in fsdp_shards(whole, shapes):
+            assert shard.bounds == tuple((0, extent) for extent in shapes[shard.hf_name])
+            assert torch.equal(shard.locate(local), files[shard.hf_name])
+            found.append(shard.hf_name)
+    assert sorted(found) == sorted(files)

@@ -45,9 +45,11 @@ def samples() -> dict[str, list[torch.Tensor]]:
     """Tokens of whole samples, and of answers the mask, advantages and what the rollout's log-probs are off by."""
     generator = torch.Generator().manual_seed(11)
     answers = [answer for _, answer in SAMPLES]
+    masks = [torch.ones(answer, dtype=torch.int64) for answer in answers]
+    masks[2][2:4] = 0  # what a tool has said within the answer
     return {
         "tokens": [torch.randint(3, 90, (sum(lengths),), generator=generator) for lengths in SAMPLES],
-        "mask": [torch.ones(answer, dtype=torch.int64) for answer in answers],
+        "mask": masks,
         "advantages": [torch.randn(1, generator=generator).expand(answer).clone() for answer in answers],
         "off": [0.1 * torch.randn(answer, generator=generator) for answer in answers],
     }
@@ -68,16 +70,23 @@ def of_transformers(
     return found
 
 
-def expected_metrics(drawn: dict[str, list[torch.Tensor]], right: dict[str, list[torch.Tensor]]) -> dict[str, float]:
-    """The metrics that a step of all samples must report, for a loss that is a mean over tokens."""
-    pairs = list(zip(right["log_probs"], drawn["off"], strict=True))
-    apart = torch.cat([(log.exp() - (log + off).exp()).abs() for log, off in pairs])
+def expected_metrics(
+    drawn: dict[str, list[torch.Tensor]], right: dict[str, list[torch.Tensor]], aggregation: str
+) -> dict[str, float]:
+    """The metrics that a step of all samples must report; tokens of tools count in none."""
+    own = [mask.bool() for mask in drawn["mask"]]
+    pairs = list(zip(right["log_probs"], drawn["off"], own, strict=True))
+    apart = torch.cat([(log.exp() - (log + off).exp()).abs()[counted] for log, off, counted in pairs])
+    entropies = [entropy[counted] for entropy, counted in zip(right["entropy"], own, strict=True)]
+    means = torch.stack([each.mean() for each in entropies])
     return {
-        "entropy": torch.cat(right["entropy"]).mean().item(),
+        "entropy": (torch.cat(entropies) if aggregation == "token-mean" else means).mean().item(),
         "training/rollout_probs_diff_max": apart.max().item(),
         "training/rollout_probs_diff_mean": apart.mean().item(),
         "training/rollout_probs_diff_std": apart.std().item(),
-        "rollout_corr/log_ppl_abs_diff": sum(abs(off.mean().item()) for off in drawn["off"]) / len(SAMPLES),
+        "rollout_corr/log_ppl_abs_diff": sum(abs(off[counted].mean().item()) for _, off, counted in pairs) / len(pairs),
+        # Not the same with both sides exchanged.
+        "rollout_corr/kl": torch.cat([off[counted] for _, off, counted in pairs]).mean().item(),
     }
 
 
@@ -138,7 +147,7 @@ def updated(engine: Any, batch: Any, loss: Any) -> dict[str, Any]:
 
 
 METRICS = ("entropy", *(f"training/rollout_probs_diff_{name}" for name in ("max", "mean", "std")))
-METRICS += ("rollout_corr/log_ppl_abs_diff",)
+METRICS += ("rollout_corr/log_ppl_abs_diff", "rollout_corr/kl")
 
 
 @contextmanager
@@ -171,7 +180,7 @@ def found_of(folder: Path, name: str, drawn: dict[str, Any], right: dict[str, An
     ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
     own = range(rank * len(SAMPLES) // ranks, (rank + 1) * len(SAMPLES) // ranks)
     new = partial(batch_of, drawn, right, own, case.packed, TEMPERATURES[name])
-    found: dict[str, Any] = {"expected": expected_metrics(drawn, right)}
+    found: dict[str, Any] = {}
     for mode, aggregation in LOSSES:
         actor = FSDPActorConfig(
             strategy="fsdp2",
@@ -185,6 +194,7 @@ def found_of(folder: Path, name: str, drawn: dict[str, Any], right: dict[str, An
             logs = engine.infer_batch(new())["model_output"]["log_probs"].cpu()
         with_old[update.OLD] = response_from_nested(logs, with_old["response_mask"])
         ways = {"upstream": updated(engine, with_old, loss), "own": updated(engine, new(), loss)}
+        ways["expected"] = expected_metrics(drawn, right, aggregation)
         for fault in FAULTS:
             batch = new()
             if fault == "mask":

@@ -42,9 +42,9 @@ def test_planted_fault_changes_the_gradients(ranks, engine, loss, fault):
     assert changed is ((loss.partition(" ")[0], fault) != HARMLESS)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_metrics_are_those_of_transformers(ranks, engine):
+@pytest.mark.parametrize(("engine", "loss"), PAIRS)
+def test_metrics_are_those_of_transformers(ranks, engine, loss):
     """Of all ranks' answers, on the first; verl's own update has none of them."""
-    found, expected = ranks[0][engine]["vanilla token-mean"], ranks[0][engine]["expected"]
-    assert found["own"]["metrics"] == pytest.approx(expected, rel=1e-4)
-    assert found["upstream"]["metrics"] == {} == ranks[1][engine]["vanilla token-mean"]["own"]["metrics"]
+    found = ranks[0][engine][loss]
+    assert found["own"]["metrics"] == pytest.approx(found["expected"], rel=1e-4)
+    assert found["upstream"]["metrics"] == {} == ranks[1][engine][loss]["own"]["metrics"]

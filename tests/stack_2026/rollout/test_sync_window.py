@@ -146,6 +146,8 @@ def engine_config(**changed):
         ({"data_parallel_size": 1}, "there is one engine alone. Set it to mp"),
         ({"is_moe": False}, "the model has no experts"),
         ({"pipeline_parallel_size": 2}, "pipeline stages"),
+        ({"prefill_context_parallel_size": 2}, "parts of sequences"),
+        ({"decode_context_parallel_size": 2}, "parts of sequences"),
         ({"speculative_config": "mtp"}, "drafted tokens"),
         ({"lora_config": "any"}, "adapters"),
         ({"kv_transfer_config": "any"}, "pass their KV cache on"),
@@ -158,6 +160,121 @@ def test_engine_that_cannot_have_windows_rejected(changed, says):
     _reject(engine_config())
     with pytest.raises(ValueError, match=says):
         _reject(engine_config(**changed))
+
+
+def requests_of(*each: tuple[int, int, bool]) -> list[SimpleNamespace]:
+    """Those that run: the most tokens of the answer, those that it has, and whether its prompt is being computed."""
+    return [
+        SimpleNamespace(max_tokens=most, num_output_tokens=had, is_prefill_chunk=chunk, request_id=str(place))
+        for place, (most, had, chunk) in enumerate(each)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("running", "scheduled", "offered"),
+    [
+        ([(9, 2, False), (30, 4, False), (8, 7, False)], {"0": 1, "1": 1, "2": 1}, Offer(3, True, 26)),
+        ([(9, 2, False), (9, 9, False)], {"0": 1}, Offer(2, True, 7)),  # one waits for blocks, and may run later
+        ([(5, 5, False)], {"0": 1}, Offer(1, True, 1)),  # its last token is on its way
+        ([(9, 0, False), (9, 3, False)], {"0": 6, "1": 1}, Offer(7, False, 9)),  # a prompt of six tokens
+        ([(9, 0, True), (9, 3, False)], {"0": 1, "1": 1}, Offer(2, False, 9)),  # the last part of one, of one token
+        ([], {"0": 1}, Offer(1, True, 1)),
+    ],
+)
+def test_engine_offers_what_it_runs_and_may_need(running, scheduled, offered):
+    from verl_plugin.rollout.executor import WindowedInProcess
+
+    executor = object.__new__(WindowedInProcess)
+    executor.scheduler = SimpleNamespace(running=requests_of(*running))
+    output = SimpleNamespace(num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()))
+    assert executor._offer(output) == offered
+
+
+def test_executor_counts_forwards_and_tells_the_workers(monkeypatch):
+    """Of forwards with tokens each takes one of the window, and one without tokens none; idle ones take theirs."""
+    from verl_plugin.rollout import executor as module
+
+    taken, passed = [], []
+
+    class Upstream:
+        def execute_model(self, output, *arguments, **named):
+            passed.append(getattr(output, module.WINDOW_TOKENS, "none"))
+            return "result"
+
+        def execute_dummy_batch(self):
+            passed.append("dummy")
+
+        def collective_rpc(self, name, args):
+            passed.append((name, args))
+
+    class Executor(module._Windowed, Upstream):
+        pass
+
+    made = Executor()
+    made.scheduler = SimpleNamespace(running=requests_of((9, 2, False)))
+    tokens = iter([4, None, 3, None])
+    made.sync_window = SimpleNamespace(take=lambda offer: taken.append(offer) or next(tokens))
+    for scheduled in ({"0": 1}, {}, {"0": 1}):
+        output = SimpleNamespace(num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()))
+        assert made.execute_model(output) == "result"
+    for _ in range(2):
+        made.execute_dummy_batch()
+    assert taken == [Offer(1, True, 7)] * 2 + [IDLE] * 2
+    assert passed == [4, "none", None, ("execute_window_dummy", (3,)), "dummy"]
+
+
+@pytest.mark.parametrize(("left", "paused"), [(0, None), (3, "PAUSED_NEW")])
+def test_scheduler_admits_between_windows_alone(left, paused):
+    from vllm.v1.core.sched.interface import PauseState
+
+    from verl_plugin.rollout.executor import WindowedInProcess
+
+    class Upstream:
+        def __init__(self) -> None:
+            self.pause_state, self.seen = PauseState.UNPAUSED, []
+
+        def set_pause_state(self, state) -> None:
+            self.pause_state = state
+
+        def schedule(self):
+            self.seen.append(self.pause_state)
+            return "scheduled"
+
+    executor = object.__new__(WindowedInProcess)
+    executor.sync_window = SimpleNamespace(left=left)
+    scheduler = executor._scheduler_class(Upstream)()
+    assert executor.scheduler is scheduler and scheduler.schedule() == "scheduled"
+    assert scheduler.seen == [PauseState[paused or "UNPAUSED"]] and scheduler.pause_state is PauseState.UNPAUSED
+    scheduler.pause_state = PauseState.PAUSED_ALL  # whoever pauses it all the same
+    scheduler.schedule()
+    assert scheduler.seen[1] is PauseState.PAUSED_ALL is scheduler.pause_state
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_worker_pads_to_the_window_on_every_rank(eager):
+    """As many tokens on all ranks: those of the window, padded for sequence parallelism and to the next graph."""
+    from vllm.config import CUDAGraphMode
+
+    from verl_plugin.rollout.worker import RolloutWorker
+
+    def dispatch(num_tokens, uniform_decode):
+        assert uniform_decode
+        return CUDAGraphMode.FULL, SimpleNamespace(num_tokens=8 if num_tokens == 6 else 4)
+
+    worker = object.__new__(RolloutWorker)
+    worker.model_runner = SimpleNamespace(
+        _pad_for_sequence_parallelism=lambda tokens: tokens + tokens % 2, dp_size=3,
+        model_config=SimpleNamespace(enforce_eager=eager), cudagraph_dispatcher=SimpleNamespace(dispatch=dispatch),
+    )  # fmt: skip
+    worker._ask_others = lambda tokens, *more, **named: ("asked", tokens, more, named)
+    assert worker._metadata_across_dp(2, 7, further=1) == ("asked", 2, (7,), {"further": 1})
+    worker._window_tokens = 5
+    for own in (1, 5, 6):
+        tokens, ranks, mode = worker._metadata_across_dp(own)
+        assert tokens == (6 if eager else 8) and ranks.tolist() == [tokens] * 3 and ranks.dtype.is_signed
+        assert mode is (CUDAGraphMode.NONE if eager else CUDAGraphMode.FULL)
+    with pytest.raises(RuntimeError, match="a forward of 9 tokens is too large for its sync window, which has"):
+        worker._metadata_across_dp(9)
 
 
 @pytest.fixture(scope="module")

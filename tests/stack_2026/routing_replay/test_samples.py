@@ -5,16 +5,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch_npu  # noqa: F401
 from transfer_queue.utils.serial_utils import decode, encode
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.utils.megatron.router_replay_utils import build_r3_replay_mask
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.utils.tensordict_utils import get_tensordict, list_of_dict_to_tensordict
 
 from verl_plugin.routing_replay.agent_loops import compact
-from verl_plugin.routing_replay.given import GivenExperts, Rows, Tally
+from verl_plugin.routing_replay.fsdp2_engine import RoutedFSDP2
+from verl_plugin.routing_replay.given import GivenExperts, Rows, Tally, metrics_of, one_hot
 from verl_plugin.routing_replay.samples import checked, known_rows
 
-MODEL = SimpleNamespace(num_hidden_layers=2, num_experts_per_tok=2, num_experts=8)
+MODEL = SimpleNamespace(num_hidden_layers=3, num_experts_per_tok=2, num_experts=8)
 
 
 def nested(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -31,7 +33,7 @@ def test_known_rows_are_those_that_verl_replays():
     assert found.values().tolist() == [True] * 4 + [False] * 4 + [True] * 3 + [False]
 
 
-def experts(lengths: tuple[int, ...] = (5, 3, 4), layers: int = 2, highest: int = 7) -> torch.Tensor:
+def experts(lengths: tuple[int, ...] = (5, 3, 4), layers: int = 3, highest: int = 7) -> torch.Tensor:
     parts = [torch.zeros(length, layers, 2, dtype=torch.uint8) for length in lengths]
     parts[0][0, 0, 0] = highest
     return nested(parts)
@@ -41,7 +43,7 @@ def experts(lengths: tuple[int, ...] = (5, 3, 4), layers: int = 2, highest: int 
     ("given", "says"),
     [
         (experts(lengths=(5, 3, 3)), r"samples of \[5, 3, 4\] tokens came with the experts of \[5, 3, 3\] tokens"),
-        (experts(layers=3), r"experts of shape \(3, 2\), and the model has \(2, 2\)"),
+        (experts(layers=2), r"experts of shape \(2, 2\), and the model has \(3, 2\)"),
         (experts(highest=8), "a token came with expert 8, and the model has 8"),
         (experts(highest=0), "the rollout recorded no experts"),
     ],
@@ -155,3 +157,62 @@ def test_tally_counts_known_rows_until_the_first_update():
     given.begin(rows(4), has_backward=True)
     given.count(used)
     assert tally.take("cpu").tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tally_is_a_naive_count_over_layers_and_micro_batches(seed):
+    """Random choices of every router, and rows that the rollout has not computed among them."""
+    drawn = torch.Generator().manual_seed(seed)
+    tally, counts, layers, experts = Tally(), [0, 0, 0], 3, 5
+    routers = [GivenExperts(layer, replays=bool(seed % 2), in_order=True, tally=tally) for layer in range(layers)]
+
+    def choices() -> torch.Tensor:
+        return torch.stack([torch.randperm(experts, generator=drawn)[:2] for _ in range(7)])
+
+    for _ in range(2):
+        given = torch.stack([choices() for _ in range(layers)], dim=1)
+        known = torch.rand(7, generator=drawn) < 0.6
+        for router in routers:
+            router.begin(Rows(given, known), has_backward=True)
+        for layer, router in enumerate(routers):
+            native = choices()
+            used = router.choose(native, experts)
+            router.count(one_hot(used, experts))
+            for row in range(7):
+                wanted, preferred = set(given[row, layer].tolist()), set(native[row].tolist())
+                assert set(used[row].tolist()) == (wanted if seed % 2 and known[row] else preferred)
+                differs = set(used[row].tolist()) != wanted, preferred != wanted
+                counts = [
+                    count + int(known[row] and more) for count, more in zip(counts, (True, *differs), strict=True)
+                ]
+        for router in routers:
+            router.end()
+    assert tally.take("cpu").tolist() == counts and tally.take("cpu").tolist() == [0, 0, 0]
+    compared, differ, replaced = counts
+    assert list(metrics_of(counts).values()) == [compared, differ / compared, replaced / compared]
+    assert metrics_of([0, 0, 0]) == {}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_of_fsdp2_lie_as_tokens_do(packed):
+    """Of three samples of unequal lengths, with padding behind all of them or behind each."""
+    lengths, padding = (5, 3, 4), 6
+    parts = [torch.arange(length * 6, dtype=torch.uint8).view(length, 3, 2) + 20 * place
+             for place, length in enumerate(lengths)]  # fmt: skip
+    batch = get_tensordict(
+        {"routed_experts": nested(parts), "input_ids": TOKENS, "response_mask": ANSWERS},
+        {"use_remove_padding": packed},
+    )
+    engine = object.__new__(RoutedFSDP2)
+    engine._get_packed_pad_size = lambda length: padding if length == sum(lengths) else -1
+    found = engine._rows(batch)
+    known = known_rows(TOKENS, ANSWERS).unbind()
+    rows, marks = [], []
+    for part, mark in zip(parts, known, strict=True):
+        behind = 0 if packed else max(lengths) - len(part)
+        rows += [*part.long().tolist(), *[[[0, 0]] * 3] * behind]
+        marks += [*mark.tolist(), *[False] * behind]
+    if packed:
+        rows, marks = rows + [[[0, 0]] * 3] * padding, marks + [False] * padding
+    assert found.experts.tolist() == rows and found.known.tolist() == marks
+    assert found.of_layer(1)[0].tolist() == [row[1] for row in rows]

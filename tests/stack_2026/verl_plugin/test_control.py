@@ -154,3 +154,61 @@ def test_megatron_layers_of_either_kind_are_found(names):
         Shard("up", up.bounds, expert, LocalView(index=((5, 10),))),
         Shard("norm", before.bounds, norm, WHOLE),
     ]
+
+
+@pytest.mark.parametrize(("tp", "cut"), [(1, False), (2, True), (4, True), (2, False)])
+def test_first_projections_are_found_where_this_model_keeps_them(tp, cut):
+    """Megatron-core cuts their rows over tensor parallel ranks, TransformerEngine's layers keep them whole."""
+    prefix, rows, columns = "decoder.layers.1.self_attention.", {"q": 8, "kv": 4}, 6
+    placement = TrainPlacement(tp, 1, 1, 2, (2,))
+    names = {"q": ("q_a_proj", "linear_q_down_proj"), "kv": ("kv_a_proj_with_mqa", "linear_kv_down_proj")}
+    for rank in range(2 * tp):
+        shards, tensors, first = [], {}, 0
+        for part, (hf, own) in names.items():
+            fused = LocalView(index=((first, first + rows[part]),))
+            local, bounds = f"{prefix}linear_qkv.weight", ((0, rows[part]), (0, columns))
+            shards.append(Shard(f"model.layers.1.self_attn.{hf}.weight", bounds, local, fused))
+            held = rows[part] // tp if cut else rows[part]
+            tensors[f"{prefix}{own}.weight"] = torch.empty(held, columns)
+            first += rows[part]
+        found = megatron_fitted(shards, tensors, placement, rank)
+        for shard, (part, (hf, own)) in zip(found, names.items(), strict=True):
+            share = rows[part] // tp
+            begin = rank % tp * share if cut else 0
+            extent = share if cut else rows[part]
+            expected = ((begin, begin + extent), (0, columns))
+            assert (shard.hf_name, shard.local, shard.view) == (
+                f"model.layers.1.self_attn.{hf}.weight",
+                f"{prefix}{own}.weight",
+                WHOLE,
+            )
+            assert shard.bounds == expected
+
+
+@pytest.mark.parametrize(("tp", "dp", "experts_parallel"), [(1, 1, False), (2, 1, True), (2, 3, True), (4, 2, False)])
+@pytest.mark.parametrize("shared", [None, "whole", "cut"])
+def test_worker_describes_its_placement_and_weights(monkeypatch, tp, dp, experts_parallel, shared):
+    """Two shared experts of width 6, whole on each tensor parallel rank, cut over them, or none."""
+    from verl_plugin.alltoallv import worker as module
+
+    model, width = nn.Module(), 12
+    model.norm = nn.Parameter(torch.ones(5, dtype=torch.bfloat16), requires_grad=False)
+    if shared:
+        model.shared_experts = nn.Module()
+        model.shared_experts.down_proj = nn.Linear(
+            width if shared == "whole" or tp == 1 else width // tp, 5, bias=False
+        )
+    text = {"moe_intermediate_size": 6, "n_shared_experts": 2} if shared else {}
+    parallel = SimpleNamespace(tensor_parallel_size=tp, data_parallel_size=dp, enable_expert_parallel=experts_parallel)
+    config = SimpleNamespace(
+        parallel_config=parallel, model_config=SimpleNamespace(hf_text_config=SimpleNamespace(**text)),
+        additional_config={"alltoallv": {"bucket_megabytes": 3, "discard_on_sleep": False}},
+    )  # fmt: skip
+    monkeypatch.setattr(module, "_problem", lambda *given: f"{given[2]}")
+    found = module._description(SimpleNamespace(vllm_config=config, get_model=lambda: model), True)
+    whole = shared == "whole" or (shared == "cut" and tp == 1)
+    assert found.placement == RolloutPlacement(
+        tp=tp, dp=dp, ep=tp * dp if experts_parallel else 1, shared_expert_replicated=whole
+    )
+    assert found.weights == {name: (tuple(each.shape), each.dtype) for name, each in model.named_parameters()}
+    assert found.settings == AlltoallvSettings(3, discard_on_sleep=False) and found.problem == "True"

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from post_training.checkpoint.files import CheckpointError
+from post_training.checkpoint.manifest import MANIFEST_NAME
 from verl_plugin.resume import loading
+from verl_plugin.resume.loading import AnyLayoutManager, place
 
 MANAGER = SimpleNamespace(model=None, optimizer=None, lr_scheduler=None)
 
@@ -53,3 +56,81 @@ def test_fault_of_another_rank_ends_the_load_here(monkeypatch):
     monkeypatch.setattr(loading, "dist", SimpleNamespace(get_world_size=lambda: 2, all_gather_object=gather))
     with pytest.raises(CheckpointError, match="rank 1 has lost its disk"):
         loading._on_all_ranks(lambda: 7)
+
+
+def warmed_up() -> Any:
+    """A schedule that is another at each of its first steps, of two groups of parameters."""
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    groups = [{"params": [each], "lr": rate} for each, rate in zip(parameters, (1e-3, 5e-4), strict=True)]
+    rules = [lambda step: min(1.0, step / 9), lambda step: 0.9**step]
+    return torch.optim.lr_scheduler.LambdaLR(torch.optim.AdamW(groups), rules)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 12])
+def test_schedule_goes_on_as_after_its_steps(steps):
+    stepped, placed = warmed_up(), warmed_up()
+    for _ in range(steps):
+        stepped.optimizer.step()
+        stepped.step()
+    place(placed, steps)
+    for _ in range(3):
+        rates = [[group["lr"] for group in each.optimizer.param_groups] for each in (stepped, placed)]
+        assert rates[0] == rates[1] and stepped.get_last_lr() == placed.get_last_lr()
+        for each in (stepped, placed):
+            each.optimizer.step()
+            each.step()
+
+
+def test_schedule_of_megatron_counts_from_the_beginning():
+    class Schedule:
+        num_steps = 4
+
+        def step(self, increment: int) -> None:
+            self.num_steps += increment
+
+    schedule = Schedule()
+    place(schedule, 7)
+    assert schedule.num_steps == 7
+    place(None, 7)  # an engine that does not train
+
+
+class Upstreams:
+    """verl's manager, and what it was asked."""
+
+    model, optimizer, lr_scheduler = "model", "optimizer", "schedule"
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def load_checkpoint(self, **named: Any) -> None:
+        self.asked.append(named)
+
+
+@pytest.mark.parametrize(("saved", "loads"), [(None, "verl"), (2, "verl"), (3, "other ranks"), (1, "other ranks")])
+def test_checkpoint_goes_to_whoever_can_load_it(monkeypatch, tmp_path, told, saved, loads):
+    """Two ranks: verl loads what as many have saved, and what no FSDP engine saved."""
+    folder, manager, filled = tmp_path / "global_step_12" / "actor", Upstreams(), []
+    folder.mkdir(parents=True)
+    if saved:
+        (folder / "fsdp_config.json").write_text(json.dumps({"world_size": saved}))
+    files = lambda folder, ranks: SimpleNamespace(load=lambda *given: filled.append((folder, ranks, *given)))  # noqa: E731
+    monkeypatch.setattr(loading, "SavedRanks", files)
+    AnyLayoutManager(manager, lambda: None).load_checkpoint(str(folder), del_local=True)
+    verls = [{"local_path": str(folder), "del_local": True}]
+    others = [(folder, saved, "model", "optimizer", "schedule")]
+    assert (manager.asked, filled) == ((verls, []) if loads == "verl" else ([], others))
+
+
+@pytest.mark.parametrize("step", [3, 12])
+def test_checkpoint_of_2025_sets_the_step_of_its_folder(monkeypatch, tmp_path, step):
+    folder, manager, loaded = tmp_path / f"global_step_{step}" / "actor", Upstreams(), []
+    folder.mkdir(parents=True)
+    (folder / MANIFEST_NAME).write_text("{}")
+    (folder / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))
+    monkeypatch.setattr(loading, "load_training", lambda *given: loaded.append(given))
+    manager.lr_scheduler = warmed_up()
+    AnyLayoutManager(manager, lambda: "rank").load_checkpoint(str(folder))
+    assert loaded == [(folder, "rank")] and manager.asked == []
+    expected = warmed_up()
+    place(expected, step)
+    assert manager.lr_scheduler.get_last_lr() == expected.get_last_lr()

@@ -8,10 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, agent_loop_tq
 from verl.trainer.ppo.v1 import replay_buffer as upstream
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils import tensordict_utils as tu
 
-from verl_plugin.resume import replay_buffer
-from verl_plugin.resume.agent_loops import _TURNS, SeededTurns, seed_of, seed_of_turn
+from verl_plugin.resume import agent_loops, replay_buffer
+from verl_plugin.resume.agent_loops import (
+    _TURNS,
+    SeededAgentLoopManager,
+    SeededAgentLoopWorker,
+    SeededTurns,
+    seed_of,
+    seed_of_turn,
+)
 from verl_plugin.resume.replay_buffer import ORDER, OrderedReplayBuffer
 
 PROMPTS, ANSWERS = 12, 11
@@ -82,3 +92,80 @@ def batch(request, monkeypatch) -> KVBatchMeta:
 def test_answers_come_in_the_order_of_their_prompts(batch):
     expected = [(place, number) for place in range(PROMPTS) for number in range(ANSWERS)]
     assert [(tag["place"], tag["number"]) for tag in batch.tags] == expected
+
+
+@pytest.mark.parametrize("asked", [1, 5, 9, 12])
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_of_the_oldest_step_come_first_each_step_in_its_order(monkeypatch, asked, seed):
+    """More have finished than are asked for, of several steps; the naive reference is a list."""
+    chosen = random.Random(seed)
+    expected = [(step, place) for step in (2, 3, 10) for place in range(4)]
+    names = {f"{chosen.getrandbits(64):x}": each for each in expected}
+    items = [
+        (name, {"is_prompt": True, "status": "finished", "global_steps": step, ORDER: place})
+        for name, (step, place) in names.items()
+    ]
+    items += [(f"{name}_{number}_0", {"of": each}) for name, each in names.items() for number in range(2)]
+    chosen.shuffle(items)
+    queue = SimpleNamespace(kv_list=lambda *_: {"train": dict(items)}, kv_clear=lambda **_: None)
+    monkeypatch.setattr(upstream, "tq", queue)
+    monkeypatch.setattr(replay_buffer, "tq", queue)
+    buffer = OrderedReplayBuffer(
+        trainer_mode="sync", trainer_config={}, max_off_policy_threshold=None, max_off_policy_strategy="drop",
+        sampler_kwargs=None,
+    )  # fmt: skip
+    assert buffer.poll_interval == 2.0
+    found, _ = buffer.sample(10, "train", asked)
+    assert [tag["of"] for tag in found.tags] == [each for each in expected[:asked] for _ in range(2)]
+
+
+ANSWERED = 3
+PLACED = SimpleNamespace(
+    actor_rollout_ref=SimpleNamespace(
+        rollout=SimpleNamespace(seed=7, n=ANSWERED, val_kwargs=SimpleNamespace(n=ANSWERED + 1))
+    )
+)
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_worker_samples_each_answer_by_step_place_and_number(monkeypatch, validate):
+    """verl's own way from a prompt to its answers, which are not generated."""
+    asked: dict[str, list[int]] = {}
+
+    async def answer(worker, sampling_params, trajectory, *, uid, session_id, **named):
+        assert ORDER not in named and sampling_params["temperature"] == 0.5
+        asked.setdefault(uid, []).append(sampling_params["seed"])
+        assert next(_TURNS.get()) == 0, "each answer numbers its own turns"
+
+    async def put(**_):
+        pass
+
+    # Ray has given its subclass of verl's worker methods of its own.
+    monkeypatch.setattr(AgentLoopWorkerTQ.__ray_metadata__.modified_class, "_run_agent_loop", answer)
+    monkeypatch.setattr(agent_loop_tq, "tq", SimpleNamespace(async_kv_put=put))
+    worker = object.__new__(SeededAgentLoopWorker)
+    worker.config = PLACED
+
+    async def both():
+        for place, uid in ((5, "a"), (0, "b")):
+            prompt, trajectory = {"uid": uid, ORDER: str(place)}, {"step": "4", "validate": validate}
+            await worker._run_prompt(prompt, {"temperature": 0.5}, trajectory)
+
+    asyncio.run(both())
+    numbers = range(ANSWERED + validate)
+    assert asked == {
+        uid: [seed_of(7, 4, place, number, validate) for number in numbers] for place, uid in ((5, "a"), (0, "b"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("marks", "partition"), [({}, "train"), ({"validate": True}, "val"), ({"validate": False}, "train")]
+)
+def test_manager_numbers_prompts_in_their_batch_and_their_tags(monkeypatch, marks, partition):
+    put, passed = [], []
+    monkeypatch.setattr(agent_loops, "tq", SimpleNamespace(kv_batch_put=lambda **named: put.append(named)))
+    monkeypatch.setattr(AgentLoopManagerTQ, "generate_sequences", lambda self, prompts: passed.append(prompts))
+    prompts = tu.get_tensordict({"uid": ["c", "a", "b"]}, marks)
+    object.__new__(SeededAgentLoopManager).generate_sequences(prompts)
+    assert [list(each[ORDER]) for each in passed] == [[0, 1, 2]]
+    assert put == [{"keys": ["c", "a", "b"], "partition_id": partition, "tags": [{ORDER: place} for place in range(3)]}]

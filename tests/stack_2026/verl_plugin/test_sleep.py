@@ -1,10 +1,16 @@
 """What a sleeping vLLM worker keeps: all that is in use in the pool of weights, but for what an update writes whole."""
 
+import sys
+from types import SimpleNamespace
+
+import pytest
 import torch
+import torch_npu  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_plugin.alltoallv.sleep import Block, blocks_to_keep
+from verl_plugin.alltoallv import sleep
+from verl_plugin.alltoallv.sleep import Block, DiscardingSleep, blocks_to_keep
 
 POOL = [Block(1 << 20, 1 << 12), Block(1 << 21, 1 << 12)]
 
@@ -80,3 +86,109 @@ def test_kept_and_given_up_are_all_that_is_in_use(drawn):
         if each["state"] != "inactive" and each["address"] not in written
     ]
     assert blocks_to_keep(POOL, snapshot, tensors) == expected
+
+
+@given(st.data())
+def test_kept_blocks_are_those_of_a_naive_reading(data):
+    """Segments within pools, at their ends and outside; tensors at any block, several at one, in any order."""
+    pools = [Block(1 << 12, 512), Block(1 << 13, 64)]
+    places = st.sampled_from([(1 << 12) - 64, 1 << 12, (1 << 12) + 64, (1 << 12) + 448, (1 << 12) + 512, 1 << 13])
+    states = st.sampled_from(["inactive", "active_allocated"])
+    drawn = data.draw(st.dictionaries(places, st.lists(states, min_size=1, max_size=3), max_size=4))
+    snapshot = [segment(begin, [(16, 13, state) for state in blocks]) for begin, blocks in drawn.items()]
+    listed = [block for each in snapshot for block in each["blocks"]]
+    sizes = data.draw(st.lists(st.tuples(st.sampled_from(range(len(listed) + 1)), st.sampled_from([5, 12, 13, 16]))))
+    tensors = [tensor_at(listed[number]["address"], size) for number, size in sizes if number < len(listed)]
+    expected = []
+    for each in snapshot:
+        within = any(pool.address <= each["address"] < pool.address + pool.size for pool in pools)
+        for block in each["blocks"]:
+            filled = any(t.data_ptr() == block["address"] and t.numel() >= 13 for t in tensors)
+            if within and block["state"] != "inactive" and not filled:
+                expected.append(Block(block["address"], 16))
+    assert blocks_to_keep(pools, snapshot, tensors) == expected
+
+
+class Device:
+    """Memory of a device, which a worker that sleeps loses: bytes by address, and what is copied."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.bytes: dict[int, bytes] = {}
+        self.slept: list[int] = []
+        self.woken: list[list[str] | None] = []
+        self.blocks: list[Block] = []
+        self.host: dict[int, bytes] = {}
+        self.fails = False
+        camem = SimpleNamespace(memcpy=self.copy)
+        monkeypatch.setitem(sys.modules, "vllm_ascend.device_allocator.camem", camem)
+        monkeypatch.setattr(sleep, "_pool", list)
+        monkeypatch.setattr(sleep, "blocks_to_keep", lambda *_: list(self.blocks))
+        monkeypatch.setattr(torch.npu, "memory_snapshot", list)
+        monkeypatch.setattr(torch.npu, "synchronize", lambda: None)
+
+    def copy(self, to: int, room: int, of: int, size: int, direction: int) -> int:
+        assert room == size
+        if direction == sleep._TO_HOST:
+            self.host[to] = self.bytes[of][:size]
+        else:
+            self.bytes[to] = self.host[of]
+        return int(self.fails)
+
+    def sleep(self, level: int = 1) -> None:
+        self.slept.append(level)
+        if level == 2:
+            self.bytes = {address: b"?" * len(content) for address, content in self.bytes.items()}
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self.woken.append(tags)
+
+
+@pytest.fixture
+def device(monkeypatch) -> Device:
+    return Device(monkeypatch)
+
+
+def asleep(device: Device, written: list[torch.Tensor] | None) -> tuple[DiscardingSleep, SimpleNamespace, list[int]]:
+    discarded: list[int] = []
+    worker = SimpleNamespace(sleep=device.sleep, wake_up=device.wake_up)
+    return DiscardingSleep(worker, lambda: written, lambda: discarded.append(1)), worker, discarded
+
+
+def test_every_kept_block_comes_back_where_it_was(device):
+    """Blocks of several sizes, twice, the second time more of them; what an update writes is given up."""
+    sleeper, worker, discarded = asleep(device, [])
+    for sizes in ([3, 50, 7], [64, 1, 2, 90]):
+        device.bytes = {1000 * place + 8: bytes([place + 1]) * size for place, size in enumerate(sizes)}
+        before = dict(device.bytes)
+        device.blocks = [Block(address, len(content)) for address, content in before.items()][1:]
+        worker.sleep()
+        assert sleeper.kept_bytes == sum(sizes[1:]) and len(set(device.host)) >= len(sizes) - 1
+        worker.wake_up(tags=["kv_cache"])
+        assert sleeper.kept_bytes, "weights still sleep"
+        worker.wake_up(tags=["weights"])
+        assert sleeper.kept_bytes == 0
+        gone = next(iter(before))
+        assert device.bytes == before | {gone: b"?" * len(before[gone])}
+        device.host.clear()
+    assert device.slept == [2, 2] and device.woken == [["kv_cache"], ["weights"]] * 2 and len(discarded) == 2
+
+
+def test_worker_sleeps_as_upstream_before_an_update_is_known_and_when_asleep(device):
+    _, worker, discarded = asleep(device, None)
+    worker.sleep(level=1)
+    assert (device.slept, discarded) == ([1], [])
+    device.blocks, device.bytes = [Block(8, 4)], {8: b"abcd"}
+    sleeper, worker, discarded = asleep(device, [])
+    worker.sleep()
+    worker.sleep(level=1)  # verl asks a second time
+    assert (device.slept[1:], len(discarded)) == ([2, 1], 1)
+    worker.wake_up()
+    assert device.bytes == {8: b"abcd"} and sleeper.kept_bytes == 0
+
+
+def test_copy_that_fails_is_an_error(device):
+    device.blocks, device.bytes, device.fails = [Block(8, 4)], {8: b"abcd"}, True
+    _, worker, _ = asleep(device, [])
+    with pytest.raises(RuntimeError, match="could not copy 4 bytes .*Set .*discard_on_sleep to false"):
+        worker.sleep()
+    assert device.slept == []

@@ -80,6 +80,32 @@ def test_padding_behind_a_response_is_not_compared():
     assert (difference.largest, difference.tokens) == (0.25, 5)
 
 
+@pytest.mark.parametrize("recomputed", [True, False])
+def test_several_micro_batches_are_one_naive_comparison(recomputed):
+    """Of unequal rows and lengths, and noise where no token counts: before an answer, behind it and on the diagonal."""
+    drawn, apart = torch.Generator().manual_seed(3), []
+    for rows, prompt, response in ((2, 2, 3), (1, 4, 5), (3, 1, 4)):
+        lengths = torch.randint(0, response + 1, (rows,), generator=drawn).tolist()
+        whole, rollout, old = (
+            torch.randn(rows, width, generator=drawn) for width in (prompt + response, response, response)
+        )
+        attention = torch.ones(rows, prompt + response)
+        for row, length in enumerate(lengths):
+            attention[row, prompt + length :] = 0
+        batch = {
+            "responses": torch.zeros(rows, response, dtype=torch.int64), "attention_mask": attention,
+            "old_log_probs": old, "rollout_log_probs": rollout,
+        }  # fmt: skip
+        run(False, batch, whole, partial(with_measured_difference, recomputed=recomputed))
+        for row, length in enumerate(lengths):
+            for place in range(length):
+                training = old[row, place] if recomputed else whole[row, prompt - 1 + place]
+                apart.append(abs(float(rollout[row, place] - training)))
+    difference = step_record.current_record().difference
+    assert difference.tokens == len(apart) > 5
+    assert (difference.largest, difference.total) == (pytest.approx(max(apart)), pytest.approx(sum(apart), rel=1e-5))
+
+
 def test_without_rollout_log_probs_nothing_is_compared():
     batch = micro_batch()
     del batch["rollout_log_probs"]
