@@ -14,7 +14,7 @@ from rehearsal.resume_proof.runs import ProofError
 from rehearsal.stack_2026 import resume_proof
 from rehearsal.stack_2026.resume_proof import REACHED_NAME, Proof, compare
 from rehearsal.stack_2026.saved_state import digests_of
-from tests.stack_2026.verl.test_jobs import ONE_CARD
+from tests.stack_2026.verl.test_jobs import CLUSTER, ONE_CARD
 
 KL = "rollout_corr/kl"
 OPTIMIZER = "actor/optim_world_size_1_rank_0.pt"
@@ -161,8 +161,10 @@ def test_run_that_fails_ends_the_proof(monkeypatch, tmp_path, ends, held, said):
 
 
 @pytest.mark.slow
-def test_job_of_one_card_resumes_bit_for_bit(tmp_path, capsys):
-    assert resume_proof.main(["--job", ONE_CARD, "--output", str(tmp_path)]) == 0, capsys.readouterr()
+@pytest.mark.parametrize("job", [ONE_CARD, *(pytest.param(job, marks=pytest.mark.exhaustive) for job in CLUSTER)])
+def test_job_resumes_bit_for_bit(tmp_path, capsys, job):
+    """The job of 256 dies has its optimizer on the host."""
+    assert resume_proof.main(["--job", job, "--output", str(tmp_path)]) == 0, capsys.readouterr()
     assert "resumed after step 1" in capsys.readouterr().out
     assert "Going on after step 1" in (tmp_path / "resumed.log").read_text()
     assert "complete.json, which is written last, so its save was ended" in (tmp_path / "resumed.log").read_text()

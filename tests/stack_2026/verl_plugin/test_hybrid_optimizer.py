@@ -131,3 +131,10 @@ def test_updates_counted_in_a_group_go_on(tmp_path):
     run_ranks("tests.stack_2026.verl_plugin.hybrid_program", 1, tmp_path, timeout=300)
     found = json.loads((tmp_path / "0.json").read_text())
     assert found == {"counts": [LOADED + UPDATES] * 2, "places": [["cpu"], ["npu"]]}
+
+
+def test_host_updates_as_the_dies_do(runs):
+    """All updates, in kernels of their own: bit for bit wherever the host makes them, and rounded alike on the dies."""
+    host, weights, dies = (runs.states(f"{name}.last", MODEL) for name in ("host", "weights", "dies"))
+    assert all(torch.equal(host[name], weights[name]) for name in host)
+    assert max((host[name] - dies[name]).abs().max().item() for name in host) < 1e-6
