@@ -22,7 +22,9 @@ PLACES = (
     "trainer.val_before_train", "trainer.logger", "trainer.resume_mode", "trainer.resume_from_path",
     "actor_rollout_ref.overlay.checkpoint.keep_last", "actor_rollout_ref.overlay.watch.enabled",
 )  # fmt: skip
-_QUESTIONS, _VALIDATION = 8, "val-"
+VALIDATION = "val-"
+"""The beginning of the names of what a validation found."""
+_QUESTIONS = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class ScaledDownJob:
 
     def validated(self) -> dict[str, Any]:
         """What the validation of the last step found, by name; empty where it did not run."""
-        return {name: value for name, value in metrics_of(self.unbroken)[STEPS].items() if name.startswith(_VALIDATION)}
+        return {name: value for name, value in metrics_of(self.unbroken)[STEPS].items() if name.startswith(VALIDATION)}
 
     def export(self) -> list[str]:
         """The command that makes a HuggingFace folder of the last checkpoint."""

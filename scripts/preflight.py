@@ -3,7 +3,7 @@ r"""Check a job before it asks for an NPU.
 
 Runs every check of a start, the plan of memory and disks, the checks of this node against the cluster's file, a test of
 two of its dies, and the job itself on at most 8 emulated dies: train, kill, resume, validate, export, evaluate; with
---stack 2026 train, kill and resume, and the metrics of the first step.
+--stack 2026 train, kill, resume and validate, and the metrics of the first step.
 
 Examples, on any machine; the training gets the same overrides:
     python scripts/preflight.py --cluster FILE \
@@ -208,6 +208,8 @@ def _emulation_2026(
          lambda: _run(scaled.proof(), options.output / "scaled_down_job.log", signals)),
         ("first_step", "metrics of the scaled-down job's first step, to compare the cluster's with",
          lambda: _first_step(scaled)),
+        ("validation", "what the scaled-down job's validation after its last step found",
+         lambda: _validated(scaled.validated(), scaled.run)),
     ]  # fmt: skip
 
 
@@ -314,9 +316,13 @@ def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, s
 def _validation(scaled: ScaledDownJob) -> tuple[str, str]:
     """What it found; with it goes what an earlier preflight in this folder has made of the checkpoint."""
     scaled.forget()
-    found = scaled.validated()
+    return _validated(scaled.validated(), scaled.unbroken / "run.log")
+
+
+def _validated(found: dict[str, Any], where: Path) -> tuple[str, str]:
+    """The metrics of a validation; where: they would be."""
     if not found:
-        return FAILED, f"the last step has no metric of a validation; see {scaled.unbroken / 'run.log'}"
+        return FAILED, f"the last step has no metric of a validation; see {where}"
     return PASSED, "\n".join(f"{name} = {value}" for name, value in found.items())
 
 

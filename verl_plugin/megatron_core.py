@@ -52,7 +52,7 @@ _WITHOUT_KERNELS = {
     "bias_dropout_fusion": False,
 }
 
-overlay.activate(stack="2026")  # the three patches of the feature megatron_core
+overlay.activate(stack="2026")  # the four patches of the feature megatron_core
 
 
 class _SummedGradient(torch.autograd.Function):

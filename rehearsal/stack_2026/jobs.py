@@ -95,5 +95,3 @@ def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
         yield f"{_ACTOR}.megatron.pipeline_model_parallel_size={stages}"
         yield f"{transformer}.num_layers_in_first_pipeline_stage={first}"
         yield f"{transformer}.num_layers_in_last_pipeline_stage={last}"
-        # Megatron-core has it with TransformerEngine alone.
-        yield f"++{_ACTOR}.optim.override_optimizer_config.use_precision_aware_optimizer=false"

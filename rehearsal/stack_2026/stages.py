@@ -45,6 +45,9 @@ from verl_plugin.resume.step_folders import check_complete, newest_complete
 
 # Keys of a model by which verl makes prompts.
 _OF_TOKENIZER = ("path", "tokenizer_path", "custom_chat_template", "trust_remote_code")
+_FROM = "trainer.resume_from_path"
+# Keys that say where a run begins; one that is resumed sets them anew.
+_RESUMING = ("trainer.resume_mode", _FROM)
 # Metrics that every step has, and that are finite in a run that learns.
 _NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
 
@@ -72,8 +75,8 @@ class Rehearsal:
         """
         check_backend(plan.options.backend)
         check_tokenizer(plan.options)
-        given_checkpoint(plan.options)
         if not plan.options.resumes:
+            given_checkpoint(plan.options)
             check_output(plan.output)
         with owning([plan.output], "rehearsal"):
             self._prepare(plan)
@@ -106,14 +109,16 @@ class Rehearsal:
     def _resumed(self, plan: Plan) -> Plan:
         """The plan of a run that goes on, once the records of steps are taken back that will be trained again.
 
+        A run that began with another run's checkpoint goes on with its own, once it has one.
+
         Raises:
             PreflightError: the checkpoint that the user names is not complete.
         """
         RecordWriter(plan.upstream_metrics, plan.output / METRICS).update()
         folder, skipped = newest_complete(plan.checkpoints, _last_step(plan.output))
-        given = given_checkpoint(plan.options)
-        if given is not None:
-            folder, skipped = given, []
+        if folder is None or _named_now(plan):
+            given = given_checkpoint(plan.options)
+            folder, skipped = (folder, skipped) if given is None else (given, [])
         step = 0 if folder is None else int(folder.name.rpartition("_")[2])
         for sentence in skipped:
             self.console.print(f"skipped: {escaped(sentence)}", markup=False)
@@ -121,7 +126,8 @@ class Rehearsal:
         take_back_steps(str(plan.output), step)
         where = f"after step {step}" if step else f"at step 1, because {plan.checkpoints} has no complete checkpoint"
         self.console.print(f"Going on {escaped(where)}", markup=False)
-        return replace(plan, resumed=folder)
+        kept = tuple(word for word in plan.options.overrides if _key(word) not in _RESUMING)
+        return replace(plan, resumed=folder, options=replace(plan.options, overrides=kept))
 
     def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
         started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
@@ -186,13 +192,23 @@ def check_backend(backend: str) -> None:
             )
 
 
+def _named_now(plan: Plan) -> bool:
+    """Whether the command that resumes a run names a checkpoint, beside what the command that began it named."""
+    begun = read_object(plan.output / OPTIONS_NAME)["overrides"]
+    return sum(_key(word) == _FROM for word in plan.options.overrides) > sum(_key(word) == _FROM for word in begun)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
 def given_checkpoint(options: Options) -> Path | None:
     """The folder of a step, of this or of another run, behind which the user goes on; None without one.
 
     Raises:
         PreflightError: it is not complete.
     """
-    given = options.given("trainer.resume_from_path")
+    given = options.given(_FROM)
     if given is None:
         return None
     folder = Path(given)

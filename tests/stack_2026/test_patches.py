@@ -25,6 +25,7 @@ NAMED = pytest.mark.parametrize("patch", [pytest.param(patch, id=patch.label) fo
 
 ROUTER = "megatron.core.transformer.moe.moe_utils:router_gating_linear"
 MLA = "megatron.core.transformer.multi_latent_attention:HAVE_TE"
+VERSION = "megatron.core.optimizer.optimizer_config:is_te_min_version"
 TYPE = "torch._tensor:Tensor.type"
 
 
@@ -100,6 +101,28 @@ def test_mla_is_told_that_transformer_engine_is_missing():
 
     assert multi_latent_attention.HAVE_TE and not transformer_engine.HAVE_TE
     assert body_of(MLA)(multi_latent_attention.HAVE_TE) is False
+
+
+ON_HOST = {
+    "optimizer": "adam", "lr": 1e-6, "use_distributed_optimizer": True, "optimizer_cpu_offload": True,
+    "use_precision_aware_optimizer": True,
+}  # fmt: skip
+
+
+def test_no_transformer_engine_is_older_than_any_version(monkeypatch):
+    """An optimizer on the host needs none, and keeps whole weights in float32."""
+    from megatron.core import utils
+    from megatron.core.optimizer import OptimizerConfig, optimizer_config
+
+    with pytest.raises(TypeError, match="'>=' not supported"):
+        OptimizerConfig(**ON_HOST)
+    body = partial(body_of(VERSION), optimizer_config.is_te_min_version)
+    monkeypatch.setattr(optimizer_config, "is_te_min_version", body)
+    config = OptimizerConfig(**ON_HOST)
+    assert not config.store_param_remainders and config.use_precision_aware_optimizer_no_fp8_or_ds_fp8
+    for installed_version, newer in (("2.0.0", False), ("2.2.0", True)):
+        monkeypatch.setattr(utils, "_te_version", utils.PkgVersion(installed_version))
+        assert body("2.1.0") is newer
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -22,6 +22,10 @@ KEYS = {
 }
 """What a job sets to be resumed bit for bit, beside `ENGINES` in actor_rollout_ref.model.external_lib."""
 _MODE, _KEPT = "trainer.v1.trainer_mode", "trainer.max_actor_ckpt_to_keep"
+ON_HOST = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
+"""Leaves AdamW's state and step to the host, in Megatron-core."""
+_LIBRARIES = "actor_rollout_ref.model.external_lib"
+_FORMAT = "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable"
 _RESUME, _PATH = "trainer.resume_mode", "trainer.resume_from_path"
 
 
@@ -46,7 +50,20 @@ def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "verl deletes the checkpoint before while the new one is not complete, and a killed run would have none"
         )
         yield invalid(_KEPT, 1, reason, "2 or null")
+    yield from _host_problems(config)
     yield from _checkpoint_problems(config)
+
+
+def _host_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Whether a job that saves an optimizer on the host can load it."""
+    if not at(config, ON_HOST) or (at(config, "trainer.save_freq") <= 0 and at(config, _RESUME) == "disable"):
+        return
+    libraries = at(config, _LIBRARIES) or []
+    if ENGINES not in ([libraries] if isinstance(libraries, str) else libraries):
+        reason = f"with {ON_HOST}=true Megatron-core 0.16.1 saves an optimizer that it cannot load"
+        yield invalid(_LIBRARIES, libraries, reason, f"[..., {ENGINES}], or trainer.save_freq to -1")
+    if not at(config, _FORMAT):
+        yield invalid(_FORMAT, at(config, _FORMAT), f"with {ON_HOST}=true no other format is loaded", "true")
 
 
 def _checkpoint_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -43,6 +43,7 @@ class ResumableFSDP2(ReplacedWhole):
 
 extend_engine("fsdp2", ResumableFSDP2)
 if has_engine("megatron"):
+    from verl_plugin.resume.hybrid_optimizer import resumable
     from verl_plugin.resume.megatron_manager import MegatronManager
     from verl_plugin.resume.ranks import megatron_rank
 
@@ -57,5 +58,10 @@ if has_engine("megatron"):
             manager = getattr(self, "checkpoint_mananager", None)
             if manager is not None:  # one that only computes log-probs loads no checkpoint
                 self.checkpoint_mananager = MegatronManager(manager, lambda: megatron_rank(self))
+
+        def _build_optimizer(self) -> Any:
+            optimizer = super()._build_optimizer()  # type: ignore[misc]  # of the engine that this extends
+            resumable(optimizer)
+            return optimizer
 
     extend_engine("megatron", ResumableMegatron)

@@ -8,6 +8,8 @@ Where neither apex nor TransformerEngine has the optimizer, torch's AdamW counts
 Megatron-core cannot load at all: it reads that count from the optimizer that is about to be loaded, and ends with an
 AssertionError where it has made no update; it looks for the count among the tensors that were saved, and ends with a
 KeyError; and it gives all weights one and the same tensor to count in, which rises by their number at each update.
+
+An optimizer whose state is the host's is `verl_plugin.resume.hybrid_optimizer`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
 
+from verl_plugin.resume.hybrid_optimizer import classes_in_files, hybrid_parts
 from verl_plugin.resume.loading import AnyLayoutManager
 
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
@@ -29,6 +32,18 @@ _OPTIMIZER, _EXPERTS, _STEP = "optimizer", "is_expert_parallel", "step"
 
 class MegatronManager(AnyLayoutManager):
     """verl's checkpoint manager for Megatron-core."""
+
+    def load_checkpoint(self, local_path: str, **named: Any) -> None:
+        """As upstream, an optimizer on the host too.
+
+        Raises:
+            CheckpointError: as the class above.
+        """
+        on_host = hybrid_parts(self._manager.optimizer)
+        with torch.serialization.safe_globals(classes_in_files(on_host)):
+            super().load_checkpoint(local_path, **named)
+        for part in on_host:
+            part.optimizer.show()
 
     def _load_own(self, local_path: str, **named: Any) -> None:
         manager = self._manager
@@ -39,7 +54,7 @@ class MegatronManager(AnyLayoutManager):
             manager.checkpoint_load_contents = [each for each in contents if each != "extra"]
         manager.optimizer = AnyChain(chain)
         try:
-            if HAVE_APEX_OR_TE:
+            if HAVE_APEX_OR_TE or hybrid_parts(chain):
                 super()._load_own(local_path, **named)
             else:
                 self._load_counts(chain.chained_optimizers, local_path, **named)

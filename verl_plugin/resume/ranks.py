@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from post_training.checkpoint.optimizer_shards import OptimizerShard
 from post_training.checkpoint.training_files import MOMENTS, owned_shards
 from post_training.checkpoint.training_rank import MegatronRank
 from post_training.layouts.fsdp_shards import fsdp_shards, local_tensors
@@ -35,6 +36,24 @@ class MegatronCoreRank(MegatronRank):
         names = {shard.hf_name for shard in cut}
         written = self._fitted(owned_shards(self.table, self.placement, self.rank))
         return [*cut, *(shard for shard in written if shard.hf_name not in names)]
+
+    @cached_property
+    def optimizer_shards(self) -> list[OptimizerShard]:
+        names = {id(tensor): name for name, tensor in self.tensors.items()}
+        return [shard for part in self._on_host for shard in part.shards(names)] or super().optimizer_shards
+
+    def create_states(self, steps: int) -> None:
+        """As without an optimizer on the host."""
+        for part in self._on_host:
+            part.optimizer.create_states(steps) if steps else part.optimizer.forget()
+        if not self._on_host:
+            super().create_states(steps)
+
+    @property
+    def _on_host(self) -> list[Any]:
+        from verl_plugin.resume.hybrid_optimizer import hybrid_parts  # needs Megatron-core
+
+        return hybrid_parts(self.optimizer)
 
     def _fitted(self, shards: list[Shard]) -> list[Shard]:
         return fitted(shards, self.tensors, self.placement, self.rank)

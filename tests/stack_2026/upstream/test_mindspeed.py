@@ -1,4 +1,7 @@
-"""verl's engine with MindSpeed: one step is transformers' with torch's AdamW, and whole GRPO steps compute alike."""
+"""verl's engine with MindSpeed: one step is transformers' with torch's AdamW, and whole GRPO steps compute alike.
+
+The optimizer of the job of 256 dies, which the host updates, resumes bit for bit.
+"""
 
 import json
 import os
@@ -11,6 +14,8 @@ import pytest
 from rehearsal.plan import ROOT
 from tests.stack_2026.checkpoints import make_checkpoints
 from tests.stack_2026.rehearsals import check_computes_alike, rehearse
+from tests.stack_2026.verl_plugin.test_hybrid_optimizer import HALF, MODEL, on_host, steps
+from tests.stack_2026.verl_plugin.test_resume import LAST, SAVED, Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -72,3 +77,26 @@ def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
     meters = [json.loads(file.read_text()) for file in (tmp_path / "run" / "meters").glob("*.json")]
     packed = [each for each in meters if PACKED_ATTENTION in each["operators"]]
     assert len(packed) == 2, "the ranks that train compute with MindSpeed's attention"
+
+
+def test_optimizer_on_the_host_resumes_bit_for_bit(paths, tmp_path, monkeypatch):
+    """With the job's options, and with half on the dies, where MindSpeed's AdamW counts updates in its groups."""
+    for name, value in environment_with(paths, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    monkeypatch.setattr(sys, "path", [*paths, *sys.path])
+    runs = Runs(tmp_path)
+    runs.program = "tests.stack_2026.upstream.mindspeed_resume_program"
+    tasks = []
+    for name, options in {"whole": on_host(), "half": on_host(**HALF)}.items():
+        tasks.append(runs.save("megatron", MODEL, name, **options))
+        tasks.append(runs.load("megatron", f"{name}_resumed", runs.step(name), **options))
+    runs.run(2, *tasks)
+    facts = json.loads((tmp_path / "facts.0.json").read_text())
+    assert facts["mindspeed"].startswith(paths[0]) and facts["megatron"].startswith(paths[1])
+    assert facts["of_the_dies"].startswith("mindspeed.") and not facts["counts_with_weights"]
+    for name in ("whole", "half"):
+        assert runs.differing(f"{name}.saved", f"{name}_resumed.loaded", MODEL) == []
+        assert runs.differing(f"{name}.last", f"{name}_resumed.last", MODEL) == []
+        counts = [steps(runs, f"{name}{when}") for when in (".saved", "_resumed.loaded", "_resumed.last")]
+        assert counts == [SAVED, SAVED, LAST]

@@ -7,6 +7,7 @@ import pytest
 
 import scripts.preflight as preflight
 from post_training.report.run_folder import METRICS
+from rehearsal.stack_2026.resume_proof import STEPS
 from rehearsal.stack_2026.scaled_down_job import FIRST_STEP, OF_MEGATRON, ScaledDownJob2026
 from scripts.health_checks.finding import Finding
 from tests.stack_2026.verl.test_jobs import ACTOR, DIES_256, ROLLOUT, model_folder
@@ -34,11 +35,11 @@ def look(tmp_path, *words):
 def test_job_that_is_well_passes_and_names_the_emulated_run(tmp_path):
     code, stages = look(tmp_path, "--dry-run", NORM, "data.max_response_length=2048", f"{ROLLOUT}.n=8")
     assert code == 0, stages
-    assert [state for state, _ in stages.values()] == ["passed", "passed", "left out", "passed", "left out", "left out"]
+    assert [state for state, _ in stages.values()] == ["passed", "passed", "left out", "passed", *["left out"] * 3]
     command = shlex.split(stages["scaled_down_job"][1].removeprefix("--dry-run: "))
     assert command[1:5] == ["-m", "rehearsal.stack_2026.resume_proof", "--job", DIES_256]
     # Sizes and places are the rehearsal's; everything else is the job's.
-    assert command[command.index("--") + 1 :] == [NORM, f"{ROLLOUT}.n=8"]
+    assert command[command.index("--") + 1 :] == [NORM, f"{ROLLOUT}.n=8", "trainer.test_freq=2"]
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,15 @@ def test_first_step_has_every_metric(tmp_path, lost, state):
     (tmp_path / "unbroken" / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
     found, said = preflight._first_step(ScaledDownJob2026.of_job(DIES_256, (), tmp_path))
     assert found == state and (lost or "actor/nonfinite_steps = 0.25") in said
+
+
+@pytest.mark.parametrize(("name", "state"), [("val-core/reward", preflight.PASSED), ("actor/lr", preflight.FAILED)])
+def test_last_step_has_a_validation(tmp_path, name, state):
+    scaled = ScaledDownJob2026.of_job(DIES_256, ("trainer.test_freq=20",), tmp_path)
+    assert scaled.proof()[-1] == f"trainer.test_freq={STEPS}"
+    scaled.run.mkdir()
+    metrics = [{}, {name: 0.25}]
+    lines = [json.dumps({"step": step, "time": 0.0, "metrics": each}) for step, each in enumerate(metrics, start=1)]
+    (scaled.run / METRICS).write_text("\n".join(lines) + "\n")
+    found, said = preflight._validated(scaled.validated(), scaled.run)
+    assert found == state and (said == f"{name} = 0.25" or "no metric of a validation" in said)

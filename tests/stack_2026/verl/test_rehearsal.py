@@ -13,6 +13,7 @@ import pytest
 
 from rehearsal.plan import ROOT
 from rehearsal.resume_proof.comparison import compare_metrics
+from rehearsal.stack_2026.resume_proof import OF_LOG_PROBS
 from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, STEPS, check_computes_alike, command, rehearse, summary_of
 from verl_plugin.trainer_modes import MODE_KEY
 
@@ -21,7 +22,6 @@ RUNS = [("megatron", "deepseek_v3", 2), ("fsdp2", "qwen3", 1)]
 ONE_DIE = [f"actor_rollout_ref.{part}.megatron.expert_model_parallel_size=1" for part in ("actor", "ref")]
 SECOND_FORWARD = f"{MODE_KEY}=sync"
 # How far log-probs of rollout and training are apart, 1e-8 to 1e-6: of two forwards, they differ in rounding.
-OF_LOG_PROBS = ("rollout_corr/", "training/rollout_")
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=[backend for backend, _, _ in RUNS])

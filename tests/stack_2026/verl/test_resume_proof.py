@@ -14,14 +14,15 @@ from rehearsal.resume_proof.runs import ProofError
 from rehearsal.stack_2026 import resume_proof
 from rehearsal.stack_2026.resume_proof import REACHED_NAME, Proof, compare
 from rehearsal.stack_2026.saved_state import digests_of
-from tests.stack_2026.verl.test_jobs import ONE_CARD
+from tests.stack_2026.verl.test_jobs import CLUSTER, ONE_CARD
 
+KL = "rollout_corr/kl"
 OPTIMIZER = "actor/optim_world_size_1_rank_0.pt"
 
 
 def write_run(folder: Path, shift: float = 0.0) -> Path:
     """Two steps of a run; `shift` moves the last one's weights."""
-    lines = [{"step": step, "metrics": {"actor/lr": 0.1, "timing_s/step": step + shift}} for step in (1, 2)]
+    lines = [{"step": step, "metrics": {"actor/lr": 0.1, KL: 2e-4, "timing_s/step": step + shift}} for step in (1, 2)]
     for step in (1, 2):
         actor = folder / "checkpoints" / f"global_step_{step}" / "actor"
         (actor / "dist_ckpt").mkdir(parents=True)
@@ -81,11 +82,20 @@ def _not_trained(run: Path) -> None:
 
 def test_equal_runs_are_equal(runs):
     found = compare(*runs)
-    assert (found.steps, found.metrics, found.differing) == (2, 2, ()) and len(digests_of(step_of(runs[0]))) == 3
+    assert (found.steps, found.metrics, found.differing) == (2, 4, ()) and len(digests_of(step_of(runs[0]))) == 3
 
 
 def step_of(run: Path) -> Path:
     return run / "checkpoints" / "global_step_2"
+
+
+@pytest.mark.parametrize(
+    ("value", "differing"), [("3e-4", ()), ("3e-3", (f"step 1: {KL}",)), ("NaN", (f"step 1: {KL}",))]
+)
+def test_rounding_of_the_rollout_is_no_difference(runs, value, differing):
+    file = runs[1] / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"rollout_corr/kl": 0.0002', f'"rollout_corr/kl": {value}', 1))
+    assert compare(*runs).differing == differing
 
 
 @pytest.mark.parametrize(
@@ -151,8 +161,10 @@ def test_run_that_fails_ends_the_proof(monkeypatch, tmp_path, ends, held, said):
 
 
 @pytest.mark.slow
-def test_job_of_one_card_resumes_bit_for_bit(tmp_path, capsys):
-    assert resume_proof.main(["--job", ONE_CARD, "--output", str(tmp_path)]) == 0, capsys.readouterr()
+@pytest.mark.parametrize("job", [ONE_CARD, *(pytest.param(job, marks=pytest.mark.exhaustive) for job in CLUSTER)])
+def test_job_resumes_bit_for_bit(tmp_path, capsys, job):
+    """The job of 256 dies has its optimizer on the host."""
+    assert resume_proof.main(["--job", job, "--output", str(tmp_path)]) == 0, capsys.readouterr()
     assert "resumed after step 1" in capsys.readouterr().out
     assert "Going on after step 1" in (tmp_path / "resumed.log").read_text()
     assert "complete.json, which is written last, so its save was ended" in (tmp_path / "resumed.log").read_text()

@@ -2,18 +2,24 @@
 
 `main(folder)` carries out the tasks of `tasks.json` there, one engine after the other, and writes what a rank finds to
 `<name of the task>.<rank>.json`. Gradients are a function of each weight's value and the number of the update, so that
-they do not depend on the layout.
+they do not depend on the layout. Tasks with options of Megatron-core's `optimizer` are in
+bfloat16, those of a folder without any in float32.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
+import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
@@ -28,28 +34,34 @@ from verl.workers.config import (
 )
 from verl.workers.engine import EngineRegistry
 
-import verl_plugin.megatron_float32
+if "mindspeed" not in sys.modules:  # whose layers are others, and which a program before this one imports
+    importlib.import_module("verl_plugin.megatron_core")
+
+# isort: split
 import verl_plugin.resume.engines  # noqa: F401
 from post_training.checkpoint.manifest import Manifest
 from post_training.checkpoint.training_files import STEPS, file_name, write_file
-from tests.stack_2026.verl.megatron_program import logits_of
+from post_training.checkpoint.training_rank import common_steps
 from tests.stack_2026.verl_plugin.resume_reference import IDS, OPTIMIZER, gradient, loss_of
 from verl_patches.features.training_checkpoint.saving import entries_of
 from verl_plugin.resume.ranks import fsdp2_rank, megatron_rank
 
 
 def new_engine(task: dict[str, Any]) -> Any:
-    """verl's engine for a task, in float32, which does not clip gradients."""
+    """verl's engine for a task, which does not clip gradients."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)  # Megatron-core keeps the choice of the model before
     eager = {"attn_implementation": "eager"}
     model = HFModelConfig(path=task["model"], load_tokenizer=False, use_remove_padding=False, override_config=eager)
     if task["backend"] == "megatron":
         sizes = {f"{name}_parallel_size": size for name, size in task["sizes"].items()}
+        leaves = dict.fromkeys(("param_offload", "optimizer_offload"), task.get("leaves", False))
         own = McoreEngineConfig(
-            vanilla_mbridge=True, use_remove_padding=False, dist_ckpt_optim_fully_reshardable=True, **sizes
+            vanilla_mbridge=True, use_remove_padding=False, dist_ckpt_optim_fully_reshardable=True, **leaves, **sizes
         )
-        optimizer = McoreOptimizerConfig(**OPTIMIZER, use_checkpoint_opt_param_scheduler=True)
+        optimizer = McoreOptimizerConfig(
+            **OPTIMIZER, use_checkpoint_opt_param_scheduler=True, override_optimizer_config=task.get("optimizer", {})
+        )
     else:
         types = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "float32")
         own = FSDPEngineConfig(strategy="fsdp2", dtype="float32", mixed_precision=types, use_torch_compile=False)
@@ -66,6 +78,11 @@ def new_engine(task: dict[str, Any]) -> Any:
     return engine
 
 
+def leaves(engine: Any) -> bool:
+    """Whether parameters are on the die within a pass alone, as in verl's training."""
+    return getattr(engine, "_is_offload_param", False)
+
+
 def update(engine: Any, number: int) -> float:
     """An update; returns the learning rate of the next one."""
 
@@ -79,7 +96,8 @@ def update(engine: Any, number: int) -> float:
         return {"metrics": {}}
 
     engine.forward_backward_batch = gradients
-    engine.train_batch(TensorDict({}, batch_size=[]), None)
+    with engine.train_mode() if leaves(engine) else nullcontext():
+        engine.train_batch(TensorDict({}, batch_size=[]), None)
     rate = engine.lr_scheduler_step()
     return float(rate[0] if isinstance(rate, list) else rate)
 
@@ -88,6 +106,8 @@ def loss(engine: Any) -> float:
     """Of a fixed sequence."""
     with torch.no_grad():
         if isinstance(engine.module, list):
+            from tests.stack_2026.verl.megatron_program import logits_of  # on Megatron-core's own layers
+
             logits = logits_of(engine.module[0], IDS)
         else:
             logits = engine.module(input_ids=IDS.npu(), use_cache=False).logits
@@ -100,10 +120,31 @@ def write_states(engine: Any, folder: Path) -> None:
     rank = megatron_rank(engine) if isinstance(engine.module, list) else fsdp2_rank(engine)
     name = file_name(dist.get_rank(), dist.get_world_size())
     written: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(written, (name, write_file(folder / name, entries_of(rank), {STEPS: "0"})))
+    with engine.eval_mode() if leaves(engine) else nullcontext():
+        mine = write_file(folder / name, entries_of(rank), {STEPS: str(common_steps(rank.optimizer_shards))})
+    dist.all_gather_object(written, (name, mine))
     if dist.get_rank() == 0:
         Manifest({}, files=dict(written), complete=True).write(folder)
     dist.barrier()
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """A fault of loading an optimizer on the host: the count of updates, or a tensor by name, is left as it was."""
+    from verl_plugin.resume.hybrid_optimizer import ResumableHybridOptimizer as Hybrid
+
+    right = Hybrid.set
+
+    def lacking(self: Any, parameter: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+        own = {"param": self.param_to_inner_param[parameter], **self.state[parameter]}
+        right(self, parameter, {**tensors, fault: own[fault].clone()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == STEPS:
+            patch.setattr(Hybrid, "count", lambda *_: None)
+        elif fault:
+            patch.setattr(Hybrid, "set", lacking)
+        yield
 
 
 def carry_out(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
@@ -111,11 +152,14 @@ def carry_out(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     engine, found, rates = new_engine(task), {}, []
     if task.get("load"):
         try:
-            engine.load_checkpoint(task["load"], del_local_after_load=False)
+            with planted(task["fault"]) if "fault" in task else nullcontext():
+                engine.load_checkpoint(task["load"], del_local_after_load=False)
         except Exception as error:  # whichever it is, the test reads it
             return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         write_states(engine, folder / f"{task['name']}.loaded")
-        found["loss"] = loss(engine)
+        if "mindspeed" not in sys.modules:
+            with engine.eval_mode() if leaves(engine) else nullcontext():
+                found["loss"] = loss(engine)
     for number in range(task.get("first", 1), task["last"] + 1):
         rates.append(update(engine, number))
         if number == task.get("save_at"):
@@ -131,9 +175,12 @@ def carry_out(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
+    tasks = json.loads((folder / "tasks.json").read_text())
+    if not any("optimizer" in task for task in tasks):
+        importlib.import_module("verl_plugin.megatron_float32")
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
-    for task in json.loads((folder / "tasks.json").read_text()):
+    for task in tasks:
         found = carry_out(folder, task)
         (folder / f"{task['name']}.{rank}.json").write_text(json.dumps(found))
     for child in multiprocessing.active_children():  # Megatron-core's, which would outlive a forked rank

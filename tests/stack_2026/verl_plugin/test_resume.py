@@ -26,6 +26,8 @@ STATES = ("master", "exp_avg", "exp_avg_sq")
 class Runs:
     """The tasks of all tests, carried out by as few groups of ranks as there are layouts."""
 
+    program = "tests.stack_2026.verl_plugin.resume_program"
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for model in ("qwen3", "deepseek"):
@@ -33,7 +35,7 @@ class Runs:
 
     def run(self, world: int, *tasks: dict[str, Any]) -> None:
         (self.folder / "tasks.json").write_text(json.dumps(tasks))
-        run_ranks("tests.stack_2026.verl_plugin.resume_program", world, self.folder, timeout=900)
+        run_ranks(self.program, world, self.folder, timeout=900)
 
     def task(self, backend: str, name: str, model: str = "deepseek", **more: Any) -> dict[str, Any]:
         task = {"name": name, "backend": backend, "model": str(self.folder / model), "last": LAST, "sizes": EXPERTS}

@@ -3,7 +3,7 @@
 import pytest
 
 from post_training.checkpoint.files import CheckpointError
-from verl_plugin.resume.checks import KEYS, resume_problems
+from verl_plugin.resume.checks import ENGINES, KEYS, resume_problems
 from verl_plugin.resume.step_folders import (
     TRACKER_NAME,
     check_complete,
@@ -101,3 +101,35 @@ def config(checkpoints, mode, path=None, **changes):
 def test_settings_that_lose_checkpoints_or_order_rejected(tmp_path, change, says):
     [problem] = resume_problems(config(tmp_path, "disable", **change))
     assert says in problem
+
+
+def on_host(checkpoints, libraries, reshardable=True, **changes):
+    """A job on Megatron-core whose optimizer is the host's."""
+    found = config(checkpoints, "disable", **changes)
+    found["actor_rollout_ref"] |= {
+        "model": {"external_lib": libraries},
+        "actor": {
+            "optim": {"override_optimizer_config": {"optimizer_cpu_offload": True}},
+            "megatron": {"dist_ckpt_optim_fully_reshardable": reshardable},
+        },
+    }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("libraries", "reshardable", "says"),
+    [
+        (["verl_plugin.mindspeed"], True, f"Set it to [..., {ENGINES}], or trainer.save_freq to -1."),
+        (None, True, "saves an optimizer that it cannot load"),
+        ([ENGINES], False, "dist_ckpt_optim_fully_reshardable=False is invalid"),
+    ],
+)
+def test_optimizer_on_the_host_that_cannot_be_loaded_rejected(tmp_path, libraries, reshardable, says):
+    [problem] = resume_problems(on_host(tmp_path, libraries, reshardable))
+    assert says in problem
+    assert list(resume_problems(on_host(tmp_path, libraries, reshardable, save_freq=-1))) == []
+
+
+def test_optimizer_on_the_host_that_is_loaded_passes(tmp_path):
+    assert list(resume_problems(on_host(tmp_path, [ENGINES]))) == []
+    assert list(resume_problems(on_host(tmp_path, ENGINES))) == []

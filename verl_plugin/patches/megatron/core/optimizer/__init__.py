@@ -1,0 +1,1 @@
+"""Patches of Megatron-core's optimizers."""
