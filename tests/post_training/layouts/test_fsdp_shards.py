@@ -21,3 +21,13 @@ def test_sum_that_is_still_to_come_rejected(lone_rank, placements):
             fsdp_shards(state, {NAME: (4,)})
     else:
         assert [shard.bounds for shard in fsdp_shards(state, {NAME: (4,)})] == [((0, 4),)]
+
+
+def test_names_in_memory_are_those_of_published_files():
+    """transformers 5 has the parts of a model of images in a module of their own."""
+    state = {"model.visual.merger.ln_q.weight": torch.zeros(4), "model.language_model.norm.weight": torch.zeros(4)}
+    shards = fsdp_shards(state, {"visual.merger.ln_q.weight": (4,), "model.norm.weight": (4,)})
+    assert {shard.local: shard.hf_name for shard in shards} == {
+        "model.visual.merger.ln_q.weight": "visual.merger.ln_q.weight",
+        "model.language_model.norm.weight": "model.norm.weight",
+    }
