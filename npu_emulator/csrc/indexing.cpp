@@ -57,6 +57,15 @@ OP(IndexCopy, [](Tensor self, int64_t dim, Tensor index, Tensor source, Tensor o
 OP(InplaceIndexCopy, [](Tensor self, int64_t dim, Tensor index, Tensor source) {
   self.index_copy_(dim, of_64_bits(index), source);
 })
+#if NPU_EMULATOR_CANN_9
+// For op-plugin of torch_npu 2.10 the index is a tensor.
+OP(IndexFill, [](Tensor self, int64_t dim, Tensor index, Scalar value, Tensor out) {
+  put(out, at::index_fill(self, dim, of_64_bits(index), value));
+})
+OP(InplaceIndexFill, [](Tensor self, int64_t dim, Tensor index, Scalar value) {
+  self.index_fill_(dim, of_64_bits(index), value);
+})
+#endif
 OP(IndexFillTensor, [](Tensor self, int64_t dim, Ints index, Scalar value, Tensor out) {
   put(out, at::index_fill(self, dim, at::tensor(index, at::kLong), value));
 })

@@ -343,17 +343,34 @@ OP(KvRmsNormRopeCache, [](Tensor kv, Tensor weight, Tensor cos, Tensor sin, Tens
   put(of_latent, wants_parts ? latent : at::full_like(latent, std::numeric_limits<float>::quiet_NaN()));
 })
 
+namespace {
+
+// The table's rows of a position for each of time, height and width, [axes, tokens, 2, half], as one row for each token.
+// Time has what the other two leave.
+Tensor rows_of_axes(const Tensor& axes, const Ints& sections, bool interleaved) {
+  TORCH_CHECK(static_cast<int64_t>(sections.size()) == axes.size(0), "mropeSection has ", sections.size(),
+              " numbers for ", axes.size(0), " rows of positions");
+  if (interleaved) {  // every third place is height's, and every third width's
+    auto rows = axes.select(0, 0).clone();
+    for (int64_t axis = 1; axis < axes.size(0); ++axis)
+      rows.slice(-1, axis, sections[axis] * 3, 3).copy_(axes.select(0, axis).slice(-1, axis, sections[axis] * 3, 3));
+    return rows;
+  }
+  Tensors parts;
+  int64_t start = 0;
+  for (size_t axis = 0; axis < sections.size(); start += sections[axis++])
+    parts.push_back(axes.select(0, static_cast<int64_t>(axis)).narrow(-1, start, sections[axis]));
+  return at::cat(parts, -1);
+}
+
 // A row [tokens, heads * size] turned by rows of a table of cosines, then sines.
-OP(RopeWithSinCosCache, [](Tensor positions, Tensor query, Tensor key, Tensor table, Ints sections, int64_t head_size,
-                           bool is_neox, Tensor query_out, Tensor key_out) {
+void turn_by_table(const Tensor& positions, const Tensor& query, const Tensor& key, const Tensor& table,
+                   const Ints& sections, int64_t head_size, bool is_neox, bool interleaved, const Tensor& query_out,
+                   const Tensor& key_out) {
   auto rows = wide(table.index_select(0, positions.flatten().to(at::kLong)));
-  if (positions.dim() == 2) {  // one position for each of time, height and width: sections of the row from each
+  if (positions.dim() == 2) {
     const auto axes = rows.view({positions.size(0), -1, 2, rows.size(-1) / 2});
-    Tensors parts;
-    int64_t start = 0;
-    for (size_t axis = 0; axis < sections.size(); start += sections[axis++])
-      parts.push_back(axes[static_cast<int64_t>(axis)].narrow(-1, start, sections[axis]));
-    rows = at::cat(parts, -1).flatten(1);
+    rows = rows_of_axes(axes, sections, interleaved).flatten(1);
   }
   const auto [cosines, sines] = halves_of(rows.unsqueeze(1), -1);
   const auto turn = [&](const Tensor& states, const Tensor& out) {
@@ -371,7 +388,21 @@ OP(RopeWithSinCosCache, [](Tensor positions, Tensor query, Tensor key, Tensor ta
   };
   turn(query, query_out);
   turn(key, key_out);
+}
+
+}  // namespace
+
+OP(RopeWithSinCosCache, [](Tensor positions, Tensor query, Tensor key, Tensor table, Ints sections, int64_t head_size,
+                           bool is_neox, Tensor query_out, Tensor key_out) {
+  turn_by_table(positions, query, key, table, sections, head_size, is_neox, false, query_out, key_out);
 })
+#if NPU_EMULATOR_CANN_9
+OP(RopeWithSinCosCacheV2, [](Tensor positions, Tensor query, Tensor key, Tensor table, Ints sections, int64_t head_size,
+                             bool is_neox, int64_t cache_mode, Tensor query_out, Tensor key_out) {
+  demand_that(cache_mode == 0 || cache_mode == 1, "cacheMode", "must be 0 or 1");
+  turn_by_table(positions, query, key, table, sections, head_size, is_neox, cache_mode == 1, query_out, key_out);
+})
+#endif
 
 // All but the k largest, and then all but the smallest set whose probabilities sum up to p, at minus infinity.
 OP(ApplyTopKTopP, [](Tensor logits, Tensor p, Tensor k, Tensor out) {

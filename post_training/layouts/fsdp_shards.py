@@ -1,6 +1,7 @@
 """What a rank of FSDP2 holds: of every parameter one slice, which torch's placement of the shards gives.
 
-Names are those of the model's `state_dict`, which for transformers' models are HuggingFace names, except that
+Names are those of the model's `state_dict`, which for transformers' models are HuggingFace names, except that newer
+transformers put the parts of a model that reads images into a module of their own (`published_names`), and that
 transformers 5 packs the experts of a layer in one parameter each:
 
     mlp.experts.gate_up_proj (experts, 2 * width, hidden)      gate_proj above up_proj
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from post_training.layouts.layout import LocalView, Shard, Slice
+from post_training.layouts.published_names import published_name
 
 _PACKED = re.compile(r"(?P<prefix>.*\.mlp\.experts\.)(?P<weight>gate_up_proj|down_proj)$")
 
@@ -47,8 +49,8 @@ def fsdp_shards(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[in
             continue  # more ranks than rows
         if packed:
             shards += _experts(name, packed["prefix"], packed["weight"], bounds, tuple(value.shape))
-        elif name in shapes:
-            shards.append(Shard(name, bounds, name))
+        elif (published := published_name(name)) in shapes:
+            shards.append(Shard(published, bounds, name))
     return shards
 
 

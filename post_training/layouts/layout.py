@@ -7,7 +7,7 @@ shards, so they cannot disagree about where a weight lives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -325,3 +325,35 @@ class Table:
     float32: tuple[str, ...] = ()
     ignored_in_files: tuple[str, ...] = ()
     prediction_layer: Callable[[int], Mapping[str, tuple[int, ...]]] | None = None
+
+
+def matrix_table(table: Table) -> Table:
+    """The same layouts with every tensor as a vector or as a matrix, which is what a reshard plans."""
+    if all(len(shape) <= 2 for shape in table.shapes.values()):
+        return table
+    return replace(
+        table,
+        shapes={name: as_matrix(shape) for name, shape in table.shapes.items()},
+        megatron=lambda placement, rank: matrix_shards(table.megatron(placement, rank), table.shapes),
+        vllm_ascend=lambda placement, rank: matrix_shards(table.vllm_ascend(placement, rank), table.shapes),
+    )
+
+
+def matrix_shards(shards: Iterable[Shard], shapes: Mapping[str, tuple[int, ...]]) -> list[Shard]:
+    """The same regions and the same memory, of tensors with more than two dimensions as rows of matrices.
+
+    >>> whole = Shard("conv", ((0, 4), (0, 3), (0, 2)), "conv")
+    >>> [(shard.bounds, shard.view.shape) for shard in matrix_shards([whole], {"conv": (8, 3, 2)})]
+    [(((0, 4), (0, 6)), (4, 6))]
+
+    Raises:
+        ValueError: a shard has a part of a row of such a tensor, or lies in a part of a local tensor.
+    """
+    return [shard if len(shard.bounds) <= 2 else _matrix_shard(shard, shapes[shard.hf_name]) for shard in shards]
+
+
+def _matrix_shard(shard: Shard, shape: tuple[int, ...]) -> Shard:
+    if shard.bounds[1:] != whole_slice(shape[1:]) or shard.view != WHOLE:
+        raise ValueError(f"{shard.hf_name}: of a tensor with {len(shape)} dimensions only whole rows are moved")
+    rows, width = shard.bounds[0], as_matrix(shape)[1]
+    return replace(shard, bounds=(rows, (0, width)), view=LocalView(shape=(rows[1] - rows[0], width)))

@@ -70,7 +70,8 @@ def _variants(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _vision_findings(config)
     if not _is_size(config.get("hidden_size")) or not _is_size(config.get("num_attention_heads")):
         return  # another rule rejects that
-    scaling, half = config.get("rope_scaling"), config["hidden_size"] // config["num_attention_heads"] // 2
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")  # the name in transformers 5's own files
+    half = config["hidden_size"] // config["num_attention_heads"] // 2
     section = scaling.get("mrope_section") if isinstance(scaling, Mapping) else None
     if not isinstance(section, list) or len(section) != 3 or not all(map(_is_size, section)) or sum(section) != half:
         reason = f"mrope_section holds three numbers that add up to {half}, half the width of a head"

@@ -13,6 +13,7 @@ from post_training.terminal import escape_output
 from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.stack_2026.jobs import JOBS
 from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, TOOLS, WEIGHTS, Options, Plan, make_plan
+from rehearsal.tiny_model.architecture import reads_images
 
 _DESCRIPTION = """
 Rehearse a post-training with unmodified verl 0.9.1 and vLLM-Ascend 0.23.0 on emulated dies.
@@ -58,11 +59,26 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
         return Options.of_command(parser, values, resumed), dry_run
     if values["job"] is not None:
         _take_job(parser, values)
+    _check_images(parser, values)
     if (apart := values["rollout_dies"]) and not 0 < apart < values["dies"]:
         parser.error(f"--rollout-dies={apart} is invalid: of --dies {values['dies']} one has to train. Set it lower")
     if apart and values["weights"] != "alltoallv":
         parser.error(f"--weights={values['weights']} is invalid: it does not reach other dies. Set it to alltoallv")
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
+
+
+def _check_images(parser: CommandParser, values: dict[str, Any]) -> None:
+    """End with what a model that reads images cannot be rehearsed with."""
+    if values["job"] is not None or not reads_images(values["model"]):
+        return
+    images = f"--model {values['model']} reads images"
+    if values["backend"] != "fsdp2":
+        reason = "alltoallv has no layout of its vision tower in Megatron"
+        parser.error(f"--backend={values['backend']} is invalid: {images}, and {reason}. Set it to fsdp2")
+    for name in ("data", "tool"):
+        if values[name] is not None:
+            own = "its task is drawn" if name == "data" else "the model that calls a tool reads text"
+            parser.error(f"--{name}={values[name]} is invalid: {images}, and {own}. Take it away")
 
 
 def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from rehearsal.plan import (
     checkpoint_folder,
 )
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
-from rehearsal.tiny_model.architecture import TINY_MODELS
+from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 from verl_plugin.alltoallv.settings import BACKEND, BACKEND_MODULE
 from verl_plugin.heartbeats.settings import ENGINES as HEARTBEATS
 from verl_plugin.heartbeats.settings import KEY as HANG_DETECTION
@@ -41,7 +41,7 @@ from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWAR
 
 ENVIRONMENT_FILE = ROOT / "scripts" / "env" / "rehearsal_2026.env"
 JOB_FOLDER = ROOT / "verl_plugin" / "config"
-MODELS = ("deepseek_v3", "qwen3", "qwen3_moe")
+MODELS = ("deepseek_v3", "qwen3", "qwen3_moe", "qwen2_5_vl")
 BACKENDS = ("megatron", "mindspeed", "fsdp2")
 PRECISIONS = ("float32", "bfloat16")
 WEIGHTS = ("alltoallv", "naive")
@@ -164,6 +164,9 @@ class Plan:
 
     def data_command(self) -> list[str]:
         """Makes the two parquet files."""
+        if reads_images(self.options.model):
+            seed, folder = str(self.options.seed), str(self.output / "data")
+            return [sys.executable, "-m", "rehearsal.make_image_task", "--output_dir", folder, "--seed", seed]
         command = [sys.executable, str(ROOT / "scripts" / "json_to_parquet.py"), "--data_source", DATASET]
         if self.options.data is None:
             command += ["--json_path", str(DEFAULT_TRAIN_DATA), "--test_json_path", str(DEFAULT_TEST_DATA)]
@@ -188,6 +191,7 @@ class Plan:
             yield from _task(options)
             yield from _rollout(options)
             yield from () if options.tool is None else _tool(TOOLS[options.tool])
+            yield from _images() if reads_images(options.model) else ()
             yield from _fsdp(options) if options.backend == "fsdp2" else _megatron(options)
             yield from _plugins(options)
             yield from _separate(options) if options.rollout_dies else resumable(options.backend)
@@ -246,6 +250,7 @@ def checkpoint_key(options: Options) -> str:
     """A hash of everything that the tiny checkpoint is made from, with the libraries of this stack."""
     sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py")), DEFAULT_TRAIN_DATA]
     sources += [ROOT / "requirements" / "2026" / "runtime.lock"]
+    sources += [ROOT / "rehearsal" / "image_task.py"] if reads_images(options.model) else []
     tool = " calls a tool" if options.tool else ""
     digest = hashlib.sha256(f"2026 {options.model} {changes_of(options) or None} {CHECKPOINT_SEED}{tool}".encode())
     for path in sources:
@@ -305,6 +310,13 @@ def _tool(file: Path) -> Iterator[str]:
     yield from (f"{_ROLLOUT}.agent.default_agent_loop=tool_agent", f"{turns}.enable=true", f"{turns}.format=hermes")
     yield from (setting(f"{turns}.function_tool_path", file), f"{turns}.max_assistant_turns=2")
     yield from ("data.max_prompt_length=24", "data.max_response_length=32", f"{_ROLLOUT}.max_model_len=64")
+
+
+def _images() -> Iterator[str]:
+    """Prompts of 14 tokens, of which an image has four, and answers of one word."""
+    yield from ("data.image_key=images", "data.max_response_length=6")
+    # Attention in packed batches computes in 16 bits: docs/new-in-2026.md.
+    yield "actor_rollout_ref.model.use_remove_padding=false"
 
 
 def _separate(options: Options) -> Iterator[str]:

@@ -5,6 +5,7 @@ Nothing here imports transformers, so that a driver can check a configuration be
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -144,5 +145,6 @@ def tiny_config(
     """
     from transformers import AutoConfig
 
+    values = deepcopy(TINY_MODELS[model_type])  # transformers 5 writes into mappings that it is given
     tokens = {"pad_token_id": pad_token_id, "bos_token_id": bos_token_id, "eos_token_id": eos_token_id}
-    return AutoConfig.for_model(model_type, **(TINY_MODELS[model_type] | tokens | changes))
+    return AutoConfig.for_model(model_type, **(values | tokens | changes))

@@ -14,10 +14,10 @@ import tokenizers
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2_5_VLProcessor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel, Qwen2_5_VLProcessor
 
 from post_training.data import INSTRUCTION, read_problems
-from post_training.models.published_names import published_name
+from post_training.layouts.published_names import published_name
 from rehearsal import image_task
 from rehearsal.tiny_model import image_warm_start, tool_warm_start, warm_start
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS, reads_images, tiny_config
@@ -29,6 +29,7 @@ MARKER = "tiny_model.json"
 # Scores of random weights hardly differ. With biases as close as those of trained weights, of 2,000 choices one or two
 # would be ties even in float32, which rollout and training may decide differently.
 _TRAINED_SPREAD, _RANDOM_SPREAD = 12, 128
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -126,9 +127,10 @@ def make_checkpoint(
 def _processor_of(request: CheckpointRequest) -> transformers.PreTrainedTokenizerFast | Qwen2_5_VLProcessor:
     if request.calls_tool:
         return build_tool_tokenizer(request.model_type)
+    end = PUBLISHED_ENDS[request.model_type] if request.published_end else END
     if reads_images(request.model_type):
-        return build_processor()
-    return build_tokenizer(PUBLISHED_ENDS[request.model_type] if request.published_end else END)
+        return build_processor(end)
+    return build_tokenizer(end)
 
 
 def _put_in_place(written: Path, output: Path, result: CheckpointResult) -> CheckpointResult:
@@ -155,8 +157,7 @@ def _initial_model(request: CheckpointRequest, tokenizer: transformers.PreTraine
     torch.manual_seed(request.seed)
     tokens = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     config = tiny_config(*tokens, request.model_type, **dict(request.changes))
-    # Taken from the library here: transformers 5 has the class for images under another name alone.
-    kind = transformers.AutoModelForVision2Seq if reads_images(request.model_type) else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if reads_images(request.model_type) else AutoModelForCausalLM
     model = kind.from_config(config)
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
@@ -234,8 +235,10 @@ def _publish_config(path: Path, model_type: str) -> None:
     described = json.loads(path.read_text())
     values = TINY_MODELS[model_type]
     if "vision_config" in values:
-        del described["text_config"]
-        described["rope_scaling"] = values["rope_scaling"]
+        # transformers 5 has the decoder's values there alone.
+        nested = described.pop("text_config")
+        described |= {name: nested[name] for name in (*values, *_TOKENS) if name in nested and name not in described}
+        described |= {name: values[name] for name in ("rope_theta", "rope_scaling")}
     elif "rope_parameters" in described:  # of transformers 5
         del described["rope_parameters"]
         described |= {name: values[name] for name in ("rope_theta", "rope_scaling") if name in values}

@@ -20,6 +20,7 @@ PUBLISHED_ENDS = {
     "deepseek_v3": "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "qwen3": "<|im_end|>",
     "qwen3_moe": "<|im_end|>",
+    "qwen2_5_vl": "<|im_end|>",
 }
 BOXED_OPENING = "\\boxed{"
 # A call of the calculator as Qwen's and Hermes' templates write one, around the expression.
@@ -125,8 +126,11 @@ def _text_tokenizer(end: str, roles: list[str], calls: list[str], template: str)
     )
 
 
-def build_image_tokenizer() -> Qwen2TokenizerFast:
+def build_image_tokenizer(end: str = END) -> Qwen2TokenizerFast:
     """Learn the tokenizer of the model that reads images: the same, with tokens of images and the words of their task.
+
+    Args:
+        end: the name of the end token; its id is the same.
 
     Raises:
         ValueError: if the learned vocabulary has not exactly `VOCABULARY_SIZE` entries.
@@ -134,10 +138,11 @@ def build_image_tokenizer() -> Qwen2TokenizerFast:
     own = [USER, ASSISTANT, VISION_START, VISION_END, IMAGE, VIDEO]
     words = [*QUESTIONS.values(), *(f"{{{word}}}" for word in (*COLOURS, *SIDES))]
     return Qwen2TokenizerFast(
-        tokenizer_object=_learn([PAD, BEGIN, END, *own], [*_TRAINING_TEXT.splitlines(), *words * 8]),
+        tokenizer_object=_learn([PAD, BEGIN, end, *own], [*_TRAINING_TEXT.splitlines(), *words * 8]),
         pad_token=PAD,
+        unk_token=PAD,  # bytes are tokens: none is unknown, and a name of its own would be one more entry
         bos_token=BEGIN,
-        eos_token=END,
+        eos_token=end,
         additional_special_tokens=own,
         chat_template=IMAGE_CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,

@@ -16,26 +16,24 @@ WINDOW = 56  # four vision tokens, so that images have whole windows and cut one
 PROMPTS = (((56, 56),), ((112, 112),), ((84, 112),), ((140, 56),), ((56, 84), (84, 84)))
 
 
-def write_checkpoints(folder: Path) -> None:
-    """Write two random models of the tiny family with their processor, in float32."""
+def write_checkpoint(folder: Path, seed: int = 0) -> None:
+    """Write a random model of the tiny family with its processor, in float32."""
     from rehearsal.plan import DEFAULT_TRAIN_DATA
     from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
-    for seed in (0, 1):
-        request = CheckpointRequest(DEFAULT_TRAIN_DATA, seed, "float32", None, "qwen2_5_vl")
-        make_checkpoint(request, folder / str(seed), lambda step, loss: None)
-        file = folder / str(seed) / "config.json"
-        described = json.loads(file.read_text())
-        described["vision_config"]["window_size"] = WINDOW
-        file.write_text(json.dumps(described))
+    request = CheckpointRequest(DEFAULT_TRAIN_DATA, seed, "float32", None, "qwen2_5_vl")
+    make_checkpoint(request, folder, lambda step, loss: None)
+    described = json.loads((folder / "config.json").read_text())
+    described["vision_config"]["window_size"] = WINDOW
+    (folder / "config.json").write_text(json.dumps(described))
 
 
-def draw_images() -> list:
+def draw_images(seed: int = 0) -> list:
     """Draw the images of each prompt: no two patches are alike."""
     import numpy
     from PIL import Image
 
-    random = numpy.random.default_rng(0)
+    random = numpy.random.default_rng(seed)
     return [
         [Image.fromarray(random.integers(0, 256, (height, width, 3), numpy.uint8)) for height, width in sizes]
         for sizes in PROMPTS
@@ -48,17 +46,25 @@ def ask(processor, number: int, images: list) -> str:
     return processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
 
 
-def compare(model, encoded: list, outputs: list) -> dict:
-    """Count the tokens that transformers chooses too; the largest difference of log-probs, and equal prompts."""
+def compare(model, encoded: list, outputs: list, **also) -> dict:
+    """Count the tokens that transformers chooses too; the largest difference of log-probs, and equal prompts.
+
+    `also` maps arguments of the model to functions of all tokens.
+    """
     import torch
+    from torch.nn.functional import pad
 
     equal, worst, prompts = 0, 0.0, 0
     for prompt, output in zip(encoded, outputs, strict=True):
         tokens, length = list(output.outputs[0].token_ids), prompt["input_ids"].shape[1]
         prompts += list(output.prompt_token_ids) == prompt["input_ids"][0].tolist()
         whole = torch.cat([prompt["input_ids"], torch.tensor([tokens])], 1)
+        given = {**prompt, "input_ids": whole, "attention_mask": torch.ones_like(whole)}
+        if "mm_token_type_ids" in prompt:  # of transformers 5
+            given["mm_token_type_ids"] = pad(prompt["mm_token_type_ids"], (0, len(tokens)))
+        given |= {name: make(whole) for name, make in also.items()}
         with torch.no_grad():
-            logits = model(**{**prompt, "input_ids": whole, "attention_mask": torch.ones_like(whole)}).logits[0]
+            logits = model(**given).logits[0]
         expected = logits.log_softmax(-1)[length - 1 : -1]
         equal += sum(best == token for best, token in zip(expected.argmax(-1).tolist(), tokens, strict=True))
         for row, token, found in zip(expected, tokens, output.outputs[0].logprobs, strict=True):
@@ -129,7 +135,8 @@ if __name__ == "__main__":
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_EMULATOR_DEVICES": str(size)}
     os.environ |= {"USE_OPTIMIZED_MODEL": "0", "NPU_EMULATOR_NODE": f"images.{os.getpid()}"}
     if not (place / "1").exists():
-        write_checkpoints(place)
+        for seed in (0, 1):
+            write_checkpoint(place / str(seed), seed)
     from vllm.platforms import current_platform
 
     current_platform.pre_register_and_update()

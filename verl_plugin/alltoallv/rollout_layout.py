@@ -1,6 +1,7 @@
 """vLLM-Ascend 0.23's live weights in the terms of the layouts, which are vLLM-Ascend 0.9's.
 
-Three things differ there. The first projections of MLA are one weight. The experts of a layer are kept transposed, each
+Four things differ there. The first projections of MLA are one weight, and so are the first two of an MLP in
+Qwen2.5-VL's vision tower. The experts of a layer are kept transposed, each
 `w13_weight` (experts, hidden, gate|up) and `w2_weight` (experts, width, hidden); the layouts have them in the order of
 the files. And `wake_up` replaces those parameters by views in that order, of the same memory, which kernels cannot
 take: upstream makes new transposed copies of them after each update.
@@ -18,7 +19,13 @@ from post_training.layouts.layout import LocalView, Shard
 from post_training.layouts.model_tensors import weight_tensors
 
 _EXPERTS = (".experts.w13_weight", ".experts.w2_weight")
-_FUSED, _QUERY, _KEY = "fused_qkv_a_proj.weight", "q_a_proj.weight", "kv_a_proj_with_mqa.weight"
+# What vLLM 0.23 keeps as one weight, by the layouts' names: rows of the first come first.
+_FUSED = {
+    "fused_qkv_a_proj.weight": ("q_a_proj.weight", "kv_a_proj_with_mqa.weight"),
+    "gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight"),
+    "gate_up_proj.bias": ("gate_proj.bias", "up_proj.bias"),
+}
+_PLACES = {part: (fused, place) for fused, parts in _FUSED.items() for place, part in enumerate(parts)}
 
 
 def served_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -44,24 +51,20 @@ def _kept_transposed(name: str, tensor: torch.Tensor) -> bool:
 
 
 def fitted(shards: Iterable[Shard], weights: Mapping[str, object]) -> list[Shard]:
-    """The same shards where this model keeps them: the fused first projections of MLA."""
+    """The same shards where this model keeps them: of two projections that are one weight here, in its rows."""
     placed = []
-    query_rows: dict[str, int] = {}
+    first_rows: dict[str, int] = {}
     for shard in shards:
-        prefix, part = _attention_part(shard.local)
-        if part is None or f"{prefix}{_FUSED}" not in weights:
+        module, _, kind = shard.local.rpartition(".")
+        prefix, _, projection = module.rpartition(".")
+        fused, place = _PLACES.get(f"{projection}.{kind}", ("", 0))
+        local = f"{prefix}.{fused}"
+        if not fused or local not in weights:
             placed.append(shard)
             continue
-        # The query's rows come first, in the layouts and in the weight.
+        # The layouts have the first projection first too.
         rows = shard.extents[0]
-        first = 0 if part == _QUERY else query_rows[prefix]
-        query_rows.setdefault(prefix, rows)
-        placed.append(replace(shard, local=f"{prefix}{_FUSED}", view=LocalView(index=((first, first + rows),))))
+        first = first_rows[local] if place else 0
+        first_rows.setdefault(local, rows)
+        placed.append(replace(shard, local=local, view=LocalView(index=((first, first + rows),))))
     return placed
-
-
-def _attention_part(local: str) -> tuple[str, str | None]:
-    for part in (_QUERY, _KEY):
-        if local.endswith(f".{part}"):
-            return local.removesuffix(part), part
-    return local, None

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from post_training.device_phases import PhaseMemory
-from post_training.layouts.layout import Shard, Table
+from post_training.layouts.layout import Shard, Table, matrix_shards, matrix_table
 from post_training.layouts.placements import PlacementError
 from post_training.layouts.regions import Regions, SideRegions, regions_of, rollout_regions
 from post_training.models.families import config_values, table_for
@@ -119,7 +119,7 @@ class WeightTransfer:
         reports: list[_Report] = [_Report("")] * dist.get_world_size(self._group)
         dist.all_gather_object(reports, self._own_report(), group=self._group)
         common, serving = _workers(reports)
-        table = table_for(next(report.model for report in reports if report.model is not None))
+        table = matrix_table(table_for(next(report.model for report in reports if report.model is not None)))
         train, rollout = self._layouts(reports, table, common, serving)
         exporter = Exporter(
             train=train,
@@ -162,8 +162,9 @@ class WeightTransfer:
                 serves = replace(serves, weights={})
             if self._training is not None:
                 model = config_values(self._training.config)
-                self._own_shards = self._training.shards()
-                held = regions_of(self._own_shards, tuple(table_for(model).shapes))
+                shapes = table_for(model).shapes
+                self._own_shards = matrix_shards(self._training.shards(), shapes)
+                held = regions_of(self._own_shards, tuple(shapes))
             return _Report(serves.problem if serves else "", model, held, serves)
         except (HandoverError, PlacementError, ValueError) as error:
             return _Report(str(error))

@@ -25,6 +25,7 @@ from verl_plugin.alltoallv.settings import (
 from verl_plugin.batch_invariance.checks import invariance_model_problems, invariance_problems
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.composition import JobError
+from verl_plugin.jobs.images import image_problems
 from verl_plugin.jobs.tokenizers import tokenizer_problems
 from verl_plugin.offload.checks import offload_problems
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
@@ -275,6 +276,7 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
     except ValueError as error:
         yield str(error)
         return
+    yield from image_problems(config, family)
     heads, experts = values["num_attention_heads"], values.get("num_experts") or values.get("n_routed_experts") or 0
     keys = [f"{_ROLLOUT}.tensor_model_parallel_size"]
     if at(config, f"{_ACTOR}.strategy") == "megatron":

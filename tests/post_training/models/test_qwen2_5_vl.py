@@ -14,8 +14,8 @@ from safetensors import safe_open
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from post_training.layouts.layout import RolloutPlacement
+from post_training.layouts.published_names import published_name
 from post_training.models.families import decoder_values, family_of, sizes_of, table_for
-from post_training.models.published_names import published_name
 from post_training.report.flops import forward_flops
 from rehearsal.plan import run_environment
 from tests.post_training.models.published_configs import PUBLISHED_CONFIGS, nested

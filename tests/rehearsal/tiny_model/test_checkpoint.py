@@ -9,8 +9,8 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoModelForVision2Seq, AutoTokenizer
 
 from post_training.data import DataError
+from post_training.layouts.published_names import published_name
 from post_training.models.families import table_for
-from post_training.models.published_names import published_name
 from rehearsal.tiny_model import checkpoint
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from rehearsal.tiny_model.checkpoint import MARKER, CheckpointRequest, make_checkpoint

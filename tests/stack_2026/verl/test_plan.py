@@ -1,6 +1,7 @@
 """The keys of a rehearsal of the stack 2026 are ones that verl's own configuration has."""
 
 import sys
+from itertools import product
 
 import pytest
 
@@ -18,14 +19,16 @@ from rehearsal.stack_2026.plan import (
     make_plan,
 )
 from rehearsal.stack_2026.stages import check_backend
-from rehearsal.tiny_model.architecture import TINY_MODELS
+from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 from verl_plugin.offload import LIBRARY as OFFLOAD
 from verl_plugin.resume.checks import ENGINES
 from verl_plugin.routing_replay.checks import ENGINES as REPLAY
 
+OF_TEXT = [model for model in MODELS if not reads_images(model)]
+[OF_IMAGES] = set(MODELS) - set(OF_TEXT)
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("model", MODELS)
+
+@pytest.mark.parametrize(("model", "backend"), [*product(OF_TEXT, BACKENDS), (OF_IMAGES, "fsdp2")])
 def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
     from hydra import compose, initialize_config_module
 
@@ -42,7 +45,7 @@ def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
         assert config.actor_rollout_ref.actor.megatron.expert_model_parallel_size == experts
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", OF_TEXT)
 def test_keys_of_a_tool_are_known_to_verl(tmp_path, model):
     from hydra import compose, initialize_config_module
 
@@ -89,6 +92,34 @@ def test_dies_that_cannot_only_generate_rejected(capsys, arguments, error):
     with pytest.raises(SystemExit):
         parse_arguments(arguments)
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "--backend=megatron is invalid: --model qwen2_5_vl reads images, and alltoallv has no layout"),
+        (["--backend", "fsdp2", "--tool", "calculator"], "--tool=calculator is invalid: --model qwen2_5_vl reads"),
+        (["--backend", "fsdp2", "--data", "file"], "--data=file is invalid: --model qwen2_5_vl reads images, and its"),
+    ],
+)
+def test_what_images_cannot_be_combined_with_rejected(capsys, arguments, error):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--model", OF_IMAGES, *arguments])
+    assert error in capsys.readouterr().err
+
+
+def test_images_are_drawn_and_padded(tmp_path):
+    plan = make_plan(Options(OF_IMAGES, "fsdp2", seed=3, output=tmp_path), "now")
+    assert plan.data_command()[2:] == [
+        "rehearsal.make_image_task",
+        "--output_dir",
+        str(tmp_path / "data"),
+        "--seed",
+        "3",
+    ]
+    assert "actor_rollout_ref.model.use_remove_padding=false" in plan.overrides()
+    options, _ = parse_arguments(["--model", OF_IMAGES, "--backend", "fsdp2"])
+    assert options.model == OF_IMAGES
 
 
 def test_tool_beside_a_job_rejected(capsys):

@@ -134,6 +134,22 @@ def test_first_projections_of_mla_lie_in_one_weight():
     assert fitted([query, key], {}) == [query, key]
 
 
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_first_projections_of_a_vision_tower_lie_in_one_weight(kind):
+    """vLLM 0.9 kept them apart. Each die has a part of both; a decoder's are one already."""
+    prefix, rest = "visual.blocks.0.mlp.", ((0, 4),) if kind == "weight" else ()
+    gate, up = (Shard(f"{prefix}{name}.{kind}", ((6, 12), *rest), f"{prefix}{name}.{kind}")
+                for name in ("gate_proj", "up_proj"))  # fmt: skip
+    down = Shard(f"{prefix}down_proj.{kind}", ((0, 4), *rest), f"{prefix}down_proj.{kind}")
+    fused = f"{prefix}gate_up_proj.{kind}"
+    placed = fitted([gate, up, down], {fused: None})
+    assert [(shard.hf_name, shard.local, shard.view.index) for shard in placed[:2]] == [
+        (gate.hf_name, fused, ((0, 6),)),
+        (up.hf_name, fused, ((6, 12),)),
+    ]
+    assert placed[2] is down and fitted([gate, up], {}) == [gate, up]
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -16,13 +16,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.npu_emulator.vision_language_program import ask, draw_images
 from tests.ranks import fork_ranks, free_port
-from tests.stack_2026.vllm_ascend.models import VOCABULARY
+from tests.stack_2026.vllm_ascend.images_program import WIDE
 from tests.stack_2026.vllm_ascend.program import IMPORTED_ONCE
 from tests.vllm_cases import import_once
 
 EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
 TOKENS, UPDATES, GREW = 8, 2, 1.25
+IMAGES = WIDE
+"""Reads images: the model and the prompts of `images_program`."""
 PROMPTS = [[1, 3, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 5 * number)] for number in range(4)]
 
 
@@ -31,7 +34,7 @@ class Case:
     """One run.
 
     Attributes:
-        model: of `tests.stack_2026.vllm_ascend.models.MODELS`.
+        model: of `tests.stack_2026.vllm_ascend.models.MODELS`, or `IMAGES`.
         dies: each has a worker and a training rank.
         experts_parallel: in the rollout.
         dtype: of the rollout; training holds float32.
@@ -40,6 +43,7 @@ class Case:
         discards: the worker gives its weights up when it sleeps, from the first update on.
         keeps: and what no update writes is kept, as it should be.
         cycles: of sleep and update that follow, in which nothing is generated.
+        shifted: the first worker reads a part of what comes from another die 16 bytes further on; one update.
     """
 
     model: str
@@ -51,10 +55,15 @@ class Case:
     discards: bool = True
     keeps: bool = True
     cycles: int = 0
+    shifted: bool = False
 
     @property
     def name(self) -> str:
         return " ".join(str(value) for value in dataclasses.astuple(self))
+
+    @property
+    def updates(self) -> int:
+        return 1 if self.shifted else UPDATES
 
 
 def main(folder: Path) -> None:
@@ -80,6 +89,9 @@ def engine_options(case: Case) -> dict[str, Any]:
     return options | {
         "worker_extension_cls": EXTENSION,
         "enable_expert_parallel": case.experts_parallel,
+        **(
+            {"limit_mm_per_prompt": {"image": 2, "video": 0}} if case.model == IMAGES else {"skip_tokenizer_init": True}
+        ),
         "additional_config": {"weight_nz_mode": 0, "alltoallv": alltoallv},
         "max_model_len": 128,
         "dtype": case.dtype,
@@ -95,15 +107,20 @@ def serve(case: Case, folder: Path, place: int) -> None:
         import verl_plugin.alltoallv.sleep
 
         verl_plugin.alltoallv.sleep.blocks_to_keep = lambda *_: []
+    if case.shifted and place == 0:
+        read_further_on()
     llm = LLM(
-        model=str(folder / case.model), skip_tokenizer_init=True, max_num_seqs=8, seed=0, num_gpu_blocks_override=32,
+        model=str(folder / case.model), max_num_seqs=8, seed=0, num_gpu_blocks_override=32,
         gpu_memory_utilization=0.3, **engine_options(case),
     )  # fmt: skip
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1, detokenize=False)
-    requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    llm.collective_rpc("monkey_patch_model", kwargs={"vocab_size": VOCABULARY})
+    requests = requests_of(case, folder)
+    llm.collective_rpc("monkey_patch_model", kwargs={"vocab_size": llm.llm_engine.model_config.get_vocab_size()})
     refusal = sampling_refused(llm)
-    for update in range(UPDATES):
+    if case.shifted:
+        (folder / f"{case.name}.{place}.error").write_text(error_of_update(llm, case))
+        return
+    for update in range(case.updates):
         copied = sleep_and_take_update(llm, case)
         outputs = llm.generate(requests, greedy, use_tqdm=False)
         found = {
@@ -113,6 +130,8 @@ def serve(case: Case, folder: Path, place: int) -> None:
             "copied": copied,
             "weights": sum(tensor.nbytes for tensor in driver_model(llm).parameters()),
         }
+        if case.model == IMAGES:
+            found["differing"] = differing_from_own_load(driver_model(llm), folder / case.model, GREW**update)
         (folder / f"{case.name}.{place}.{update}.json").write_text(json.dumps(found))
     memory = []
     for _ in range(case.cycles):
@@ -134,12 +153,77 @@ def sleep_and_take_update(llm: Any, case: Case) -> int:
     return copied
 
 
+def requests_of(case: Case, folder: Path) -> list[dict[str, Any]]:
+    """What vLLM is asked."""
+    if case.model != IMAGES:
+        return [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    processor, texts, images = image_prompts(folder / case.model)
+    return [
+        {"prompt_token_ids": processor.tokenizer.encode(text), "multi_modal_data": {"image": own}}
+        for text, own in zip(texts, images, strict=True)
+    ]
+
+
+def encoded_prompts(case: Case, folder: Path) -> list[dict[str, Any]]:
+    """What transformers is asked."""
+    import torch
+
+    if case.model != IMAGES:
+        return [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
+    processor, texts, images = image_prompts(folder / case.model)
+    pairs = zip(texts, images, strict=True)
+    return [dict(processor(text=[text], images=own, return_tensors="pt")) for text, own in pairs]
+
+
+def image_prompts(checkpoint: Path) -> tuple[Any, list[str], list[Any]]:
+    """The processor, and as many texts with their images as there are `PROMPTS`."""
+    from transformers import AutoProcessor
+
+    processor, images = AutoProcessor.from_pretrained(checkpoint), draw_images()[: len(PROMPTS)]
+    return processor, [ask(processor, *each) for each in enumerate(images)], images
+
+
+def differing_from_own_load(model: Any, checkpoint: Path, scale: float) -> list[str]:
+    """The weights with other bytes than vLLM's own loader gives this rank from the file, grown as training's were."""
+    import safetensors.torch
+    import torch
+
+    arrived = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    file = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+        model.load_weights((name, tensor * scale) for name, tensor in file.items())
+    return [name for name, tensor in model.named_parameters() if not torch.equal(tensor, arrived[name])]
+
+
+def read_further_on() -> None:
+    """Let this worker write a part of what comes from other dies 16 bytes from where it belongs."""
+    from tests.stack_2026.verl_plugin.fsdp_program import FAULTS
+    from verl_plugin.alltoallv import worker
+
+    upstream = worker.Importer
+    worker.Importer = lambda manifest, *rest: upstream(FAULTS["wrong offset"](manifest), *rest)
+
+
+def error_of_update(llm: Any, case: Case) -> str:
+    """What this worker says of an update; empty if it takes it."""
+    from post_training.reshard.handover import HandoverError
+
+    try:
+        sleep_and_take_update(llm, case)
+    except HandoverError as error:
+        return str(error)
+    return ""
+
+
 def sampling_refused(llm: Any) -> str:
     """What vLLM is told when it asks for logits now; empty if it gets them."""
     import torch
 
     try:
-        driver_model(llm).compute_logits(torch.zeros(1, 64, device="npu"))
+        width = llm.llm_engine.model_config.get_hidden_size()
+        driver_model(llm).compute_logits(torch.zeros(1, width, device="npu"))
     except RuntimeError as error:
         return str(error)
     return ""
@@ -155,7 +239,7 @@ def train(case: Case, folder: Path, place: int) -> None:
     import torch.distributed as dist
     import torch_npu  # noqa: F401
     from torch.distributed.fsdp import fully_shard
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     from post_training.layouts.fsdp_shards import fsdp_shards, local_tensors
@@ -165,9 +249,10 @@ def train(case: Case, folder: Path, place: int) -> None:
 
     torch.npu.set_device(place)
     dist.init_process_group("cpu:gloo,npu:hccl")
-    model = AutoModelForCausalLM.from_pretrained(folder / case.model, dtype=torch.float32)
+    kind = AutoModelForImageTextToText if case.model == IMAGES else AutoModelForCausalLM
+    model = kind.from_pretrained(folder / case.model, dtype=torch.float32)
     reference = copy.deepcopy(model) if place == 0 else None
-    for layer in model.model.layers:
+    for layer in layers_of(model):
         fully_shard(layer.npu())
     fully_shard(model.npu())
     table = table_for(model.config)
@@ -178,19 +263,27 @@ def train(case: Case, folder: Path, place: int) -> None:
     transfer = WeightTransfer(training, control_path(job, place), dist.group.WORLD, torch.device("npu", place))
     handle = f"ipc:///tmp/rl-colocate-zmq-{job}-replica-0-rank-{place}.sock"
     wait_for(Path(f"/tmp/rl-colocate-alltoallv-{job}-{place}.sock"))
-    for update in range(UPDATES + case.cycles):
+    for update in range(case.updates + case.cycles):
         sender = BucketedWeightSender(handle, case.bucket, case.shared_memory)
         asyncio.run(sender.async_send_weights(transfer.buckets()))
-        if update >= UPDATES:
+        if update >= case.updates:
             continue
         (folder / f"{case.name}.{place}.{update}.report").write_text(json.dumps(dataclasses.asdict(transfer.report)))
         if reference is not None:
-            tokens = [greedy_tokens(reference, prompt) for prompt in PROMPTS]
+            tokens = [greedy_tokens(reference, prompt) for prompt in encoded_prompts(case, folder)]
             (folder / f"{case.name}.{update}.expected").write_text(json.dumps(tokens))
         for each in (model, reference):
             if each is not None:
                 grow(each)
     dist.barrier()
+
+
+def layers_of(model: Any) -> list[Any]:
+    """What FSDP2 shards by itself, as verl does: layers of the decoder, and of a vision tower."""
+    inner = model.model
+    if not hasattr(inner, "visual"):
+        return list(inner.layers)
+    return [*inner.language_model.layers, *inner.visual.blocks]
 
 
 def grow(model: Any) -> None:
@@ -201,15 +294,19 @@ def grow(model: Any) -> None:
             parameter.mul_(GREW)
 
 
-def greedy_tokens(model: Any, prompt: list[int]) -> list[int]:
+def greedy_tokens(model: Any, prompt: dict[str, Any]) -> list[int]:
     """What transformers chooses."""
     import torch
 
-    tokens = list(prompt)
+    given, length = dict(prompt), prompt["input_ids"].shape[1]
     with torch.no_grad():
         for _ in range(TOKENS):
-            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-    return tokens[len(prompt) :]
+            best = model(**given).logits[:, -1:].argmax(-1)
+            given["input_ids"] = torch.cat([given["input_ids"], best], 1)
+            for name in {"attention_mask", "mm_token_type_ids"} & given.keys():
+                more = torch.full_like(best, name == "attention_mask")
+                given[name] = torch.cat([given[name], more], 1)
+    return given["input_ids"][0, length:].tolist()
 
 
 def wait_for(path: Path) -> None:

@@ -28,8 +28,8 @@ import verl_patches.prelude_patch  # noqa: F401  (before Megatron)
 from overlay import ConfigurationError
 from post_training.layouts.model_tensors import train_tensors
 from post_training.layouts.placements import train_placement
+from post_training.layouts.published_names import published_name
 from post_training.models.families import table_for
-from post_training.models.published_names import published_name
 from tests.verl_patches.trainer.shipped_jobs import JOBS
 from verl_patches.trainer.main_ppo import compose
 from verl_patches.workers.model_check import check_workers_model

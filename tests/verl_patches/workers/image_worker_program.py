@@ -24,8 +24,8 @@ from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
 from post_training.layouts.layout import RolloutPlacement
+from post_training.layouts.published_names import published_name
 from post_training.models.families import table_for
-from post_training.models.published_names import published_name
 from verl_patches.trainer.main_ppo import compose
 
 PROMPTS = 4

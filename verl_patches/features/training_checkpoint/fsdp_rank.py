@@ -26,7 +26,7 @@ import torch
 
 from post_training.checkpoint.training_files import MOMENTS
 from post_training.layouts.layout import Shard, as_matrix, whole_slice
-from post_training.models.published_names import published_name
+from post_training.layouts.published_names import published_name
 
 
 @dataclass(frozen=True)

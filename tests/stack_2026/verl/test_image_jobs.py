@@ -1,0 +1,56 @@
+"""Jobs whose model reads images: what was rehearsed passes the checks, and what was not is named."""
+
+import json
+
+import pytest
+from transformers import Qwen2_5_VLConfig
+
+from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
+from verl_plugin.jobs import JobError, check_job, compose_job
+
+JOB, ON_MEGATRON = "qwen3_0_6b_gsm8k_one_card", "qwen3_30b_a3b_gsm8k_one_node"
+MODEL = PUBLISHED_CONFIGS["Qwen/Qwen2.5-VL-3B-Instruct"]
+PADDED = "actor_rollout_ref.model.use_remove_padding=false"
+ACTOR, VLLM = "actor_rollout_ref.actor", "+actor_rollout_ref.rollout.engine_kwargs.vllm"
+
+
+def test_padded_batches_on_fsdp2_accepted():
+    config = check_job(compose_job(JOB, [PADDED]), MODEL)
+    assert config["actor_rollout_ref"]["actor"]["strategy"] == "fsdp2"
+
+
+def test_config_that_transformers_5_wrote_accepted(tmp_path):
+    Qwen2_5_VLConfig(**json.loads(json.dumps(MODEL))).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text()) | {"architectures": MODEL["architectures"]}
+    assert "rope_scaling" not in written
+    check_job(compose_job(JOB, [PADDED]), written)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            [],
+            "use_remove_padding=True is invalid: verl's attention for packed batches of this model computes in 16 bits",
+        ),
+        ([PADDED, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "only padded batches were rehearsed"),
+        ([PADDED, f"{VLLM}.mm_encoder_tp_mode=data"], "alltoallv cuts the vision tower over tensor parallel ranks"),
+    ],
+)
+def test_what_was_not_rehearsed_with_images_rejected(overrides, says):
+    with pytest.raises(JobError) as error:
+        check_job(compose_job(JOB, overrides), MODEL)
+    assert says in str(error.value)
+
+
+def test_images_on_megatron_rejected():
+    with pytest.raises(
+        JobError, match="strategy=megatron is invalid: alltoallv has no layout of Qwen2.5-VL in Megatron"
+    ):
+        check_job(compose_job(ON_MEGATRON), MODEL)
+
+
+def test_model_without_a_layout_rejected_by_its_name():
+    other = MODEL | {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}
+    with pytest.raises(JobError, match="no layout table describes architecture Qwen3VLForConditionalGeneration"):
+        check_job(compose_job(JOB, [PADDED]), other)
