@@ -192,7 +192,7 @@ def _emulation(options: argparse.Namespace, given: list[str], signals: SignalFla
     return scaled.proof(), [
         ("scaled_down_job", "the job on at most 8 emulated dies: trained, killed, continued, and compared bit for bit",
          ends_well("scaled_down_job", scaled.proof)),
-        ("validation", "what the scaled-down job's validation after its last step found", lambda: _validation(scaled)),
+        ("validation", "metrics of the scaled-down job's validation after its last step", lambda: _validation(scaled)),
         ("export", "the scaled-down job's last checkpoint as a HuggingFace folder", ends_well("export", scaled.export)),
         ("evaluation", "answers of the export, judged by the job's reward", ends_well("evaluation", scaled.evaluation)),
     ]  # fmt: skip

@@ -102,7 +102,7 @@ def test_dies_that_cannot_only_generate_rejected(capsys, arguments, error):
         (["--backend", "fsdp2", "--data", "file"], "--data=file is invalid: --model qwen2_5_vl reads images, and its"),
     ],
 )
-def test_what_images_cannot_be_combined_with_rejected(capsys, arguments, error):
+def test_options_not_rehearsed_with_images_rejected(capsys, arguments, error):
     with pytest.raises(SystemExit):
         parse_arguments(["--model", IMAGE_MODEL, *arguments])
     assert error in capsys.readouterr().err
