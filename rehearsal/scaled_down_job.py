@@ -22,9 +22,12 @@ PLACES = (
     "trainer.val_before_train", "trainer.logger", "trainer.resume_mode", "trainer.resume_from_path",
     "actor_rollout_ref.overlay.checkpoint.keep_last", "actor_rollout_ref.overlay.watch.enabled",
 )  # fmt: skip
-VALIDATION = "val-"
-"""The beginning of the names of what a validation found."""
-_QUESTIONS = 8
+_QUESTIONS, _VALIDATION = 8, "val-"
+
+
+def validation_metrics(run: Path, step: int) -> dict[str, Any]:
+    """Return the metrics of a step's validation by name; none if it did not run."""
+    return {name: value for name, value in metrics_of(run)[step].items() if name.startswith(_VALIDATION)}
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class ScaledDownJob:
         return [*command, "--points", "1", "--output", str(self.folder), *self.overrides, f"trainer.test_freq={STEPS}"]
 
     def validated(self) -> dict[str, Any]:
-        """What the validation of the last step found, by name; empty where it did not run."""
-        return {name: value for name, value in metrics_of(self.unbroken)[STEPS].items() if name.startswith(VALIDATION)}
+        """Return the metrics of the last step's validation."""
+        return validation_metrics(self.unbroken, STEPS)
 
     def export(self) -> list[str]:
         """The command that makes a HuggingFace folder of the last checkpoint."""

@@ -192,7 +192,7 @@ def _emulation(options: argparse.Namespace, given: list[str], signals: SignalFla
     return scaled.proof(), [
         ("scaled_down_job", "the job on at most 8 emulated dies: trained, killed, continued, and compared bit for bit",
          ends_well("scaled_down_job", scaled.proof)),
-        ("validation", "what the scaled-down job's validation after its last step found", lambda: _validation(scaled)),
+        ("validation", "metrics of the scaled-down job's validation after its last step", lambda: _validation(scaled)),
         ("export", "the scaled-down job's last checkpoint as a HuggingFace folder", ends_well("export", scaled.export)),
         ("evaluation", "answers of the export, judged by the job's reward", ends_well("evaluation", scaled.evaluation)),
     ]  # fmt: skip
@@ -208,8 +208,8 @@ def _emulation_2026(
          lambda: _run(scaled.proof(), options.output / "scaled_down_job.log", signals)),
         ("first_step", "metrics of the scaled-down job's first step, to compare the cluster's with",
          lambda: _first_step(scaled)),
-        ("validation", "what the scaled-down job's validation after its last step found",
-         lambda: _validated(scaled.validated(), scaled.run)),
+        ("validation", "metrics of the scaled-down job's validation after its last step",
+         lambda: _validation_result(scaled.validated(), scaled.run)),
     ]  # fmt: skip
 
 
@@ -316,13 +316,13 @@ def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, s
 def _validation(scaled: ScaledDownJob) -> tuple[str, str]:
     """What it found; with it goes what an earlier preflight in this folder has made of the checkpoint."""
     scaled.forget()
-    return _validated(scaled.validated(), scaled.unbroken / "run.log")
+    return _validation_result(scaled.validated(), scaled.unbroken / "run.log")
 
 
-def _validated(found: dict[str, Any], where: Path) -> tuple[str, str]:
-    """The metrics of a validation; where: they would be."""
+def _validation_result(found: dict[str, Any], place: Path) -> tuple[str, str]:
+    """The metrics of a validation, or where to look if there are none."""
     if not found:
-        return FAILED, f"the last step has no metric of a validation; see {where}"
+        return FAILED, f"the last step has no metric of a validation; see {place}"
     return PASSED, "\n".join(f"{name} = {value}" for name, value in found.items())
 
 

@@ -1,8 +1,8 @@
 """What a rank of FSDP2 holds: of every parameter one slice, which torch's placement of the shards gives.
 
-Names are those of the model's `state_dict`, which for transformers' models are HuggingFace names, except that newer
-transformers put the parts of a model that reads images into a module of their own (`published_names`), and that
-transformers 5 packs the experts of a layer in one parameter each:
+Names are those of the model's `state_dict`, which for transformers' models are HF names with two exceptions. Newer
+transformers put decoder and vision tower into modules of their own (`published_names`), and transformers 5 packs the
+experts of a layer into one parameter for each projection:
 
     mlp.experts.gate_up_proj (experts, 2 * width, hidden)      gate_proj above up_proj
     mlp.experts.down_proj    (experts, hidden, width)

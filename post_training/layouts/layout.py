@@ -328,7 +328,7 @@ class Table:
 
 
 def matrix_table(table: Table) -> Table:
-    """The same layouts with every tensor as a vector or as a matrix, which is what a reshard plans."""
+    """Return the table with tensors of more than two dimensions as matrices: a reshard plans rows and columns."""
     if all(len(shape) <= 2 for shape in table.shapes.values()):
         return table
     return replace(
@@ -340,14 +340,14 @@ def matrix_table(table: Table) -> Table:
 
 
 def matrix_shards(shards: Iterable[Shard], shapes: Mapping[str, tuple[int, ...]]) -> list[Shard]:
-    """The same regions and the same memory, of tensors with more than two dimensions as rows of matrices.
+    """Describe shards of tensors with more than two dimensions as rows of matrices, in the same memory.
 
     >>> whole = Shard("conv", ((0, 4), (0, 3), (0, 2)), "conv")
     >>> [(shard.bounds, shard.view.shape) for shard in matrix_shards([whole], {"conv": (8, 3, 2)})]
     [(((0, 4), (0, 6)), (4, 6))]
 
     Raises:
-        ValueError: a shard has a part of a row of such a tensor, or lies in a part of a local tensor.
+        ValueError: a shard has only part of such a tensor's row, or is part of a local tensor.
     """
     return [shard if len(shard.bounds) <= 2 else _matrix_shard(shard, shapes[shard.hf_name]) for shard in shards]
 

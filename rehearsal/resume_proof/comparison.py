@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,24 @@ def compare(unbroken: Path, resumed: Path, last: int) -> Comparison:
     return Comparison(steps, count, tuple(differing))
 
 
-def compare_metrics(unbroken: Path, resumed: Path) -> tuple[int, int, list[str]]:
-    """How many steps and values were compared, and which differ."""
+def are_same(name: str, ours: Any, theirs: Any) -> bool:
+    """Whether two runs have the same value of a metric."""
+    return bool(ours == theirs)
+
+
+def compare_metrics(
+    unbroken: Path, resumed: Path, agree: Callable[[str, Any, Any], bool] = are_same
+) -> tuple[int, int, list[str]]:
+    """Compare all metrics of two runs but `MEASURED`.
+
+    Args:
+        unbroken: the folder of one run.
+        resumed: the folder of the other.
+        agree: whether a metric's two values count as equal, by its name; None stands for a missing value.
+
+    Returns:
+        How many steps and values were compared, and which differ.
+    """
     expected, found = metrics_of(unbroken), metrics_of(resumed)
     differing: list[str] = []
     count = 0
@@ -43,7 +60,7 @@ def compare_metrics(unbroken: Path, resumed: Path) -> tuple[int, int, list[str]]
             continue
         names = [name for name in sorted(ours.keys() | theirs.keys()) if not name.startswith(MEASURED)]
         count += len(names)
-        differing += [f"step {step}: {name}" for name in names if ours.get(name) != theirs.get(name)]
+        differing += [f"step {step}: {name}" for name in names if not agree(name, ours.get(name), theirs.get(name))]
     return len(expected), count, differing
 
 

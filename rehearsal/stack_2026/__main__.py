@@ -68,7 +68,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
 
 
 def _check_images(parser: CommandParser, values: dict[str, Any]) -> None:
-    """End with what a model that reads images cannot be rehearsed with."""
+    """Reject options with which a model that reads images is not rehearsed."""
     if values["job"] is not None or not reads_images(values["model"]):
         return
     images = f"--model {values['model']} reads images"

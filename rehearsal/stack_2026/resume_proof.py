@@ -3,9 +3,9 @@
     python -m rehearsal.stack_2026.resume_proof --job NAME --output DIR -- KEY=VALUE ...
 
 The command is killed by SIGKILL after the last step was saved and before it is complete, so that the step before it is
-resumed. Metrics of every step, weights, optimizer and schedule then have to be those of the unbroken run. Those that
-compare the rollout's log-probs with training's may be 1e-3 apart: vLLM puts requests into a batch as they arrive, and a
-product of another number of rows may be rounded otherwise, in the unbroken run too.
+resumed. Metrics of every step, weights, optimizer and schedule then have to be those of the unbroken run. Metrics of
+the rollout's log-probs may differ by 1e-3: vLLM batches requests as they arrive, and a matrix product may round
+differently with another number of rows, in two unbroken runs too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from post_training.arguments import absolute
 from post_training.command_parser import CommandParser
@@ -28,7 +29,7 @@ from post_training.processes.logs import last_error
 from post_training.terminal import escape_output
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
-from rehearsal.resume_proof.comparison import Comparison, compare_metrics, metrics_of
+from rehearsal.resume_proof.comparison import Comparison, compare_metrics
 from rehearsal.resume_proof.runs import ProofError
 from rehearsal.stack_2026.jobs import JOBS
 from verl_plugin.resume.checks import KEYS
@@ -36,8 +37,8 @@ from verl_plugin.resume.checks import KEYS
 STEPS = 2
 REACHED_NAME = "held"
 """Beside the folders of the steps: the training loop is held in the save of the last one."""
-OF_LOG_PROBS = ("rollout_corr/", "training/rollout_")
-"""Beginnings of metrics of the rollout's log-probs, which no job here trains with."""
+LOG_PROB_METRICS = ("rollout_corr/", "training/rollout_")
+"""Prefixes of metrics that compare the rollout's log-probs with training's. No job here trains with the rollout's."""
 LOG_PROB_TOLERANCE = 1e-3
 _CALLBACK = "trainer.checkpoint_callback_class"
 _HELD = f"{_CALLBACK}=rehearsal.stack_2026.held_save.HeldSave"
@@ -118,8 +119,7 @@ def compare(unbroken: Path, resumed: Path) -> Comparison:
     """Metrics of every step of two runs, and what they saved of the last."""
     from rehearsal.stack_2026.saved_state import digests_of
 
-    steps, count, unequal = compare_metrics(unbroken, resumed)
-    differing = [each for each in unequal if not _is_rounding(each, unbroken, resumed)]
+    steps, count, differing = compare_metrics(unbroken, resumed, _agree)
     one, other = (digests_of(run / "checkpoints" / f"global_step_{STEPS}") for run in (unbroken, resumed))
     if not one:
         differing.append(f"nothing was saved of step {STEPS}")
@@ -130,13 +130,11 @@ def compare(unbroken: Path, resumed: Path) -> Comparison:
     return Comparison(steps, count, tuple(differing))
 
 
-def _is_rounding(differing: str, unbroken: Path, resumed: Path) -> bool:
-    """Whether a metric that `compare_metrics` names is of the rollout's log-probs, and within the tolerance."""
-    step, _, name = differing.removeprefix("step ").partition(": ")
-    if not name.startswith(OF_LOG_PROBS):
-        return False
-    ours, theirs = (metrics_of(run)[int(step)].get(name) for run in (unbroken, resumed))
-    return ours is not None and theirs is not None and abs(ours - theirs) <= LOG_PROB_TOLERANCE
+def _agree(name: str, ours: Any, theirs: Any) -> bool:
+    """Whether a metric is the same in both runs, or of the rollout's log-probs and within the tolerance."""
+    if ours is None or theirs is None or not name.startswith(LOG_PROB_METRICS):
+        return bool(ours == theirs)
+    return bool(ours == theirs or abs(ours - theirs) <= LOG_PROB_TOLERANCE)
 
 
 def _kill_at(reached: Path) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 from post_training.report import read_records
 from post_training.report.metrics import REWARD, training_steps
 from post_training.report.run_folder import METRICS
-from rehearsal.resume_proof.comparison import metrics_of
-from rehearsal.scaled_down_job import PLACES, VALIDATION
+from rehearsal.scaled_down_job import PLACES, validation_metrics
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.stack_2026.records import LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE_MEAN
 from rehearsal.stack_2026.resume_proof import STEPS
@@ -52,8 +51,8 @@ class ScaledDownJob2026:
         return [*command, "--output", str(self.folder), "--", *self.overrides, f"trainer.test_freq={STEPS}"]
 
     def validated(self) -> dict[str, Any]:
-        """What the validation of the last step found, by name; empty where it did not run."""
-        return {name: value for name, value in metrics_of(self.run)[STEPS].items() if name.startswith(VALIDATION)}
+        """Return the metrics of the last step's validation."""
+        return validation_metrics(self.run, STEPS)
 
     def first_step(self) -> dict[str, float | None]:
         """Metrics of the first step; None for one that is missing or not finite."""

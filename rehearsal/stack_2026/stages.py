@@ -46,7 +46,7 @@ from verl_plugin.resume.step_folders import check_complete, newest_complete
 # Keys of a model by which verl makes prompts.
 _OF_TOKENIZER = ("path", "tokenizer_path", "custom_chat_template", "trust_remote_code")
 _FROM = "trainer.resume_from_path"
-# Keys that say where a run begins; one that is resumed sets them anew.
+# Keys that say where a run begins; a resume sets them anew.
 _RESUMING = ("trainer.resume_mode", _FROM)
 # Metrics that every step has, and that are finite in a run that learns.
 _NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
@@ -109,14 +109,14 @@ class Rehearsal:
     def _resumed(self, plan: Plan) -> Plan:
         """The plan of a run that goes on, once the records of steps are taken back that will be trained again.
 
-        A run that began with another run's checkpoint goes on with its own, once it has one.
+        A run that began with another run's checkpoint continues from its own newest one, if it has any.
 
         Raises:
             PreflightError: the checkpoint that the user names is not complete.
         """
         RecordWriter(plan.upstream_metrics, plan.output / METRICS).update()
         folder, skipped = newest_complete(plan.checkpoints, _last_step(plan.output))
-        if folder is None or _named_now(plan):
+        if folder is None or _names_checkpoint(plan):
             given = given_checkpoint(plan.options)
             folder, skipped = (folder, skipped) if given is None else (given, [])
         step = 0 if folder is None else int(folder.name.rpartition("_")[2])
@@ -192,8 +192,11 @@ def check_backend(backend: str) -> None:
             )
 
 
-def _named_now(plan: Plan) -> bool:
-    """Whether the command that resumes a run names a checkpoint, beside what the command that began it named."""
+def _names_checkpoint(plan: Plan) -> bool:
+    """Whether the command that resumes a run names a checkpoint itself.
+
+    The options of the command that began the run come first, and are among the plan's.
+    """
     begun = read_object(plan.output / OPTIONS_NAME)["overrides"]
     return sum(_key(word) == _FROM for word in plan.options.overrides) > sum(_key(word) == _FROM for word in begun)
 

@@ -19,7 +19,7 @@ from post_training.layouts.layout import LocalView, Shard
 from post_training.layouts.model_tensors import weight_tensors
 
 _EXPERTS = (".experts.w13_weight", ".experts.w2_weight")
-# What vLLM 0.23 keeps as one weight, by the layouts' names: rows of the first come first.
+# Weights that vLLM 0.23 fuses, with the layouts' names of their parts in the order of their rows.
 _FUSED = {
     "fused_qkv_a_proj.weight": ("q_a_proj.weight", "kv_a_proj_with_mqa.weight"),
     "gate_up_proj.weight": ("gate_proj.weight", "up_proj.weight"),
@@ -46,12 +46,12 @@ def restore_expert_order(model: nn.Module) -> None:
 
 
 def _kept_transposed(name: str, tensor: torch.Tensor) -> bool:
-    """Shapes do not say it where experts are square: docs/upstream/verl-square-expert-weights.md."""
+    """Tell by the order in memory: square experts look alike (docs/upstream/verl-square-expert-weights.md)."""
     return name.endswith(_EXPERTS) and tensor.is_contiguous()
 
 
 def fitted(shards: Iterable[Shard], weights: Mapping[str, object]) -> list[Shard]:
-    """The same shards where this model keeps them: of two projections that are one weight here, in its rows."""
+    """Place shards where this model keeps them: two projections may be rows of one weight."""
     placed = []
     first_rows: dict[str, int] = {}
     for shard in shards:

@@ -42,7 +42,7 @@ class CountedRequests:
 
 
 class HeartbeatServer(WindowServer):
-    """verl's server, and this project's where engines have sync windows."""
+    """verl's server with heartbeats, and with sync windows if its engines have them."""
 
     async def run_server(self, *arguments: Any, **named: Any) -> None:
         """As upstream."""

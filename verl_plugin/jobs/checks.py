@@ -218,7 +218,7 @@ def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
     mode = at(config, MODE_KEY)
     reasons = {
         "there is one engine alone": dp == 1,
-        f"over several nodes, {MODE_KEY}={mode} starts servers in which vLLM takes no executor of a job's own": tp * dp
+        f"over several nodes it needs {MODE_KEY}={ONE_FORWARD} or {RECORDED}, not {mode}": tp * dp
         > config["trainer"]["n_gpus_per_node"]
         and mode not in (ONE_FORWARD, RECORDED),
         f"windows need {WORKER_KEY}={WORKER}": vllm.get("worker_cls") != WORKER,

@@ -1,4 +1,4 @@
-"""What a job cannot be combined with whose model reads images."""
+"""Checks of a job whose model reads images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ULYSSES = tuple(f"{part}.fsdp_config.ulysses_sequence_parallel_size" for part i
 
 
 def image_problems(config: Mapping[str, Any], family: ModelFamily) -> Iterator[str]:
-    """What is wrong where prompts may hold images; nothing for a family that reads text alone."""
+    """Yield what such a job has not been rehearsed with; nothing for a family that reads text only."""
     if not family.reads_images:
         return
     if at(config, _STRATEGY) != "fsdp2":

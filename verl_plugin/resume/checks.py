@@ -23,7 +23,7 @@ KEYS = {
 """What a job sets to be resumed bit for bit, beside `ENGINES` in actor_rollout_ref.model.external_lib."""
 _MODE, _KEPT = "trainer.v1.trainer_mode", "trainer.max_actor_ckpt_to_keep"
 ON_HOST = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
-"""Leaves AdamW's state and step to the host, in Megatron-core."""
+"""Megatron-core keeps AdamW's state on the host, which also updates the weights."""
 _LIBRARIES = "actor_rollout_ref.model.external_lib"
 _FORMAT = "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable"
 _RESUME, _PATH = "trainer.resume_mode", "trainer.resume_from_path"
@@ -55,7 +55,7 @@ def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _host_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Whether a job that saves an optimizer on the host can load it."""
+    """Yield why a job cannot load an optimizer on the host that it saves."""
     if not at(config, ON_HOST) or (at(config, "trainer.save_freq") <= 0 and at(config, _RESUME) == "disable"):
         return
     libraries = at(config, _LIBRARIES) or []

@@ -43,7 +43,7 @@ class ResumableFSDP2(ReplacedWhole):
 
 extend_engine("fsdp2", ResumableFSDP2)
 if has_engine("megatron"):
-    from verl_plugin.resume.hybrid_optimizer import resumable
+    from verl_plugin.resume.hybrid_optimizer import make_resumable
     from verl_plugin.resume.megatron_manager import MegatronManager
     from verl_plugin.resume.ranks import megatron_rank
 
@@ -61,7 +61,7 @@ if has_engine("megatron"):
 
         def _build_optimizer(self) -> Any:
             optimizer = super()._build_optimizer()  # type: ignore[misc]  # of the engine that this extends
-            resumable(optimizer)
+            make_resumable(optimizer)
             return optimizer
 
     extend_engine("megatron", ResumableMegatron)

@@ -9,7 +9,7 @@ Megatron-core cannot load at all: it reads that count from the optimizer that is
 AssertionError where it has made no update; it looks for the count among the tensors that were saved, and ends with a
 KeyError; and it gives all weights one and the same tensor to count in, which rises by their number at each update.
 
-An optimizer whose state is the host's is `verl_plugin.resume.hybrid_optimizer`.
+`verl_plugin.resume.hybrid_optimizer` has the optimizer on the host.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class MegatronManager(AnyLayoutManager):
     """verl's checkpoint manager for Megatron-core."""
 
     def load_checkpoint(self, local_path: str, **named: Any) -> None:
-        """As upstream, an optimizer on the host too.
+        """Load as upstream does, an optimizer on the host included.
 
         Raises:
-            CheckpointError: as the class above.
+            CheckpointError: as `AnyLayoutManager`.
         """
         on_host = hybrid_parts(self._manager.optimizer)
         with torch.serialization.safe_globals(classes_in_files(on_host)):
             super().load_checkpoint(local_path, **named)
         for part in on_host:
-            part.optimizer.show()
+            part.optimizer.copy_to_die()
 
     def _load_own(self, local_path: str, **named: Any) -> None:
         manager = self._manager

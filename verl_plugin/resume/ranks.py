@@ -43,9 +43,9 @@ class MegatronCoreRank(MegatronRank):
         return [shard for part in self._on_host for shard in part.shards(names)] or super().optimizer_shards
 
     def create_states(self, steps: int) -> None:
-        """As without an optimizer on the host."""
+        """As `MegatronRank`, for optimizers on the host too."""
         for part in self._on_host:
-            part.optimizer.create_states(steps) if steps else part.optimizer.forget()
+            part.optimizer.create_states(steps) if steps else part.optimizer.clear_states()
         if not self._on_host:
             super().create_states(steps)
 

@@ -1,9 +1,9 @@
-"""verl's vLLM servers of an instance over several nodes, whose engines may have an executor of this project's.
+"""verl's vLLM servers with sync windows in an instance over several nodes.
 
-verl 0.9.1 tells vLLM how many nodes an instance has (`nnodes`), and vLLM 0.23 then takes no executor but its own. vLLM
-needs the number for an engine that spans nodes. Where each engine has all its dies on one node, as `--check` demands
-of a job with several engines, it starts the engines of the other nodes without: each node has the number and the first
-rank of its engines, and the address of the first node (vLLM's documents: data-parallel deployment over nodes).
+verl 0.9.1 tells vLLM how many nodes an instance has (`nnodes`), and vLLM 0.23 then accepts no executor but its own.
+vLLM needs that number only for an engine that spans nodes. `--check` demands of a job with several engines that each
+has all its dies on one node; vLLM then starts them without it, from the number and the first rank of a node's engines
+and the address of the first node (vLLM's documents: data-parallel deployment over nodes).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verl_plugin.rollout.sync_window import EXECUTOR
 
 
 class WindowServer(vLLMHttpServer):
-    """verl's server. Without sync windows it is upstream's."""
+    """verl's server; without sync windows it does what upstream's does."""
 
     async def run_server(self, args: Namespace) -> None:
         """As upstream, on the first node of an instance."""
@@ -30,7 +30,7 @@ class WindowServer(vLLMHttpServer):
 
 
 class WindowReplica(vLLMReplica):
-    """verl's replica, with that server."""
+    """verl's replica, which starts `WindowServer`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -38,11 +38,11 @@ class WindowReplica(vLLMReplica):
 
 
 def without_nodes(args: Namespace) -> Namespace:
-    """vLLM's arguments for the engines of one node, where their executor is this project's.
+    """Return vLLM's arguments with one node, if the executor is this project's.
 
     Args:
-        args: as verl makes them. Engines of a node are told apart from those of others by
-            `data_parallel_start_rank` and `data_parallel_size_local`, not by `node_rank`.
+        args: as verl makes them. `data_parallel_start_rank` and `data_parallel_size_local` tell vLLM which engines are
+            this node's, so `node_rank` is not needed.
     """
     if args.distributed_executor_backend != EXECUTOR or args.nnodes == 1:
         return args

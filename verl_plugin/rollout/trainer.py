@@ -1,4 +1,4 @@
-"""A mixin for verl's trainers that starts servers whose engines may have sync windows over nodes."""
+"""A mixin for verl's trainers: servers whose engines may have sync windows over nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY
 
 
 class ServesWindows:
-    """Put before a trainer of verl, and before `DetectsHangs`: its servers do the same, and take the place of these."""
+    """Comes before a trainer of verl, and before `DetectsHangs`.
+
+    `HeartbeatServer` extends `WindowServer`, so the servers that `DetectsHangs` registers later replace these.
+    """
 
     config: Any
 

@@ -163,8 +163,8 @@ def test_each_phase_has_its_own_limit(run):
 
 
 @pytest.mark.parametrize("before", [None, "unknown"])
-def test_phase_has_its_time_from_its_beginning_and_is_no_progress(before):
-    """As where the training loop begins to work after it has waited for its workers, and nothing is done yet."""
+def test_phase_starts_its_own_time_and_is_no_progress(before):
+    """The training loop begins to work after it waited for its workers, and has made no progress yet."""
     run = Run()
     run.change("0", "1", "2", "3", phase=before)
     run.go_on(200)

@@ -58,7 +58,7 @@ def test_packed_experts_of_every_rank_are_those_of_the_files(monkeypatch, ranks)
 
 
 def test_names_in_memory_are_those_of_published_files():
-    """transformers 5 has the parts of a model of images in a module of their own."""
+    """transformers 5 has decoder and vision tower in modules of their own."""
     state = {"model.visual.merger.ln_q.weight": torch.zeros(4), "model.language_model.norm.weight": torch.zeros(4)}
     shards = fsdp_shards(state, {"visual.merger.ln_q.weight": (4,), "model.norm.weight": (4,)})
     assert {shard.local: shard.hf_name for shard in shards} == {

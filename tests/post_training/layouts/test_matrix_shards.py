@@ -32,7 +32,7 @@ def test_part_of_a_row_rejected(shard):
         matrix_shards([shard], SHAPES)
 
 
-def test_layouts_of_a_model_of_images_are_matrices():
+def test_layouts_of_a_vision_language_model_are_matrices():
     config = PUBLISHED_CONFIGS["Qwen/Qwen2.5-VL-3B-Instruct"]
     table = matrix_table(table_for(config))
     assert table.shapes["visual.patch_embed.proj.weight"] == (1280, 1176)
@@ -41,7 +41,7 @@ def test_layouts_of_a_model_of_images_are_matrices():
         assert max(len(shard.bounds) for shard in table.vllm_ascend(RolloutPlacement(2), rank)) == 2
 
 
-def test_layouts_of_a_model_of_text_stay():
+def test_layouts_of_a_text_model_stay():
     text = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 8, "intermediate_size": 8,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 8,

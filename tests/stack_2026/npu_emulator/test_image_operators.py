@@ -1,4 +1,4 @@
-"""Operators that models of images call on torch_npu 2.10, against transformers' own functions and plain torch."""
+"""Operators that vision-language models call on torch_npu 2.10, against transformers' functions and plain torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def drawn(*sizes: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
 
 
 def turned(query: torch.Tensor, angles: torch.Tensor, section: list[int], mode: str) -> torch.Tensor:
-    """What transformers makes of heads [1, heads, tokens, size] with angles [3, 1, tokens, size / 2]."""
+    """Rotate heads [1, heads, tokens, size] by angles [3, 1, tokens, size / 2] with transformers' functions."""
     if mode == "interleave":
         kept = Qwen3VLTextRotaryEmbedding.apply_interleaved_mrope(None, angles.clone(), section)
         double = torch.cat([kept, kept], -1)
@@ -51,7 +51,7 @@ def test_positions_of_three_parts_turn_as_in_transformers(section, mode, dtype):
 
 @pytest.mark.parametrize("wanted", ["weight", "input", "both"])
 def test_patches_of_images_are_convolved_and_their_gradients(wanted):
-    """The towers' patches do not overlap; where images have no gradient, torch_npu passes no tensor for it."""
+    """A vision tower's patches do not overlap. Without a gradient of images, torch_npu passes no tensor for it."""
     patches, weight = drawn(5, 3, 2, 14, 14), drawn(8, 3, 2, 14, 14, seed=1)
     gradient = drawn(5, 8, 1, 1, 1, seed=2)
     results = []
@@ -69,7 +69,7 @@ def test_patches_of_images_are_convolved_and_their_gradients(wanted):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_of_banned_tokens_are_filled(dtype):
-    """verl bans the tokens that stand for images so."""
+    """verl bans the tokens that stand for images by `index_fill`."""
     scores, banned = drawn(4, 16, dtype=dtype), torch.tensor([7, 3])
     on_device = scores.npu()
     out = on_device.index_fill(-1, banned.npu(), float("-inf"))

@@ -1,4 +1,4 @@
-"""Which parameters lie on a die, and whose values they have, over random orders of what verl asks of its engines."""
+"""Which parameters are on a die, and with which values, over random orders of verl's calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from post_training.process_context import process_context
 from verl_plugin.offload.manager import OffloadManager, StayingEngines
 
 
-class Verls:
-    """As much of an engine of verl's as moves: its parameters are one number, on the die, on the host or on both."""
+class UpstreamEngine:
+    """The part of verl's engine that moves: its parameters are one number, on the die, on the host or on both."""
 
     def __init__(self, value: int, adapters: int = 0) -> None:
         self.die: int | None = None
@@ -68,8 +68,8 @@ class Verls:
         self.to("cpu", True, True, False)
 
 
-class Engine(OffloadManager, Verls):
-    """With the host's copy kept as long as `OffloadManager` says that it is theirs."""
+class Engine(OffloadManager, UpstreamEngine):
+    """Keeps the host's copy as long as `OffloadManager` says that it is valid."""
 
     def _arrive(self) -> None:
         if self.die is None:
@@ -97,7 +97,7 @@ OPERATIONS = ("update", "log-probs", "reference", "offer", "save", "load")
 
 @given(st.lists(st.sampled_from(OPERATIONS), max_size=12), st.booleans())
 def test_parameters_have_the_values_of_the_last_writer(asked, adapters):
-    """Whatever comes in whatever order; the reference's never change, and beside a pass no other engine's are there."""
+    """In any order; the reference's never change, and within a pass no other engine's are on the die."""
     process_context().keep(StayingEngines())
     actor, reference, written = Engine(1, int(adapters)), Engine(-1), 1
     for number, operation in enumerate(asked, 2):
@@ -132,7 +132,7 @@ def test_unwritten_parameters_leave_without_a_copy():
         with actor.eval_mode():
             pass
         actor.to("cpu", model=True, optimizer=False, grad=False)
-    assert actor.copies == 3 + 1, "each arrival, and of the departures the first, before which nobody knows the host's"
+    assert actor.copies == 3 + 1, "each arrival and the first departure, before which the host has no known copy"
     with actor.train_mode():
         actor.die = 2
     with actor.eval_mode():

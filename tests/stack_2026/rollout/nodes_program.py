@@ -128,15 +128,11 @@ async def exists(path: Path) -> None:
 
 def end() -> None:
     """End this node with its engine: verl's server waits for that until Ray ends both."""
-    end_children()
-    os._exit(0)
-
-
-def end_children() -> None:
     import psutil
 
     for child in psutil.Process().children(recursive=True):
         child.kill()
+    os._exit(0)
 
 
 def run(folder: Path, fault: str) -> int:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.stack_2026.rollout.nodes_program import ANSWERS, FORWARDS, MODEL, NODES, prompts
+from tests.stack_2026.verl_plugin.worker_program import greedy_tokens
 from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY
 
 
 def run(folder: Path, fault: str) -> tuple[int, str]:
-    """The exit status, and what was printed. Engines of a node that was ended are left over, and end here."""
+    """Return the exit status and the output. Engines that a killed node leaves over are killed here."""
     environment = {**os.environ, "NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
     command = [sys.executable, "-W", "ignore", "-m", "tests.stack_2026.rollout.nodes_program", str(folder), fault]
@@ -32,20 +33,14 @@ def run(folder: Path, fault: str) -> tuple[int, str]:
 
 
 def greedy(folder: Path) -> list[list[int]]:
-    """What transformers generates."""
+    """Return the tokens that transformers generates."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder / MODEL, dtype=torch.float32)
-    found = []
-    for answers, given in zip(ANSWERS, prompts(), strict=True):
-        for length, prompt in zip(answers, given, strict=True):
-            tokens = list(prompt)
-            with torch.no_grad():
-                for _ in range(length):
-                    tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-            found.append(tokens[len(prompt) :])
-    return found
+    lengths, given = ([each for node in nodes for each in node] for nodes in (ANSWERS, prompts()))
+    pairs = zip(given, lengths, strict=True)
+    return [greedy_tokens(model, {"input_ids": torch.tensor([prompt])}, length) for prompt, length in pairs]
 
 
 @pytest.mark.slow

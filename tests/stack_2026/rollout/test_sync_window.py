@@ -191,7 +191,7 @@ def test_engine_offers_what_it_runs_and_may_need(running, scheduled, offered):
 
 
 def test_executor_counts_forwards_and_tells_the_workers(monkeypatch):
-    """Of forwards with tokens each takes one of the window, and one without tokens none; idle ones take theirs."""
+    """A forward with tokens takes one of the window, one without takes none; idle engines take theirs."""
     from verl_plugin.rollout import executor as module
 
     taken, passed = [], []

@@ -195,7 +195,7 @@ def test_tally_is_a_naive_count_over_layers_and_micro_batches(seed):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_rows_of_fsdp2_lie_as_tokens_do(packed):
-    """Of three samples of unequal lengths, with padding behind all of them or behind each."""
+    """Three samples of unequal lengths, with padding behind all of them or behind each."""
     lengths, padding = (5, 3, 4), 6
     parts = [torch.arange(length * 6, dtype=torch.uint8).view(length, 3, 2) + 20 * place
              for place, length in enumerate(lengths)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What was recorded and what was made again, counted value by value against plain Python."""
+"""A recorded step and its repetition are compared value by value as plain Python does."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_config_that_transformers_5_wrote_accepted(tmp_path):
         ([PADDED, f"{VLLM}.mm_encoder_tp_mode=data"], "alltoallv cuts the vision tower over tensor parallel ranks"),
     ],
 )
-def test_what_was_not_rehearsed_with_images_rejected(overrides, says):
+def test_options_not_rehearsed_with_images_rejected(overrides, says):
     with pytest.raises(JobError) as error:
         check_job(compose_job(JOB, overrides), MODEL)
     assert says in str(error.value)

@@ -1,12 +1,11 @@
 """GRPO on prompts with images: whole steps of verl with Qwen2.5-VL, and a control for what training knows of images."""
 
-import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from rehearsal.resume_proof.comparison import metrics_of
 from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, check_computes_alike, rehearse, summary_of
 
 pytestmark = pytest.mark.slow
@@ -16,23 +15,19 @@ ONE_STEP = (*SMALL, "--dies", "1", "--steps", "1")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Two dies, which share each vision tower in the rollout."""
+    """Two dies, over which the rollout shards the vision tower."""
     folder = tmp_path_factory.mktemp("images") / "run"
     return folder, rehearse(folder, *SMALL, "--dies", "2")
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_training_and_rollout_compute_alike(finished):
     folder, run = finished
     check_computes_alike(run, folder)
-    for metrics in metrics_of(folder):
+    for metrics in metrics_of(folder).values():
         assert metrics["prompt_length/mean"] > 13  # four tokens of an image among them
         assert 0.2 < metrics["critic/rewards/mean"] < 0.8
     # verl bans the tokens that stand for images in the rollout alone: no answer is less probable there.
-    assert metrics_of(folder)[0]["rollout_corr/log_ppl_diff_min"] > -1e-6
+    assert metrics_of(folder)[1]["rollout_corr/log_ppl_diff_min"] > -1e-6
 
 
 def test_positions_of_text_in_training_fail_the_run(tmp_path):

@@ -141,7 +141,7 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (
             DIES_256,
             "trainer.v1.trainer_mode=sync",
-            "trainer.v1.trainer_mode=sync starts servers in which vLLM takes no",
+            "over several nodes it needs trainer.v1.trainer_mode=sync_onpolicy or sync_recorded, not sync",
         ),
         (DIES_256, f"{ROLLOUT}.data_parallel_size=1 {ROLLOUT}.expert_parallel_size=2", "there is one engine alone"),
         (ONE_NODE, WINDOWS, "there is one engine alone"),

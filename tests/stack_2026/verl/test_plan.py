@@ -24,11 +24,11 @@ from verl_plugin.offload import LIBRARY as OFFLOAD
 from verl_plugin.resume.checks import ENGINES
 from verl_plugin.routing_replay.checks import ENGINES as REPLAY
 
-OF_TEXT = [model for model in MODELS if not reads_images(model)]
-[OF_IMAGES] = set(MODELS) - set(OF_TEXT)
+TEXT_MODELS = [model for model in MODELS if not reads_images(model)]
+[IMAGE_MODEL] = set(MODELS) - set(TEXT_MODELS)
 
 
-@pytest.mark.parametrize(("model", "backend"), [*product(OF_TEXT, BACKENDS), (OF_IMAGES, "fsdp2")])
+@pytest.mark.parametrize(("model", "backend"), [*product(TEXT_MODELS, BACKENDS), (IMAGE_MODEL, "fsdp2")])
 def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
     from hydra import compose, initialize_config_module
 
@@ -45,7 +45,7 @@ def test_every_key_is_known_to_verl(tmp_path, monkeypatch, model, backend):
         assert config.actor_rollout_ref.actor.megatron.expert_model_parallel_size == experts
 
 
-@pytest.mark.parametrize("model", OF_TEXT)
+@pytest.mark.parametrize("model", TEXT_MODELS)
 def test_keys_of_a_tool_are_known_to_verl(tmp_path, model):
     from hydra import compose, initialize_config_module
 
@@ -102,14 +102,14 @@ def test_dies_that_cannot_only_generate_rejected(capsys, arguments, error):
         (["--backend", "fsdp2", "--data", "file"], "--data=file is invalid: --model qwen2_5_vl reads images, and its"),
     ],
 )
-def test_what_images_cannot_be_combined_with_rejected(capsys, arguments, error):
+def test_options_not_rehearsed_with_images_rejected(capsys, arguments, error):
     with pytest.raises(SystemExit):
-        parse_arguments(["--model", OF_IMAGES, *arguments])
+        parse_arguments(["--model", IMAGE_MODEL, *arguments])
     assert error in capsys.readouterr().err
 
 
 def test_images_are_drawn_and_padded(tmp_path):
-    plan = make_plan(Options(OF_IMAGES, "fsdp2", seed=3, output=tmp_path), "now")
+    plan = make_plan(Options(IMAGE_MODEL, "fsdp2", seed=3, output=tmp_path), "now")
     assert plan.data_command()[2:] == [
         "rehearsal.make_image_task",
         "--output_dir",
@@ -118,8 +118,8 @@ def test_images_are_drawn_and_padded(tmp_path):
         "3",
     ]
     assert "actor_rollout_ref.model.use_remove_padding=false" in plan.overrides()
-    options, _ = parse_arguments(["--model", OF_IMAGES, "--backend", "fsdp2"])
-    assert options.model == OF_IMAGES
+    options, _ = parse_arguments(["--model", IMAGE_MODEL, "--backend", "fsdp2"])
+    assert options.model == IMAGE_MODEL
 
 
 def test_tool_beside_a_job_rejected(capsys):

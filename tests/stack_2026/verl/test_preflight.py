@@ -85,5 +85,5 @@ def test_last_step_has_a_validation(tmp_path, name, state):
     metrics = [{}, {name: 0.25}]
     lines = [json.dumps({"step": step, "time": 0.0, "metrics": each}) for step, each in enumerate(metrics, start=1)]
     (scaled.run / METRICS).write_text("\n".join(lines) + "\n")
-    found, said = preflight._validated(scaled.validated(), scaled.run)
+    found, said = preflight._validation_result(scaled.validated(), scaled.run)
     assert found == state and (said == f"{name} = 0.25" or "no metric of a validation" in said)

@@ -13,7 +13,7 @@ import pytest
 
 from rehearsal.plan import ROOT
 from rehearsal.resume_proof.comparison import compare_metrics
-from rehearsal.stack_2026.resume_proof import OF_LOG_PROBS
+from rehearsal.stack_2026.resume_proof import LOG_PROB_METRICS
 from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, STEPS, check_computes_alike, command, rehearse, summary_of
 from verl_plugin.trainer_modes import MODE_KEY
 
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 RUNS = [("megatron", "deepseek_v3", 2), ("fsdp2", "qwen3", 1)]
 ONE_DIE = [f"actor_rollout_ref.{part}.megatron.expert_model_parallel_size=1" for part in ("actor", "ref")]
 SECOND_FORWARD = f"{MODE_KEY}=sync"
-# How far log-probs of rollout and training are apart, 1e-8 to 1e-6: of two forwards, they differ in rounding.
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=[backend for backend, _, _ in RUNS])
@@ -69,7 +68,8 @@ def test_resumed_run_has_the_same_second_step(finished, tmp_path):
     assert f"global_step_2 is not complete: {shard} is missing" in run.stdout and "Going on after step 1" in run.stdout
     steps, count, differing = compare_metrics(folder, copy)
     assert steps == STEPS and count > 100
-    assert [name for name in differing if not name.removeprefix("step 2: ").startswith(OF_LOG_PROBS)] == []
+    # 1e-8 to 1e-6: rollout and training make two forwards, whose rounding differs.
+    assert [name for name in differing if not name.removeprefix("step 2: ").startswith(LOG_PROB_METRICS)] == []
     first, second = (saved_state(backend, root / "checkpoints" / f"global_step_{STEPS}") for root in (folder, copy))
     assert len(first) > 3 and first == second
     earlier = saved_state(backend, folder / "checkpoints" / "global_step_1")

@@ -1,4 +1,4 @@
-"""Where a run goes on that began with another run's checkpoint."""
+"""A run that began with another run's checkpoint resumes from its own."""
 
 import io
 import json
@@ -57,7 +57,7 @@ def test_run_without_a_checkpoint_of_its_own_begins_again(run, other):
     assert words_of(run) == ["resume_path", str(other)]
 
 
-def test_own_checkpoint_comes_before_the_one_that_the_run_began_with(run):
+def test_own_checkpoint_preferred_to_another_runs(run):
     own = [step(run / "checkpoints", number) for number in (2, 3)]
     assert words_of(run) == ["resume_path", str(own[1])]
     (own[1] / "data.pt").unlink()

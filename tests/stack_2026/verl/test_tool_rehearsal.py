@@ -16,6 +16,7 @@ from transformers.utils import get_json_schema
 
 from post_training.calculator import calculate
 from rehearsal.kept_options import OPTIONS_NAME
+from rehearsal.resume_proof.comparison import metrics_of
 from rehearsal.stack_2026.plan import Options, make_plan
 from rehearsal.tiny_model.tokenizer import ASSISTANT, CALL_CLOSING, CALL_OPENING, TOOL, USER
 from tests.stack_2026.rehearsals import check_computes_alike, rehearse
@@ -36,10 +37,6 @@ CONTROLS = {
 def finished(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("tool") / "run"
     return folder, rehearse(folder, *SMALL, "--", "+trainer.record_steps=[1]")
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def messages_of(tokenizer: Any, tokens: list[int]) -> list[dict[str, Any]] | None:
@@ -84,7 +81,7 @@ def compared(tokenizer: Any, record: StepRecord, trained: str) -> tuple[int, lis
 def test_training_and_rollout_compute_alike(finished):
     folder, run = finished
     check_computes_alike(run, folder)
-    for metrics in metrics_of(folder):
+    for metrics in metrics_of(folder).values():
         assert metrics["num_turns/mean"] > 3.8  # question, call, result, answer
         assert metrics["critic/rewards/mean"] > 0.25
 
@@ -126,6 +123,6 @@ def test_result_is_pythons_and_decides_the_reward(finished):
 def test_without_a_right_tool_answers_are_wrong(tmp_path, name):
     run = rehearse(tmp_path / "run", *SMALL, "--steps", "1", "--", CONTROLS[name])
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    [metrics] = metrics_of(tmp_path / "run")
+    [metrics] = metrics_of(tmp_path / "run").values()
     assert metrics["critic/rewards/mean"] < 0.15
     assert (metrics["num_turns/mean"] > 3.8) is (name == "wrong")

@@ -2,8 +2,8 @@
 
 `main(folder)` carries out the tasks of `tasks.json` there, one engine after the other, and writes what a rank finds to
 `<name of the task>.<rank>.json`. Gradients are a function of each weight's value and the number of the update, so that
-they do not depend on the layout. Tasks with options of Megatron-core's `optimizer` are in
-bfloat16, those of a folder without any in float32.
+they do not depend on the layout. If any task has options of Megatron-core's `optimizer`, its engines train in bfloat16,
+else in float32.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def write_states(engine: Any, folder: Path) -> None:
 
 @contextmanager
 def planted(fault: str) -> Iterator[None]:
-    """A fault of loading an optimizer on the host: the count of updates, or a tensor by name, is left as it was."""
+    """Plant a fault in loading an optimizer on the host: the number of updates, or a tensor by name, is not loaded."""
     from verl_plugin.resume.hybrid_optimizer import ResumableHybridOptimizer as Hybrid
 
-    right = Hybrid.set
+    right = Hybrid.load_parameter
 
     def lacking(self: Any, parameter: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
         own = {"param": self.param_to_inner_param[parameter], **self.state[parameter]}
@@ -141,9 +141,9 @@ def planted(fault: str) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         if fault == STEPS:
-            patch.setattr(Hybrid, "count", lambda *_: None)
+            patch.setattr(Hybrid, "set_steps", lambda *_: None)
         elif fault:
-            patch.setattr(Hybrid, "set", lacking)
+            patch.setattr(Hybrid, "load_parameter", lacking)
         yield
 
 

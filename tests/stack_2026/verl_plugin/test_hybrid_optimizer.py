@@ -116,8 +116,8 @@ def test_checkpoint_of_2025_is_loaded_whole(runs):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_in_loading_is_noticed(runs, fault):
-    """What was left as it was, and every weight of the updates behind it."""
+def test_fault_in_loading_changes_states_and_weights(runs, fault):
+    """The state that was not loaded differs, and so do weights after the next updates."""
     name = f"host_{fault}"
     if fault == STEPS:
         assert steps(runs, f"{name}.loaded") != SAVED

@@ -59,7 +59,7 @@ def test_fault_of_another_rank_ends_the_load_here(monkeypatch):
 
 
 def warmed_up() -> Any:
-    """A schedule that is another at each of its first steps, of two groups of parameters."""
+    """A schedule of two groups of parameters, with another rate at each of its first steps."""
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     groups = [{"params": [each], "lr": rate} for each, rate in zip(parameters, (1e-3, 5e-4), strict=True)]
     rules = [lambda step: min(1.0, step / 9), lambda step: 0.9**step]
@@ -94,8 +94,8 @@ def test_schedule_of_megatron_counts_from_the_beginning():
     place(None, 7)  # an engine that does not train
 
 
-class Upstreams:
-    """verl's manager, and what it was asked."""
+class UpstreamManager:
+    """verl's manager, which records its calls."""
 
     model, optimizer, lr_scheduler = "model", "optimizer", "schedule"
 
@@ -109,7 +109,7 @@ class Upstreams:
 @pytest.mark.parametrize(("saved", "loads"), [(None, "verl"), (2, "verl"), (3, "other ranks"), (1, "other ranks")])
 def test_checkpoint_goes_to_whoever_can_load_it(monkeypatch, tmp_path, told, saved, loads):
     """Two ranks: verl loads what as many have saved, and what no FSDP engine saved."""
-    folder, manager, filled = tmp_path / "global_step_12" / "actor", Upstreams(), []
+    folder, manager, filled = tmp_path / "global_step_12" / "actor", UpstreamManager(), []
     folder.mkdir(parents=True)
     if saved:
         (folder / "fsdp_config.json").write_text(json.dumps({"world_size": saved}))
@@ -123,7 +123,7 @@ def test_checkpoint_goes_to_whoever_can_load_it(monkeypatch, tmp_path, told, sav
 
 @pytest.mark.parametrize("step", [3, 12])
 def test_checkpoint_of_2025_sets_the_step_of_its_folder(monkeypatch, tmp_path, step):
-    folder, manager, loaded = tmp_path / f"global_step_{step}" / "actor", Upstreams(), []
+    folder, manager, loaded = tmp_path / f"global_step_{step}" / "actor", UpstreamManager(), []
     folder.mkdir(parents=True)
     (folder / MANIFEST_NAME).write_text("{}")
     (folder / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))

@@ -96,7 +96,7 @@ def test_answers_come_in_the_order_of_their_prompts(batch):
 
 @pytest.mark.parametrize("asked", [1, 5, 9, 12])
 @pytest.mark.parametrize("seed", range(3))
-def test_prompts_of_the_oldest_step_come_first_each_step_in_its_order(monkeypatch, asked, seed):
+def test_prompts_come_by_step_and_in_the_order_of_each(monkeypatch, asked, seed):
     """More have finished than are asked for, of several steps; the naive reference is a list."""
     chosen = random.Random(seed)
     expected = [(step, place) for step in (2, 3, 10) for place in range(4)]
@@ -120,7 +120,7 @@ def test_prompts_of_the_oldest_step_come_first_each_step_in_its_order(monkeypatc
 
 
 ANSWERED = 3
-PLACED = SimpleNamespace(
+CONFIG = SimpleNamespace(
     actor_rollout_ref=SimpleNamespace(
         rollout=SimpleNamespace(seed=7, n=ANSWERED, val_kwargs=SimpleNamespace(n=ANSWERED + 1))
     )
@@ -144,7 +144,7 @@ def test_worker_samples_each_answer_by_step_place_and_number(monkeypatch, valida
     monkeypatch.setattr(AgentLoopWorkerTQ.__ray_metadata__.modified_class, "_run_agent_loop", answer)
     monkeypatch.setattr(agent_loop_tq, "tq", SimpleNamespace(async_kv_put=put))
     worker = object.__new__(SeededAgentLoopWorker)
-    worker.config = PLACED
+    worker.config = CONFIG
 
     async def both():
         for place, uid in ((5, "a"), (0, "b")):

@@ -148,7 +148,9 @@ def device(monkeypatch) -> Device:
     return Device(monkeypatch)
 
 
-def asleep(device: Device, written: list[torch.Tensor] | None) -> tuple[DiscardingSleep, SimpleNamespace, list[int]]:
+def sleeper_of(
+    device: Device, written: list[torch.Tensor] | None
+) -> tuple[DiscardingSleep, SimpleNamespace, list[int]]:
     discarded: list[int] = []
     worker = SimpleNamespace(sleep=device.sleep, wake_up=device.wake_up)
     return DiscardingSleep(worker, lambda: written, lambda: discarded.append(1)), worker, discarded
@@ -156,7 +158,7 @@ def asleep(device: Device, written: list[torch.Tensor] | None) -> tuple[Discardi
 
 def test_every_kept_block_comes_back_where_it_was(device):
     """Blocks of several sizes, twice, the second time more of them; what an update writes is given up."""
-    sleeper, worker, discarded = asleep(device, [])
+    sleeper, worker, discarded = sleeper_of(device, [])
     for sizes in ([3, 50, 7], [64, 1, 2, 90]):
         device.bytes = {1000 * place + 8: bytes([place + 1]) * size for place, size in enumerate(sizes)}
         before = dict(device.bytes)
@@ -173,12 +175,12 @@ def test_every_kept_block_comes_back_where_it_was(device):
     assert device.slept == [2, 2] and device.woken == [["kv_cache"], ["weights"]] * 2 and len(discarded) == 2
 
 
-def test_worker_sleeps_as_upstream_before_an_update_is_known_and_when_asleep(device):
-    _, worker, discarded = asleep(device, None)
+def test_worker_sleeps_as_upstream_without_a_known_update(device):
+    _, worker, discarded = sleeper_of(device, None)
     worker.sleep(level=1)
     assert (device.slept, discarded) == ([1], [])
     device.blocks, device.bytes = [Block(8, 4)], {8: b"abcd"}
-    sleeper, worker, discarded = asleep(device, [])
+    sleeper, worker, discarded = sleeper_of(device, [])
     worker.sleep()
     worker.sleep(level=1)  # verl asks a second time
     assert (device.slept[1:], len(discarded)) == ([2, 1], 1)
@@ -188,7 +190,7 @@ def test_worker_sleeps_as_upstream_before_an_update_is_known_and_when_asleep(dev
 
 def test_copy_that_fails_is_an_error(device):
     device.blocks, device.bytes, device.fails = [Block(8, 4)], {8: b"abcd"}, True
-    _, worker, _ = asleep(device, [])
+    _, worker, _ = sleeper_of(device, [])
     with pytest.raises(RuntimeError, match="could not copy 4 bytes .*Set .*discard_on_sleep to false"):
         worker.sleep()
     assert device.slept == []

@@ -59,8 +59,8 @@ def test_tokens_after_each_update_are_those_of_transformers(folder, case):
 
 
 @pytest.mark.parametrize("update", range(UPDATES))
-def test_weights_of_a_model_of_images_are_those_that_vllm_loads(folder, update):
-    """Bit for bit, vision tower included; a part that lies 16 bytes further on is found, by the worker that has it."""
+def test_weights_with_a_vision_tower_are_those_vllm_loads(folder, update):
+    """Bit for bit; the worker that writes a shard 16 bytes off reports it."""
     assert [worker["differing"] for worker in served(folder, CASES[2], update)] == [[], []]
     errors = [(folder / f"{SHIFTED.name}.{die}.error").read_text() for die in range(SHIFTED.dies)]
     assert "weights differ from training's after update 1: visual.patch_embed.proj.weight" in errors[0]
@@ -77,7 +77,7 @@ def test_random_weights_are_not_sampled_from(folder):
         assert "the rollout weights are not whole" in worker["refusal"]
 
 
-# The tables of positions of a model of images, which no update writes, are larger here than its weights.
+# The vision-language model's position tables, which no update writes, are larger here than its weights.
 @pytest.mark.parametrize("case", CASES[:2], ids=lambda case: case.model)
 def test_a_worker_that_sleeps_copies_next_to_nothing(folder, case):
     before, after = ([worker["copied"] for worker in served(folder, case, update)] for update in range(UPDATES))

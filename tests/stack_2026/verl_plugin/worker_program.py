@@ -16,15 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.npu_emulator.vision_language_program import ask, draw_images
 from tests.ranks import fork_ranks, free_port
-from tests.stack_2026.vllm_ascend.images_program import WIDE
+from tests.stack_2026.vllm_ascend import images_program
 from tests.stack_2026.vllm_ascend.program import IMPORTED_ONCE
 from tests.vllm_cases import import_once
 
 EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
 TOKENS, UPDATES, GREW = 8, 2, 1.25
-IMAGES = WIDE
+IMAGES = images_program.WIDE
 """Reads images: the model and the prompts of `images_program`."""
 PROMPTS = [[1, 3, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 5 * number)] for number in range(4)]
 
@@ -154,37 +153,30 @@ def sleep_and_take_update(llm: Any, case: Case) -> int:
 
 
 def requests_of(case: Case, folder: Path) -> list[dict[str, Any]]:
-    """What vLLM is asked."""
+    """The requests to vLLM."""
     if case.model != IMAGES:
         return [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    processor, texts, images = image_prompts(folder / case.model)
-    return [
-        {"prompt_token_ids": processor.tokenizer.encode(text), "multi_modal_data": {"image": own}}
-        for text, own in zip(texts, images, strict=True)
-    ]
+    return images_program.vllm_requests(processor_of(folder / case.model))[: len(PROMPTS)]
 
 
 def encoded_prompts(case: Case, folder: Path) -> list[dict[str, Any]]:
-    """What transformers is asked."""
+    """The same prompts as transformers takes them."""
     import torch
 
     if case.model != IMAGES:
         return [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
-    processor, texts, images = image_prompts(folder / case.model)
-    pairs = zip(texts, images, strict=True)
-    return [dict(processor(text=[text], images=own, return_tensors="pt")) for text, own in pairs]
+    prompts = images_program.encoded_prompts(processor_of(folder / case.model))
+    return [dict(prompt) for prompt in prompts[: len(PROMPTS)]]
 
 
-def image_prompts(checkpoint: Path) -> tuple[Any, list[str], list[Any]]:
-    """The processor, and as many texts with their images as there are `PROMPTS`."""
+def processor_of(checkpoint: Path) -> Any:
     from transformers import AutoProcessor
 
-    processor, images = AutoProcessor.from_pretrained(checkpoint), draw_images()[: len(PROMPTS)]
-    return processor, [ask(processor, *each) for each in enumerate(images)], images
+    return AutoProcessor.from_pretrained(checkpoint)
 
 
 def differing_from_own_load(model: Any, checkpoint: Path, scale: float) -> list[str]:
-    """The weights with other bytes than vLLM's own loader gives this rank from the file, grown as training's were."""
+    """Return names of weights that differ from vLLM's own load of the file, scaled as training's were."""
     import safetensors.torch
     import torch
 
@@ -207,7 +199,7 @@ def read_further_on() -> None:
 
 
 def error_of_update(llm: Any, case: Case) -> str:
-    """What this worker says of an update; empty if it takes it."""
+    """Return this worker's error in an update; empty without one."""
     from post_training.reshard.handover import HandoverError
 
     try:
@@ -294,13 +286,13 @@ def grow(model: Any) -> None:
             parameter.mul_(GREW)
 
 
-def greedy_tokens(model: Any, prompt: dict[str, Any]) -> list[int]:
-    """What transformers chooses."""
+def greedy_tokens(model: Any, prompt: dict[str, Any], count: int = TOKENS) -> list[int]:
+    """Return the tokens that transformers chooses behind a prompt."""
     import torch
 
     given, length = dict(prompt), prompt["input_ids"].shape[1]
     with torch.no_grad():
-        for _ in range(TOKENS):
+        for _ in range(count):
             best = model(**given).logits[:, -1:].argmax(-1)
             given["input_ids"] = torch.cat([given["input_ids"], best], 1)
             for name in {"attention_mask", "mm_token_type_ids"} & given.keys():

@@ -158,13 +158,8 @@ def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
         model=str(folder / case.model), max_num_seqs=8, seed=0, num_gpu_blocks_override=64, dtype="float32",
         gpu_memory_utilization=0.4, **engine_options(case),
     )  # fmt: skip
-    processor, images = AutoProcessor.from_pretrained(folder / case.model), draw_images()
-    texts = [ask(processor, *each) for each in enumerate(images)]
-    # verl gives vLLM one token for each image.
-    requests = [
-        {"prompt_token_ids": processor.tokenizer.encode(text), "multi_modal_data": {"image": own}}
-        for text, own in zip(texts, images, strict=True)
-    ]
+    processor = AutoProcessor.from_pretrained(folder / case.model)
+    requests = vllm_requests(processor)
     greedy = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
     outputs = llm.generate(requests, greedy, use_tqdm=False)
     freed = sleep_and_wake(llm) if case.sleeps else 0
@@ -174,22 +169,36 @@ def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
     served = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
     found |= weights_of(model, served, RANKS[case.layout], rank)
     if rank == 0:
-        found |= comparisons(model, processor, texts, outputs, again)
+        found |= comparisons(model, processor, outputs, again)
     return found | {"seconds": time.monotonic() - started}
 
 
-def comparisons(model: Any, processor: Any, texts: list[str], outputs: list[Any], again: list[Any]) -> dict[str, Any]:
-    """With transformers on the same images; and the controls: on other images, and with the positions of text."""
+def image_prompts(processor: Any, seed: int = 0) -> list[tuple[str, list[Any]]]:
+    """The text of each prompt with its images; the texts are the same for each seed."""
+    return [(ask(processor, number, images), images) for number, images in enumerate(draw_images(seed))]
 
-    def encoded(seed: int) -> list[Any]:
-        pairs = zip(texts, draw_images(seed), strict=True)
-        return [processor(text=[text], images=own, return_tensors="pt") for text, own in pairs]
 
-    right = encoded(0)
+def vllm_requests(processor: Any) -> list[dict[str, Any]]:
+    """The prompts as verl gives them to vLLM, with one token for each image."""
+    return [
+        {"prompt_token_ids": processor.tokenizer.encode(text), "multi_modal_data": {"image": images}}
+        for text, images in image_prompts(processor)
+    ]
+
+
+def encoded_prompts(processor: Any, seed: int = 0) -> list[Any]:
+    """The prompts as transformers takes them."""
+    pairs = image_prompts(processor, seed)
+    return [processor(text=[text], images=images, return_tensors="pt") for text, images in pairs]
+
+
+def comparisons(model: Any, processor: Any, outputs: list[Any], again: list[Any]) -> dict[str, Any]:
+    """Compare with transformers on the same images; and the controls: other images, and the positions of text."""
+    right = encoded_prompts(processor)
     return {
         "first": compare(model, right, outputs),
         "again": compare(model, right, again),
-        "other images": compare(model, encoded(1), outputs)["worst"],
+        "other images": compare(model, encoded_prompts(processor, 1), outputs)["worst"],
         "positions of text": compare(model, right, outputs, position_ids=flat_positions)["worst"],
     }
 

@@ -13,7 +13,7 @@ def test_columns_that_predict_the_response():
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6))
-def test_each_token_of_a_response_has_the_log_prob_of_the_place_before(rows, prompt, response):
+def test_token_has_the_log_prob_of_the_place_before(rows, prompt, response):
     """verl's output at place p is of token p + 1; the last place predicts nothing."""
     drawn = torch.Generator().manual_seed(rows * 100 + prompt * 10 + response)
     logits = torch.randn(rows, prompt + response, 7, generator=drawn)

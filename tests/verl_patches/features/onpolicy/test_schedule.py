@@ -82,7 +82,7 @@ def test_padding_behind_a_response_is_not_compared():
 
 @pytest.mark.parametrize("recomputed", [True, False])
 def test_several_micro_batches_are_one_naive_comparison(recomputed):
-    """Of unequal rows and lengths, and noise where no token counts: before an answer, behind it and on the diagonal."""
+    """Unequal rows and lengths, with noise where no token counts: before an answer and behind it."""
     drawn, apart = torch.Generator().manual_seed(3), []
     for rows, prompt, response in ((2, 2, 3), (1, 4, 5), (3, 1, 4)):
         lengths = torch.randint(0, response + 1, (rows,), generator=drawn).tolist()
