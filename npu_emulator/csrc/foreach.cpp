@@ -13,6 +13,19 @@ void each(const Tensors& out, Function function, const Lists&... lists) {
   for (size_t index = 0; index < out.size(); ++index) put(out[index], function(lists[index]...));
 }
 
+bool has_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+// Which types aclnnForeachCopy converts: ops-nn at v9.1.0, foreach/foreach_copy/op_host/foreach_copy_def.cpp. Its kernel
+// (op_kernel/foreach_cast.h) rounds to the nearest even number, as torch does. The releases before 9.1.0 convert nothing;
+// op-plugin asks for no conversion there.
+bool copies(at::ScalarType from, at::ScalarType to) {
+  return from == to || (from == at::kFloat && has_16_bits(to)) || (has_16_bits(from) && to == at::kFloat);
+}
+
+void demand_one_type(const Tensors& list, const char* parameter) {
+  for (const auto& tensor : list) demand_type_of(list[0], "the first of its list", tensor, parameter);
+}
+
 }  // namespace
 
 #define EACH(NAME, FUNCTION) \
@@ -93,7 +106,13 @@ OP(ForeachNorm, [](Tensors self, Scalar p, Tensors out) {
   for (size_t index = 0; index < self.size(); ++index)
     put(out[index], at::norm(self[index], p).reshape(out[index].sizes()));
 })
-OP(ForeachCopy, [](Tensors self, Tensors out) { put(out, self); })
+OP(ForeachCopy, [](Tensors self, Tensors out) {
+  demand_one_type(self, "x");
+  demand_one_type(out, "out");
+  demand_that(self.empty() || out.empty() || copies(self[0].scalar_type(), out[0].scalar_type()), "Tensor out",
+              "must have the dtype of x; or one of both float32, and the other float16 or bfloat16");
+  put(out, self);
+})
 OP(ForeachZeroInplace, [](Tensors self) {
   for (const auto& tensor : self) tensor.zero_();
 })
