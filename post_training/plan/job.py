@@ -37,6 +37,7 @@ class Job:
     keeps: checkpoints that stay when a newer one is complete, 0 for all.
     weighs_in_float32: whether training adds the rows of a token's experts up in float32.
     log_prob_chunk_bytes: most bytes of float32 logits that exist together; None where all of a micro batch do.
+    relays_weights: whether updated weights that several dies of a node need enter it once.
     critic: the same job with the critic in the actor's place, where one is trained.
     """
 
@@ -64,6 +65,7 @@ class Job:
     swaps_optimizer: bool
     weighs_in_float32: bool
     log_prob_chunk_bytes: int | None = None
+    relays_weights: bool = False
     critic: Job | None = None
 
     @property

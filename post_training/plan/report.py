@@ -137,7 +137,7 @@ def beyond_the_die(peaks: Mapping[str, int], die: int, remedies: Mapping[str, st
 def make_job_plan(job: Job, machine: Machine, remedies: Mapping[str, str] = REMEDIES) -> JobPlan:
     """Work out a job. Raises ValueError when the placements do not fit each other."""
     reshard, _ = plan_statistics(
-        job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, relay=False
+        job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, job.relays_weights
     )
     device = device_memory(job, machine.die, reshard.staging_peak, machine.outside)
     elements = sum(prod(shape) for shape in job.table.shapes.values())

@@ -70,8 +70,13 @@ def _with(phases: Mapping[str, int], hand_over: int) -> dict[str, int]:
 def _buckets(config: Mapping[str, Any]) -> tuple[int, int]:
     """Bytes that alltoallv stages in each direction, 0 without it, and that verl hands over within a die."""
     rollout = config["actor_rollout_ref"]["rollout"]
-    own = (rollout["engine_kwargs"]["vllm"].get("additional_config") or {}).get("alltoallv") or {}
-    return own.get("bucket_megabytes", 0) << 20, rollout["checkpoint_engine"]["update_weights_bucket_megabytes"] << 20
+    own = _alltoallv(rollout).get("bucket_megabytes", 0)
+    return own << 20, rollout["checkpoint_engine"]["update_weights_bucket_megabytes"] << 20
+
+
+def _alltoallv(rollout: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options of the weight transfer."""
+    return (rollout["engine_kwargs"]["vllm"].get("additional_config") or {}).get("alltoallv") or {}
 
 
 def read_verl_0_9_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJob:
@@ -148,6 +153,7 @@ def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Jo
         saves_every=max(config["trainer"]["save_freq"], 0),
         keeps=config["trainer"]["max_actor_ckpt_to_keep"] or 0,
         swaps_optimizer=_optimizer_on_host(actor["optim"].get("override_optimizer_config") or {}),
+        relays_weights=_alltoallv(rollout).get("dies_per_node") is not None,
         weighs_in_float32=True,  # the larger of both: which one MindSpeed's layers do is their options' to say
     )
 

@@ -58,13 +58,17 @@ def agree_on_types(sides: Sequence[OwnSide], group: dist.ProcessGroup) -> list[T
     return agreed
 
 
-def agree_on_plan(digest: str, group: dist.ProcessGroup) -> None:
-    """Raise LayoutError on every rank unless all ranks have the same digest. One object collective."""
-    gathered = _gather(digest, group)
-    majority, _ = Counter(gathered).most_common(1)[0]
-    different = [rank for rank, made in enumerate(gathered) if made != majority]
+def agree_on_plan(digest: str, group: dist.ProcessGroup, told: Any = None) -> list[Any]:
+    """Raise LayoutError on every rank unless all ranks have the same digest. One object collective.
+
+    Returns what each rank told the others beside it.
+    """
+    gathered = _gather((digest, told), group)
+    majority, _ = Counter(made for made, _ in gathered).most_common(1)[0]
+    different = [rank for rank, (made, _) in enumerate(gathered) if made != majority]
     if different:
         raise LayoutError(f"ranks {different} made another reshard plan than the rest: their placements differ")
+    return [beside for _, beside in gathered]
 
 
 def _gather(value: Any, group: dist.ProcessGroup) -> list[Any]:

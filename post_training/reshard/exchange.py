@@ -7,6 +7,7 @@ declared change of type costs no pass of its own and touches only what travels.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -64,6 +65,12 @@ def pack(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
             side.staged(buffer, chunk, source.shape).copy_(source)
         except Exception as error:
             raise TransferError(side, direction, chunk, "packing", "for") from error
+
+
+def pass_on(copies: np.ndarray | None, received: torch.Tensor, sent: torch.Tensor) -> None:
+    """Copy what a bucket sends on from the bytes of the bucket before; `copies` are `Bucket.forward`."""
+    for source, target, size in () if copies is None else copies.tolist():
+        sent[target : target + size].copy_(received[source : source + size])
 
 
 def scatter(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
@@ -135,6 +142,8 @@ class Exchange:
     def _launch(self, number: int, attempt: Attempt, staging: Staging) -> dist.Work:
         slot, step = number % self.slots, self.buckets[number]
         attempt.step(f"{self._where(number)}, ", pack, self.source, step.send, staging.send[slot])
+        # Relays need one slot: what arrived last is still where this bucket will arrive.
+        attempt.step(f"{self._where(number)}, ", pass_on, step.forward, staging.receive[slot], staging.send[slot])
         return dist.all_to_all_single(
             staging.receive[slot][: step.receive.size],
             staging.send[slot][: step.send.size],

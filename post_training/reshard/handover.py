@@ -15,6 +15,7 @@ serve hold nothing. Each of the latter hands over what it received.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,17 @@ from post_training.reshard.failure import (
     naming_the_missing,
 )
 from post_training.reshard.overlaps import Layouts
-from post_training.reshard.rank_plan import RankPlan, make_rank_plan
-from post_training.reshard.schedule import ALIGNMENT, Bucket, Direction, buckets_of_traffic, schedule, shard_origins
+from post_training.reshard.rank_plan import Joined, make_rank_plan
+from post_training.reshard.relays import RelayedPlan
+from post_training.reshard.schedule import (
+    ALIGNMENT,
+    Bucket,
+    Direction,
+    bucket_count,
+    buckets_of_traffic,
+    schedule,
+    shard_origins,
+)
 from post_training.reshard.verification import Batch, Targets, batches, broadcast
 from post_training.tensor_parts import PART_ELEMENTS, zero_in_parts
 
@@ -84,6 +94,18 @@ class HandoverReport:
 
 
 @dataclass(frozen=True)
+class _Scheduled:
+    """The buckets of this rank, those of its own die and those between dies; payload in bytes, as in the report."""
+
+    digest: str
+    local: Sequence[Bucket]
+    remote: Sequence[Bucket]
+    bytes_copied: int
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True)
 class _Prepared:
     manifest: Manifest
     local: Sequence[Bucket]
@@ -106,6 +128,8 @@ class Exporter:
         verify: let the worker compare every update with all training weights. That broadcasts the whole model.
         progress: called after every bucket.
         store: of a group with processes of several worlds; see `MembershipCheck`.
+        node_of: the node of every rank, numbered from 0. What several of a node need enters it once, see `relays`. None
+            means that all links are alike.
     """
 
     def __init__(
@@ -120,8 +144,9 @@ class Exporter:
         verify: bool = False,
         progress: Callable[[], None] = lambda: None,
         store: dist.Store | None = None,
+        node_of: Sequence[int] | None = None,
     ) -> None:
-        self._store = store
+        self._store, self._node_of = store, node_of
         self._train_side, self._rollout_side = train, rollout
         self._own_tensors, self._rollout_tensors = own_tensors, rollout_tensors
         self._group, self._device, self._progress, self._verify = group, device, progress, verify
@@ -135,26 +160,21 @@ class Exporter:
 
         Raises LayoutError on every rank when models, layouts or types do not fit each other.
         """
-        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        rank = dist.get_rank(self._group)
         train, rollout = self._train_side, self._rollout_side
         self._train.update(self._own_tensors())
         sides = (self._train, train), (self._rollout_tensors, rollout)
         _, wire_types = agree_on_types(
             [OwnSide(tensors, side.own, side.first_held(rank)) for tensors, side in sides], self._group
         )
-        plan = make_rank_plan(train.ranks, rollout.ranks, train.names, lambda name: _itemsize(wire_types, name), rank)
-        local_traffic = np.diag(np.diag(plan.traffic))
-        counts = [
-            buckets_of_traffic(traffic, plan.widest_row, self._bucket_bytes)
-            for traffic in (local_traffic, plan.traffic - local_traffic)
-        ]
-        agree_on_plan(f"{plan.digest} {counts}", self._group)
-        origins = shard_origins(train.own), shard_origins(rollout.own)
-        local = schedule(plan.local, world_size, rank, counts[0], origins)
-        remote = schedule(plan.remote, world_size, rank, counts[1], origins)
+        plan = self._relayed_plan(wire_types) if self._node_of else self._direct_plan(wire_types)
         # A worker that gets nothing in a bucket is told nothing.
-        buckets = {f"{LOCAL}/{number}": step.receive for number, step in enumerate(local) if step.receive.size}
-        buckets |= {f"{REMOTE}/{number}": step.receive for number, step in enumerate(remote) if step.receive.size}
+        buckets = {
+            f"{kind}/{number}": step.receive
+            for kind, steps in ((LOCAL, plan.local), (REMOTE, plan.remote))
+            for number, step in enumerate(steps)
+            if step.receive.size
+        }
         compared: list[Batch] = []
         used = {shard.hf_name: wire_types[shard.hf_name] for shard in rollout.own if shard.hf_name != PADDING}
         if self._verify:
@@ -163,18 +183,53 @@ class Exporter:
             compared = list(batches(_within(layouts, wire_types), wire_types, self._bucket_bytes))
             used = wire_types
         manifest = Manifest(plan.digest[:16], rollout.own, used, buckets, compared)
-        self._prepared = self._prepare(plan, manifest, wire_types, local, remote)
+        self._prepared = self._prepare(plan, manifest, wire_types)
         return manifest
 
-    def _prepare(
-        self,
-        plan: RankPlan,
-        manifest: Manifest,
-        wire_types: Mapping[str, torch.dtype],
-        local: Sequence[Bucket],
-        remote: Sequence[Bucket],
-    ) -> _Prepared:
-        rank = dist.get_rank(self._group)
+    def _direct_plan(self, wire_types: Mapping[str, torch.dtype]) -> _Scheduled:
+        """Every rank receives what it needs from one that trains it."""
+        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        train, rollout = self._train_side, self._rollout_side
+        plan = make_rank_plan(train.ranks, rollout.ranks, train.names, partial(_itemsize, wire_types), rank)
+        local_traffic = np.diag(np.diag(plan.traffic))
+        counts = [
+            buckets_of_traffic(traffic, plan.widest_row, self._bucket_bytes)
+            for traffic in (local_traffic, plan.traffic - local_traffic)
+        ]
+        agree_on_plan(f"{plan.digest} {counts}", self._group)
+        origins = shard_origins(train.own), shard_origins(rollout.own)
+        remote = plan.remote
+        return _Scheduled(
+            digest=plan.digest,
+            local=schedule(plan.local, world_size, rank, counts[0], origins),
+            remote=schedule(remote, world_size, rank, counts[1], origins),
+            bytes_copied=int(plan.local.bytes.sum()),
+            bytes_sent=int(remote.bytes[remote.source == rank].sum()),
+            bytes_received=int(remote.bytes[remote.target == rank].sum()),
+        )
+
+    def _relayed_plan(self, wire_types: Mapping[str, torch.dtype]) -> _Scheduled:
+        """What several ranks of a node need enters it once."""
+        assert self._node_of is not None
+        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        train, rollout = self._train_side, self._rollout_side
+        joined = Joined.of(train.ranks, rollout.ranks, train.names, partial(_itemsize, wire_types))
+        plan = RelayedPlan(joined, rank, np.array(self._node_of))
+        loads = agree_on_plan(f"{plan.digest} {self._bucket_bytes}", self._group, plan.load)
+        origins = shard_origins(train.own), shard_origins(rollout.own)
+        remote = plan.buckets(max(load.buckets(self._bucket_bytes) for load in loads), origins)
+        own = bucket_count(plan.local, world_size, self._bucket_bytes)
+        return _Scheduled(
+            digest=plan.digest,
+            local=schedule(plan.local, world_size, rank, own, origins),
+            remote=remote,
+            bytes_copied=int(plan.local.bytes.sum()),
+            bytes_sent=sum(step.send_bytes for step in remote),
+            bytes_received=sum(step.receive.chunk_bytes for step in remote),
+        )
+
+    def _prepare(self, plan: _Scheduled, manifest: Manifest, wire_types: Mapping[str, torch.dtype]) -> _Prepared:
+        local, remote = plan.local, plan.remote
         source = Side(self._train, self._train_side.own, wire_types)
         target = Side({}, self._rollout_side.own, wire_types)
         exchange = Exchange(
@@ -182,9 +237,9 @@ class Exporter:
         )
         received = max((step.receive.size for step in remote), default=0)
         report = HandoverReport(
-            bytes_sent=int(plan.remote.bytes[plan.remote.source == rank].sum()),
-            bytes_received=int(plan.remote.bytes[plan.remote.target == rank].sum()),
-            bytes_copied=int(plan.local.bytes.sum()),
+            bytes_sent=plan.bytes_sent,
+            bytes_received=plan.bytes_received,
+            bytes_copied=plan.bytes_copied,
             collectives=len(remote) + len(manifest.comparison) + 1,
             buckets=len(remote),
             staging_bytes=max(_largest(remote), _largest(local)) + received,

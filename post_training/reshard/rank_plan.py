@@ -57,28 +57,51 @@ def make_rank_plan(
     train, rollout: regions of all ranks. names: of the tensors by their number. itemsize: bytes of one element of a
     tensor, as it travels. Raises LayoutError as `make_plan`.
     """
-    held, needed = DistinctRanks.of(train), DistinctRanks.of(rollout)
-    # As in `make_plan`, tensors travel in the order in which the layouts name them first.
-    order = _first_seen(np.concatenate([held.rows[:, 0], needed.rows[:, 0]]), len(names))
-    numbers = np.argsort(order)
-    owners, needs = held.holders(numbers), needed.holders(numbers)
-    ordered = tuple(names[number] for number in order.tolist())
-    sizes = np.array([itemsize(name) for name in ordered], dtype=np.int64)
-    check_disjoint(owners, ordered)
-    overlaps = find_overlaps(needs, owners, sizes)
-    check_complete(overlaps, ordered)
-    turns = _Turns.of(overlaps, len(train))
-    own = in_stream_order(_own_transfers(overlaps, turns, rank), sizes)
-    digest = hashlib.sha256("\n".join(names).encode())
-    for content in (held.rows, held.counts, held.kind, needed.rows, needed.counts, needed.kind, sizes):
-        digest.update(content.tobytes())
+    joined = Joined.of(train, rollout, names, itemsize)
+    overlaps, turns, sizes = joined.overlaps, joined.turns, joined.overlaps.sizes
+    own = in_stream_order(own_transfers(overlaps, turns, rank), sizes)
     return RankPlan(
         remote=own.select(np.flatnonzero(own.source != own.target)),
         local=own.select(np.flatnonzero(own.source == own.target)),
         traffic=_traffic(overlaps, turns, len(train)),
-        widest_row=int((widths(overlaps.bounds) * sizes[owners.name[overlaps.owner]]).max(initial=0)),
-        digest=digest.hexdigest(),
+        widest_row=joined.widest_row,
+        digest=joined.digest,
     )
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Both sides of all ranks. digest: equal on two ranks if and only if they have the same layouts."""
+
+    overlaps: Overlaps
+    turns: "Turns"
+    digest: str
+
+    @property
+    def widest_row(self) -> int:
+        """Bytes of the longest row of a region."""
+        overlaps = self.overlaps
+        return int((widths(overlaps.bounds) * overlaps.sizes[overlaps.owners.name[overlaps.owner]]).max(initial=0))
+
+    @classmethod
+    def of(
+        cls, train: Sequence[Regions], rollout: Sequence[Regions], names: Sequence[str], itemsize: Callable[[str], int]
+    ) -> "Joined":
+        """Raises LayoutError as `make_plan`."""
+        held, needed = DistinctRanks.of(train), DistinctRanks.of(rollout)
+        # As in `make_plan`, tensors travel in the order in which the layouts name them first.
+        order = _first_seen(np.concatenate([held.rows[:, 0], needed.rows[:, 0]]), len(names))
+        numbers = np.argsort(order)
+        owners, needs = held.holders(numbers), needed.holders(numbers)
+        ordered = tuple(names[number] for number in order.tolist())
+        sizes = np.array([itemsize(name) for name in ordered], dtype=np.int64)
+        check_disjoint(owners, ordered)
+        overlaps = find_overlaps(needs, owners, sizes)
+        check_complete(overlaps, ordered)
+        digest = hashlib.sha256("\n".join(names).encode())
+        for content in (held.rows, held.counts, held.kind, needed.rows, needed.counts, needed.kind, sizes):
+            digest.update(content.tobytes())
+        return cls(overlaps, Turns.of(overlaps, len(train)), digest.hexdigest())
 
 
 def _first_seen(numbers: np.ndarray, count: int) -> np.ndarray:
@@ -94,7 +117,7 @@ def _first_seen(numbers: np.ndarray, count: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Turns:
+class Turns:
     """Who receives the overlaps, and whose turn it is to send.
 
     Overlaps are of one kind when the same ranks need them and the same ranks own them. For each kind, the arrays
@@ -120,7 +143,7 @@ class _Turns:
     count: np.ndarray
 
     @classmethod
-    def of(cls, overlaps: Overlaps, world_size: int) -> "_Turns":
+    def of(cls, overlaps: Overlaps, world_size: int) -> "Turns":
         needs, owners = overlaps.needs, overlaps.owners
         needing, owning = rank_sets(needs)[overlaps.need], rank_sets(owners)[overlaps.owner]
         keys = needing * (int(owning.max(initial=0)) + 1) + owning
@@ -160,7 +183,7 @@ def _entries(held: Holders, regions: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.repeat(held.first[regions], count) + positions(count), np.repeat(np.arange(len(regions)), count)
 
 
-def _traffic(overlaps: Overlaps, turns: _Turns, world_size: int) -> np.ndarray:
+def _traffic(overlaps: Overlaps, turns: Turns, world_size: int) -> np.ndarray:
     """Bytes by source and target. Overlaps of one kind and turn have the same senders and are counted as one."""
     owners = overlaps.owners
     most = int(owners.count.max(initial=1))
@@ -178,7 +201,7 @@ def _traffic(overlaps: Overlaps, turns: _Turns, world_size: int) -> np.ndarray:
     return (moved + np.diag(stays)).astype(np.int64)
 
 
-def _own_transfers(overlaps: Overlaps, turns: _Turns, rank: int) -> Transfers:
+def own_transfers(overlaps: Overlaps, turns: Turns, rank: int) -> Transfers:
     """The transfers from and to one rank."""
     needs, owners = overlaps.needs, overlaps.owners
     sent, place, own_entry = _with_entries(owners, overlaps.owner, rank)

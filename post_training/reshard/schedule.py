@@ -7,7 +7,7 @@ themselves.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -59,6 +59,11 @@ class Direction:
     def size(self) -> int:
         return sum(self.splits)
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Without what alignment adds."""
+        return sum(chunk.stop - chunk.start for chunk in self.chunks)
+
     def peer(self, chunk: Chunk) -> int:
         """The rank that a chunk goes to or comes from."""
         return bisect_right(list(accumulate(self.splits)), chunk.start)
@@ -66,8 +71,20 @@ class Direction:
 
 @dataclass(frozen=True)
 class Bucket:
+    """One bucket of one rank.
+
+    forward: (copies, 3) of int64: bytes of the bucket before, as it was received, that this one sends on. Where they
+    begin there and here, and how many. None where nobody passes anything on.
+    """
+
     send: Direction
     receive: Direction
+    forward: np.ndarray | None = field(default=None, compare=False)
+
+    @property
+    def send_bytes(self) -> int:
+        """Without what alignment adds."""
+        return self.send.chunk_bytes + (0 if self.forward is None else int(self.forward[:, 2].sum()))
 
 
 def shard_origins(shards: Iterable[Shard]) -> np.ndarray:
@@ -158,19 +175,42 @@ def _cut(
     >>> [column.tolist() for column in _cut(stream, np.array([0]), 2)]
     [[0, 1, 1], [0, 0, 1], [0, 3, 0], [3, 4, 2]]
     """
-    rows, row_bytes = transfers.bounds[:, 1] - transfers.bounds[:, 0], _row_bytes(transfers)
-    stop = np.append(begin[1:], len(rows))
-    edges = np.append(0, np.cumsum(transfers.bytes))
-    size = edges[stop] - edges[begin]
-    # By bucket and stream: the bytes at which it begins, the transfer at which that is, and the row.
-    marks = edges[begin] + size * np.arange(buckets + 1)[:, None] // buckets
-    at = np.minimum(np.searchsorted(edges[1:], marks, "right"), stop - 1)
-    row = np.where(marks == edges[stop], rows[at], (marks - edges[at]) // row_bytes[at])
-    first, last = at[:-1].reshape(-1), at[1:].reshape(-1)
+    streams = equal_streams(begin, len(transfers), buckets)
+    rows = transfers.bounds[:, 1] - transfers.bounds[:, 0]
+    part, piece, first, last = cut_streams(rows, transfers.bytes, streams)
+    part = part % max(buckets, 1) * len(begin) + part // max(buckets, 1)
+    order = np.argsort(part, kind="stable")
+    return part[order], piece[order], first[order], last[order]
+
+
+def equal_streams(begin: np.ndarray, transfers: int, parts: int) -> np.ndarray:
+    """Streams for `cut_streams` that lie one behind the other, begin at these transfers and have as many parts."""
+    return np.stack([begin, np.append(begin, transfers)[1:], np.full(len(begin), parts)], axis=1)
+
+
+def cut_streams(
+    rows: np.ndarray, size: np.ndarray, streams: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Cut streams into equal parts of whole rows.
+
+    rows, size: of each transfer, how many and their bytes together. streams: (streams, 3), the first transfer of each,
+    the one behind its last, and into how many parts it is cut. Returns of every piece, in ascending order: its part,
+    counted on from stream to stream, its transfer, and its first and last row, from the start of the transfer.
+    """
+    begin, stop, parts = streams.T
+    edges = np.append(0, np.cumsum(size))
+    # By stream and part: the bytes at which it begins, the transfer at which that is, and the row.
+    stream, number = np.repeat(np.arange(len(streams)), parts + 1), positions(parts + 1)
+    whole = (edges[stop] - edges[begin])[stream]
+    marks = edges[begin][stream] + whole * number // np.maximum(parts, 1)[stream]
+    at = np.minimum(np.searchsorted(edges[1:], marks, "right"), stop[stream] - 1)
+    row = np.where(marks == edges[stop][stream], rows[at], (marks - edges[at]) // (size // rows)[at])
+    starts = np.flatnonzero(number < parts[stream])
+    first, last = at[starts], at[starts + 1]
     count = last - first + 1
     part = np.repeat(np.arange(len(count)), count)
     piece = first[part] + positions(count)
-    start = np.where(piece == first[part], row[:-1].reshape(-1)[part], 0)
-    end = np.where(piece == last[part], row[1:].reshape(-1)[part], rows[piece])
+    start = np.where(piece == first[part], row[starts][part], 0)
+    end = np.where(piece == last[part], row[starts + 1][part], rows[piece])
     kept = np.flatnonzero(start < end)
     return part[kept], piece[kept], start[kept], end[kept]

@@ -66,6 +66,8 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
         yield from (f"{_ROLLOUT}.data_parallel_size={dies // tp}", f"{_ROLLOUT}.expert_parallel_size={dies}")
         if dies == tp:
             yield f"{EXECUTOR_KEY}=mp"  # one engine has nobody to agree with
+        # As if there were two nodes, each of which has the layers of one stage alone.
+        yield f"{_VLLM}.additional_config.alltoallv.dies_per_node={max(dies // 2, 1)}"
     yield from (f"{_ROLLOUT}.max_num_batched_tokens=2048", f"{_ROLLOUT}.gpu_memory_utilization=0.5")
     # Enough for every sequence in flight: clearing the cache takes a host's time here.
     yield f"+{_VLLM}.num_gpu_blocks_override=256"

@@ -23,22 +23,28 @@ class AlltoallvSettings:
         bucket_megabytes: upper bound of what a training rank stages in each direction, in MiB. verl's own bucket
             (rollout.checkpoint_engine.update_weights_bucket_megabytes) carries it to the worker and comes on top. With
             IPC, a verl bucket of 1 spares that memory and a copy: verl then hands over the staging memory itself.
+        dies_per_node: what several rollout dies of a node need enters the node once and is passed on inside it, where
+            nodes have so many dies each, in the order of ranks. None means that all links are alike.
         verify: compare all weights of every update bit for bit with training's. That broadcasts the whole model.
         discard_on_sleep: a worker that sleeps gives up the weights that the next update writes. Otherwise they are
             copied to the host and back, as upstream does on NPUs.
     """
 
     bucket_megabytes: int = 1024
+    dies_per_node: int | None = None
     verify: bool = False
     discard_on_sleep: bool = True
 
     def __post_init__(self) -> None:
-        size = self.bucket_megabytes
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(
-                f"{SETTINGS_KEY}.bucket_megabytes={size!r} is invalid: a bucket has at least 1 MiB. Set it to a whole "
-                "number above 0."
-            )
+        sizes = {"bucket_megabytes": "a bucket has at least 1 MiB", "dies_per_node": "a node has at least one die"}
+        for name, reason in sizes.items():
+            size = getattr(self, name)
+            if size is None and name == "dies_per_node":
+                continue
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(
+                    f"{SETTINGS_KEY}.{name}={size!r} is invalid: {reason}. Set it to a whole number above 0."
+                )
         for name in ("verify", "discard_on_sleep"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(

@@ -131,6 +131,7 @@ class WeightTransfer:
             bucket_bytes=self._bucket_bytes or common.settings.bucket_megabytes << 20,
             verify=common.settings.verify,
             store=self._store,
+            node_of=_nodes(reports, common.settings.dies_per_node),
         )
         manifest = exporter.prepare()
         if self._inquiry is not None:
@@ -205,6 +206,16 @@ def _workers(reports: Sequence[_Report]) -> tuple[Description, list[int]]:
     if len(serving) % common.placement.world_size:
         raise HandoverError(f"{len(serving)} ranks cannot be shared by instances of {common.placement}")
     return common, list(serving)
+
+
+def _nodes(reports: Sequence[_Report], dies: int | None) -> list[int] | None:
+    """The node of every rank; those that hand over without training begin a node of their own."""
+    if dies is None:
+        return None
+    training = sum(report.held is not None for report in reports)
+    first = -(-training // dies)
+    behind = len(reports) - training
+    return [rank // dies for rank in range(training)] + [first + rank // dies for rank in range(behind)]
 
 
 def ray_job() -> str:

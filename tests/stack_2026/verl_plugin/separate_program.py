@@ -43,17 +43,19 @@ REPLICAS_OF_TRAINERS = 3
 @dataclasses.dataclass(frozen=True)
 class Run:
     """Sizes of the two sides, and their cases. megatron: sizes of tensor, pipeline and expert parallelism, where
-    Megatron-core trains."""
+    Megatron-core trains. dies_per_node: the option of that name."""
 
     trainers: int
     workers: int
     cases: tuple[Case, ...]
     megatron: tuple[int, int, int] | None = None
+    dies_per_node: int | None = None
 
     @property
     def name(self) -> str:
         sizes = f"megatron{''.join(map(str, self.megatron))}." if self.megatron else ""
-        return f"{sizes}{self.trainers}+{self.workers}"
+        nodes = f"nodes{self.dies_per_node}." if self.dies_per_node else ""
+        return f"{sizes}{nodes}{self.trainers}+{self.workers}"
 
 
 RUNS = {
@@ -75,6 +77,8 @@ RUNS = {
         Run(2, 2, (Case("qwen3moe", 2, ep=2), Case("deepseek", 1)), megatron=(1, 1, 2)),
         Run(2, 1, (Case("qwen3moe", 1), Case("qwen2.5", 1)), megatron=(2, 1, 1)),
         Run(2, 1, (Case("qwen3", 1), Case(TIED, 1)), megatron=(1, 2, 1)),
+        Run(2, 2, (Case("qwen3", 1, copies=2), Case("qwen3moe", 2, ep=2)), dies_per_node=2),
+        Run(2, 2, (Case("deepseek", 2, ep=2), Case("qwen3", 1, copies=2)), megatron=(1, 2, 1), dies_per_node=2),
     )
 }
 
@@ -141,7 +145,9 @@ class Member:
         replica = REPLICAS_OF_TRAINERS + place // size
         os.environ |= {"WG_PREFIX": f"rollout_standalone_{replica}", "WORLD_SIZE": str(size), "RANK": str(place % size)}
         path = control_path(os.environ["VERL_RAY_JOB_ID"], replica * size + place % size)
-        self.control = Control(path, Description(weights, placement, AlltoallvSettings()))
+        self.control = Control(
+            path, Description(weights, placement, AlltoallvSettings(dies_per_node=self.run.dies_per_node))
+        )
         self.generation = WeightsGeneration()
 
     def update(self, step: int) -> dict[str, Any]:

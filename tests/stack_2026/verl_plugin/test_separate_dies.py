@@ -74,6 +74,25 @@ def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch, name):
         check([rank[case] for rank in found], trainers=2, even="121" not in name)
 
 
+@pytest.mark.parametrize("name", ["nodes2.2+2", "megatron121.nodes2.2+2"])
+def test_weights_that_two_dies_of_a_node_need_enter_it_once(checkpoints, monkeypatch, name):
+    """Both workers are on one node, and pass on to each other what is not theirs alone."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    found = ran(checkpoints, name)
+    for case in (case for case in found[0] if case != "fails"):
+        ranks = [rank[case] for rank in found]
+        assert [rank["first"] + rank["second"] + rank["moved"] for rank in ranks] == [[]] * len(ranks)
+        assert [rank["bytes_received"] for rank in ranks] == [rank["bound"] for rank in ranks]
+        sent, passed_on = (sum(rank["bytes_sent"] for rank in half) for half in (ranks[:2], ranks[2:]))
+        bounds = [rank["bound"] for rank in ranks[2:]]
+        assert sent + passed_on == sum(bounds) and all(rank["bytes_sent"] for rank in ranks[2:])
+        if case.startswith("qwen3 "):  # each worker serves the whole model
+            assert sent == passed_on == bounds[0] == bounds[1]
+        for rank in ranks:
+            assert rank["peak"] <= rank["staging_bytes"] + 4 * 512 <= 2 * BUCKET + 4 * 512
+            assert rank["collectives"] <= MOST_COLLECTIVES
+
+
 def test_stale_step_named_everywhere_and_never_sampled(two_and_two):
     for rank, found in enumerate(told["fails"] for told in two_and_two):
         assert found["update"]["type"] == "ReshardError"
