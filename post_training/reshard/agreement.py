@@ -61,7 +61,7 @@ def agree_on_types(sides: Sequence[OwnSide], group: dist.ProcessGroup) -> list[T
 def agree_on_plan(digest: str, group: dist.ProcessGroup, told: Any = None) -> list[Any]:
     """Raise LayoutError on every rank unless all ranks have the same digest. One object collective.
 
-    Returns what each rank told the others beside it.
+    Returns `told` of every rank.
     """
     gathered = _gather((digest, told), group)
     majority, _ = Counter(made for made, _ in gathered).most_common(1)[0]

@@ -187,7 +187,7 @@ class Exporter:
         return manifest
 
     def _direct_plan(self, wire_types: Mapping[str, torch.dtype]) -> _Scheduled:
-        """Every rank receives what it needs from one that trains it."""
+        """Plan so that every rank receives what it needs from one that trains it."""
         rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
         train, rollout = self._train_side, self._rollout_side
         plan = make_rank_plan(train.ranks, rollout.ranks, train.names, partial(_itemsize, wire_types), rank)
@@ -209,7 +209,7 @@ class Exporter:
         )
 
     def _relayed_plan(self, wire_types: Mapping[str, torch.dtype]) -> _Scheduled:
-        """What several ranks of a node need enters it once."""
+        """Plan so that what several ranks of a node need enters it once."""
         assert self._node_of is not None
         rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
         train, rollout = self._train_side, self._rollout_side

@@ -7,7 +7,7 @@ which it was received: relays cost one bucket more, and no memory.
 
 All regions that the same ranks need and the same ranks own are a line of bytes. It is cut into equal units, some for
 each receiver of a node, at which they enter, and each unit into a part for each bucket. Every rank cuts lines alike, so
-a rank knows those alone that it takes part in.
+a rank only has to know those that it takes part in.
 """
 
 import hashlib
@@ -38,26 +38,25 @@ class Load:
 
     def buckets(self, bucket_bytes: int) -> int:
         """The fewest that keep staging within `bucket_bytes`; ValueError when they cannot hold a row of each stream."""
-        room = bucket_bytes - self.streams * (self.widest_row + ALIGNMENT)
-        if self.bytes and room <= 0:
+        available = bucket_bytes - self.streams * (self.widest_row + ALIGNMENT)
+        if self.bytes and available <= 0:
             raise ValueError(
                 f"reshard bucket_bytes={bucket_bytes} is too small: {self.streams} streams with rows of up to "
-                f"{self.widest_row} bytes need more than {bucket_bytes - room} bytes"
+                f"{self.widest_row} bytes need more than {bucket_bytes - available} bytes"
             )
-        return -(-self.bytes // room) if self.bytes else 0
+        return -(-self.bytes // available) if self.bytes else 0
 
 
 @dataclass(frozen=True)
 class _Groups:
     """Receivers in one node of regions of one kind, see `Turns`. Arrays with an entry for each group, unless said.
 
-    kind: of the regions. node: of the receivers. first, count: of the receivers in `member`, which are positions in
-    `Turns.target`. owner, owners: of the ranks in the node that own the regions, the first in `near`, and how many.
-    near: places among the owners of a kind.
+    kind: of the regions. first, count: of the receivers in `member`, which are positions in `Turns.target`. owner,
+    owners: of the ranks in the node that own the regions, the first in `near`, and how many. near: places among the
+    owners of a kind.
     """
 
     kind: np.ndarray
-    node: np.ndarray
     first: np.ndarray
     count: np.ndarray
     member: np.ndarray
@@ -78,7 +77,7 @@ class _Groups:
         owner = np.asarray(np.searchsorted(held[near], keys, "left"))
         owners = np.asarray(np.searchsorted(held[near], keys, "right")) - owner
         member = turns.receivers[order]
-        return cls(keys // width, keys % width, first, count, member, owner, owners, positions(owned)[near])
+        return cls(keys // width, first, count, member, owner, owners, positions(owned)[near])
 
     @property
     def shared(self) -> np.ndarray:
@@ -158,7 +157,7 @@ class RelayedPlan:
         own = own_transfers(overlaps, self._turns, rank)
         self.local = in_stream_order(own.select(np.flatnonzero(own.source == own.target)), overlaps.sizes)
         self._direct = in_stream_order(self._direct_transfers(), overlaps.sizes)
-        self._line_kind, self._line_parts, self._units = self._own_units(nodes)
+        self._line_kind, self._line_parts, self._units = self._own_units()
         self.load = self._load()
         self.digest = hashlib.sha256(joined.digest.encode() + nodes.tobytes()).hexdigest()
 
@@ -178,13 +177,12 @@ class RelayedPlan:
         return place
 
     def _direct_transfers(self) -> Transfers:
-        """From and to this rank for the receiver alone: inside a node, or where a node has one receiver."""
+        """Return what this rank sends or receives directly: inside its node, or to a node with one receiver."""
         groups, turns, overlaps = self._groups, self._turns, self._overlaps
-        all_groups = np.arange(len(groups.kind))
         single = (groups.owners == 0) & (groups.count == 1)
         singles = np.bincount(groups.kind[single], minlength=len(turns.count))
-        number = np.zeros(len(all_groups), dtype=np.int64)  # of a single group among those of its kind
-        number[single] = running(groups.kind[single], np.ones(int(single.sum()), dtype=np.int64))
+        number = np.zeros_like(groups.kind)  # of a single group among those of its kind
+        number[single] = running(groups.kind[single], np.ones_like(groups.kind[single]))
         group, member, at = groups.members(np.flatnonzero(single | (groups.owners > 0)))
         kind, target = groups.kind[group], turns.target[groups.member[at]]
         owned = self._owner_place(np.arange(len(turns.count)))[kind] >= 0
@@ -194,7 +192,7 @@ class RelayedPlan:
         entry = np.repeat(np.arange(len(kind)), size)
         overlap = self._order[self._begin[kind][entry] + positions(size)]
         group, member, at = group[entry], member[entry], at[entry]
-        earlier = running(self._owning, np.ones(len(self._owning), dtype=np.int64))
+        earlier = running(self._owning, np.ones_like(self._owning))
         far = running(self._owning, singles[turns.kind])
         count = overlaps.owners.count[overlaps.owner[overlap]]
         near = groups.owners[group]
@@ -211,7 +209,7 @@ class RelayedPlan:
         return self._transfers(overlap[mine], source[mine], at[mine])
 
     def _transfers(self, overlap: np.ndarray, source: np.ndarray, member: np.ndarray) -> Transfers:
-        """Of overlaps from entries of the owners to members of groups."""
+        """Return the transfers of overlaps, each from an entry of the owners to a member of a group."""
         overlaps, target = self._overlaps, self._entry(overlap, member)
         owners, needs = overlaps.owners, overlaps.needs
         name, bounds = owners.name[overlaps.owner[overlap]], overlaps.bounds[overlap]
@@ -227,7 +225,7 @@ class RelayedPlan:
             self._groups.member[member] - self._turns.begin[kind]
         )
 
-    def _own_units(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Units]:
+    def _own_units(self) -> tuple[np.ndarray, np.ndarray, _Units]:
         """Lines by kind and number of units, and the units that this rank has a part in.
 
         The owners of a kind take turns from unit to unit, and from kind to kind. A line has so many units for each
@@ -239,7 +237,7 @@ class RelayedPlan:
         entries = np.bincount(groups.kind[shared], groups.count[shared], len(kinds)).astype(np.int64)
         each = owners // np.gcd(np.maximum(entries, 1), owners)  # units for one receiver
         base = running(rank_sets(overlaps.owners)[turns.owner], entries * each)
-        before = np.zeros(len(groups.kind), dtype=np.int64)
+        before = np.zeros_like(groups.kind)
         before[shared] = running(groups.kind[shared], groups.count[shared])
         group, number, at = groups.members(shared)
         contains = np.zeros(len(groups.kind), dtype=bool)
@@ -276,11 +274,11 @@ class RelayedPlan:
         ):
             streams = len(np.unique(peers[chosen])) + int(copies.sum())
             sides.append((int(direct.bytes[chosen].sum() + (each * copies).sum()), streams))
-        (sends, to), (receives, come) = sides
-        return Load(max(sends, receives), max(to, come), self._joined.widest_row)
+        size_of_side, streams_of_side = zip(*sides, strict=True)
+        return Load(max(size_of_side), max(streams_of_side), self._joined.widest_row)
 
     def buckets(self, count: int, origins: tuple[np.ndarray, np.ndarray]) -> list[Bucket]:
-        """What this rank stages where lines are cut into `count` parts: as many buckets, and one more for relays.
+        """Return the buckets of this rank: `count`, into which lines are cut, and another one if any rank passes on.
 
         origins: as for `schedule`.
         """
@@ -292,7 +290,7 @@ class RelayedPlan:
             _places(pieces, number, self._world_size) for pieces in (sent, received)
         )
         first = np.full(int(received.unit.max(initial=-1)) + 1, -1)
-        came = np.flatnonzero((received.area == _ENTERING) & (received.unit >= 0))
+        came = np.flatnonzero(received.area == _ENTERING)
         first[received.unit[came]] = receives[came]
         passed = np.flatnonzero(sent.shard < 0)
         forward = np.stack([first[sent.unit[passed]], sends[passed], sent.bytes[passed]], axis=1)
@@ -306,7 +304,7 @@ class RelayedPlan:
         ]
 
     def _direct_pieces(self, number: int, sends: bool) -> _Pieces:
-        """Of the direct transfers from this rank, or of those to it."""
+        """Cut the direct transfers from this rank, or those to it, into buckets."""
         side = self._direct.source if sends else self._direct.target
         transfers = self._direct.select(np.flatnonzero(side == self._rank))
         peer = transfers.target if sends else transfers.source
@@ -329,13 +327,13 @@ class RelayedPlan:
     def _pieces(
         rows: tuple[np.ndarray, np.ndarray], size: np.ndarray, bounds: np.ndarray, **columns: np.ndarray
     ) -> _Pieces:
-        """Of the rows between two, counted from the first one of `bounds`."""
+        """Make pieces of these rows, first and last, which are counted from the first one of `bounds`."""
         first, last = rows
         cut = np.stack([bounds[:, 0] + first, bounds[:, 0] + last, bounds[:, 2], bounds[:, 3]], axis=1)
         return _Pieces(bounds=cut, bytes=(last - first) * widths(bounds) * size, **columns)
 
     def _unit_pieces(self, count: int) -> tuple[_Pieces, _Pieces, _Pieces]:
-        """Those that this rank sends out of training weights, those that it receives, and those that it passes on."""
+        """Return the pieces that this rank sends from its training weights, receives, and passes on."""
         units, groups, turns = self._units, self._groups, self._turns
         overlaps, order = self._overlaps, self._order
         bounds = overlaps.bounds[order]
@@ -401,7 +399,7 @@ def _places(pieces: _Pieces, number: int, world_size: int) -> tuple[np.ndarray, 
 
 
 def _chunks(pieces: _Pieces, starts: np.ndarray, bucket: int, origins: np.ndarray) -> ChunkTable:
-    """Those of one bucket that lie in weights of this rank, in the order in which they are staged."""
+    """Return the pieces of one bucket that lie in weights of this rank, in the order in which they are staged."""
     chosen = np.flatnonzero((pieces.bucket == bucket) & (pieces.shard >= 0))
     chosen = chosen[np.argsort(starts[chosen])]
     shard, bounds, start = pieces.shard[chosen], pieces.bounds[chosen], starts[chosen]

@@ -65,6 +65,17 @@ def test_each_turn_of_an_answer_draws_with_its_own_seed():
     assert len({seed for seeds in asked.values() for seed in seeds}) == 6
 
 
+def buffer_of(monkeypatch, items, sampler_kwargs) -> OrderedReplayBuffer:
+    """The buffer over a queue that holds these names and tags."""
+    queue = SimpleNamespace(kv_list=lambda *_: {"train": dict(items)}, kv_clear=lambda **_: None)
+    monkeypatch.setattr(upstream, "tq", queue)
+    monkeypatch.setattr(replay_buffer, "tq", queue)
+    return OrderedReplayBuffer(
+        trainer_mode="sync", trainer_config={}, max_off_policy_threshold=None, max_off_policy_strategy="drop",
+        sampler_kwargs=sampler_kwargs,
+    )  # fmt: skip
+
+
 @pytest.fixture(params=range(3))
 def batch(request, monkeypatch) -> KVBatchMeta:
     """Of prompts with random names, whose answers arrived in a random order."""
@@ -78,13 +89,7 @@ def batch(request, monkeypatch) -> KVBatchMeta:
                for place, name in enumerate(names) for number in range(ANSWERS)}  # fmt: skip
     items = list((prompts | answers).items())
     chosen.shuffle(items)
-    queue = SimpleNamespace(kv_list=lambda *_: {"train": dict(items)}, kv_clear=lambda **_: None)
-    monkeypatch.setattr(upstream, "tq", queue)
-    monkeypatch.setattr(replay_buffer, "tq", queue)
-    buffer = OrderedReplayBuffer(
-        trainer_mode="sync", trainer_config={}, max_off_policy_threshold=None, max_off_policy_strategy="drop",
-        sampler_kwargs={"poll_interval": 0.01},
-    )  # fmt: skip
+    buffer = buffer_of(monkeypatch, items, {"poll_interval": 0.01})
     assert buffer.poll_interval == 0.01
     return buffer.sample(3, "train", PROMPTS)[0]
 
@@ -107,13 +112,7 @@ def test_prompts_come_by_step_and_in_the_order_of_each(monkeypatch, asked, seed)
     ]
     items += [(f"{name}_{number}_0", {"of": each}) for name, each in names.items() for number in range(2)]
     chosen.shuffle(items)
-    queue = SimpleNamespace(kv_list=lambda *_: {"train": dict(items)}, kv_clear=lambda **_: None)
-    monkeypatch.setattr(upstream, "tq", queue)
-    monkeypatch.setattr(replay_buffer, "tq", queue)
-    buffer = OrderedReplayBuffer(
-        trainer_mode="sync", trainer_config={}, max_off_policy_threshold=None, max_off_policy_strategy="drop",
-        sampler_kwargs=None,
-    )  # fmt: skip
+    buffer = buffer_of(monkeypatch, items, None)
     assert buffer.poll_interval == 2.0
     found, _ = buffer.sample(10, "train", asked)
     assert [tag["of"] for tag in found.tags] == [each for each in expected[:asked] for _ in range(2)]
