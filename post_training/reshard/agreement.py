@@ -58,11 +58,13 @@ def agree_on_types(sides: Sequence[OwnSide], group: dist.ProcessGroup) -> list[T
     return agreed
 
 
-def agree_on_plan(digest: str, group: dist.ProcessGroup, told: Any = None) -> list[Any]:
-    """Raise LayoutError on every rank unless all ranks have the same digest. One object collective.
+def agree_on_plan(digest: str, group: dist.ProcessGroup) -> None:
+    """Raise LayoutError on every rank unless all ranks have the same digest. One object collective."""
+    share_beside_plan(digest, None, group)
 
-    Returns `told` of every rank.
-    """
+
+def share_beside_plan(digest: str, told: Any, group: dist.ProcessGroup) -> list[Any]:
+    """Return `told` of every rank, if all have the same digest. Raises and costs as `agree_on_plan`."""
     gathered = _gather((digest, told), group)
     majority, _ = Counter(made for made, _ in gathered).most_common(1)[0]
     different = [rank for rank, (made, _) in enumerate(gathered) if made != majority]

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from post_training.layouts.layout import PADDING, Shard
 from post_training.layouts.regions import SideRegions, layouts_of
-from post_training.reshard.agreement import OwnSide, agree_on_plan, agree_on_types
+from post_training.reshard.agreement import OwnSide, agree_on_plan, agree_on_types, share_beside_plan
 from post_training.reshard.exchange import Exchange, Side, Staging, Tensors, pack, scatter
 from post_training.reshard.failure import (
     MEMBERSHIP_CHECK_S,
@@ -215,7 +215,7 @@ class Exporter:
         train, rollout = self._train_side, self._rollout_side
         joined = Joined.of(train.ranks, rollout.ranks, train.names, partial(_itemsize, wire_types))
         plan = RelayedPlan(joined, rank, np.array(self._node_of))
-        loads = agree_on_plan(f"{plan.digest} {self._bucket_bytes}", self._group, plan.load)
+        loads = share_beside_plan(f"{plan.digest} {self._bucket_bytes}", plan.load, self._group)
         origins = shard_origins(train.own), shard_origins(rollout.own)
         remote = plan.buckets(max(load.buckets(self._bucket_bytes) for load in loads), origins)
         own = bucket_count(plan.local, world_size, self._bucket_bytes)
