@@ -7,8 +7,10 @@ where verl has one.
 from __future__ import annotations
 
 from verl_plugin.alltoallv.fsdp2_engine import AlltoallvFSDP2
+from verl_plugin.alltoallv.ipc_support import remember_ipc_support
 from verl_plugin.engines import extend_engine, has_engine
 
+remember_ipc_support()
 extend_engine("fsdp2", AlltoallvFSDP2)
 if has_engine("megatron"):
     from verl_plugin.alltoallv.megatron_engine import AlltoallvMegatron

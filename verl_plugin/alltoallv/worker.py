@@ -22,6 +22,7 @@ from post_training.reshard.generation import WeightsGeneration
 from post_training.reshard.handover import HandoverError, Importer
 from post_training.reshard.mla_refresh import absorbed_tensors, refresh_absorbed_weights
 from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.ipc_support import remember_ipc_support
 from verl_plugin.alltoallv.rollout_layout import restore_expert_order, served_weights
 from verl_plugin.alltoallv.settings import EXTENSION_KEY, AlltoallvSettings
 from verl_plugin.alltoallv.sleep import DiscardingSleep, RolloutMeter
@@ -41,6 +42,7 @@ class AlltoallvExtension(vLLMColocateWorkerExtension):
     def monkey_patch_model(self, vocab_size: int, banned_token_ids: list[int] | None = None) -> None:
         """Upstream's preparation of the model, which each server asks for when it starts; then answer to training."""
         super().monkey_patch_model(vocab_size, banned_token_ids)
+        remember_ipc_support()
         self._rollout_meter = self._rollout_meter or RolloutMeter(self)
         drafts = self._use_mtp_drafter_weight_sync()
         weights = self._alltoallv = RolloutWeights(self.model_runner, drafts, self._rollout_meter)
