@@ -22,14 +22,19 @@ from post_training.reshard.rank_plan import Joined, Turns, own_transfers
 from post_training.reshard.schedule import ALIGNMENT, Bucket, ChunkTable, Direction, cut_streams, equal_streams
 
 _DIRECT, _ENTERING, _PASSED_ON = range(3)
-"""What a rank sends to another in one bucket, in this order."""
+"""The kinds of bytes that a rank sends to another one in a bucket, in this order."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a rank stages in all buckets, in the direction in which that is more: bytes, and in how many streams.
+    """Bytes and streams that a rank stages in all buckets, in the direction in which it stages more.
 
-    A stream is cut on its own, at whole rows. widest_row: bytes of the longest one.
+    Each stream is cut at whole rows, independently of the others.
+
+    Attributes:
+        bytes: staged in all buckets together.
+        streams: into which they are divided.
+        widest_row: bytes of the longest row.
     """
 
     bytes: int
@@ -131,7 +136,7 @@ class _Pieces:
 
 
 class RelayedPlan:
-    """What one rank sends, receives, passes on and copies.
+    """The part that one rank has in a reshard: its sends, receives, forwards and local copies.
 
     Attributes:
         local: transfers inside the rank, as of `Plan`.
@@ -193,20 +198,59 @@ class RelayedPlan:
         overlap = self._order[self._begin[kind][entry] + positions(size)]
         group, member, at = group[entry], member[entry], at[entry]
         earlier = running(self._owning, np.ones_like(self._owning))
-        far = running(self._owning, singles[turns.kind])
-        count = overlaps.owners.count[overlaps.owner[overlap]]
         near = groups.owners[group]
         turn = (earlier[overlap] * groups.count[group] + member) % np.maximum(near, 1)
         place = np.where(
             near > 0,
             groups.near[np.minimum(groups.owner[group] + turn, len(groups.near) - 1)],
-            (far[overlap] + number[group]) % count,
+            self._far_sender(singles, overlap, number[group]),
         )
         source = overlaps.owners.first[overlaps.owner[overlap]] + place
         mine = np.flatnonzero(
             (overlaps.owners.rank[source] == self._rank) | (turns.target[groups.member[at]] == self._rank)
         )
         return self._transfers(overlap[mine], source[mine], at[mine])
+
+    def _far_sender(self, singles: np.ndarray, overlap: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Return the place of the owner that sends an overlap to a node with a single receiver.
+
+        Owners take turns. An owner that serves receivers in its own node has as many turns fewer, so all send alike.
+
+        Args:
+            singles: number of such receivers of each kind.
+            overlap: of each entry.
+            number: of each entry's receiver among those of its kind. The result means nothing for other receivers.
+        """
+        turns = self._turns
+        kinds = np.flatnonzero(singles)
+        senders, begin = self._far_senders(singles, kinds)
+        place = np.full(len(singles), len(kinds))
+        place[kinds] = np.arange(len(kinds))
+        behind = running(rank_sets(self._overlaps.owners)[turns.owner], singles)
+        turn = behind[turns.kind] + running(turns.kind, singles[turns.kind])
+        kind = place[turns.kind[overlap]]
+        size = np.append(np.diff(begin), 1)
+        return np.append(senders, -1)[begin[kind] + (turn[overlap] + number) % size[kind]]
+
+    def _far_senders(self, singles: np.ndarray, kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of the owners of each of `kinds` in the order of their turns, and each kind's first one."""
+        groups, owners = self._groups, self._overlaps.owners.count[self._turns.owner]
+        first = np.cumsum(owners) - owners
+        # Counted in receivers, over as many overlaps as a kind has owners: each owner's fair part is then `receivers`,
+        # a whole number, and `near` is what it already sends inside its node.
+        inside = np.flatnonzero(groups.owners > 0)
+        entry = np.repeat(inside, groups.owners[inside])
+        owner = groups.near[groups.owner[entry] + positions(groups.owners[inside])]
+        kind = groups.kind[entry]
+        near = np.bincount(first[kind] + owner, owners[kind] * groups.count[entry] / groups.owners[entry], owners.sum())
+        receivers = singles + np.bincount(groups.kind[inside], groups.count[inside], len(singles)).astype(np.int64)
+        chosen = np.repeat(first[kinds], owners[kinds]) + positions(owners[kinds])
+        times = np.rint(np.maximum(np.repeat(receivers[kinds], owners[kinds]) - near[chosen], 0)).astype(np.int64)
+        of_kind = np.repeat(np.arange(len(kinds)), owners[kinds])
+        when = (positions(times) + 0.5) / np.repeat(times, times)
+        order = np.lexsort((when, np.repeat(of_kind, times)))
+        begin = np.append(0, np.cumsum(np.bincount(of_kind, times, len(kinds)))).astype(np.int64)
+        return np.repeat(positions(owners[kinds]), times)[order], begin
 
     def _transfers(self, overlap: np.ndarray, source: np.ndarray, member: np.ndarray) -> Transfers:
         """Return the transfers of overlaps, each from an entry of the owners to a member of a group."""
@@ -369,7 +413,7 @@ class RelayedPlan:
             overlaps.owners.shard[owner],
             sent * 0 - 1,
         )
-        # Every receiver of every piece, but for those that this rank merely sends.
+        # All receivers of all pieces, except those pieces that this rank merely sends.
         hears = np.flatnonzero(units.source[unit] != self._rank)
         _, other, member = groups.members(units.group[unit[hears]])
         which = np.repeat(hears, groups.count[units.group[unit[hears]]])

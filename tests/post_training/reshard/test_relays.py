@@ -219,3 +219,22 @@ def test_goals_of_deepseek_on_256_dies():
     assert alike.max() > 1.3 * alike.mean()
     into = traffic.reshape(16, 16, 16, 16).sum(axis=(1, 3))
     assert 3 * enters < into.sum() - np.trace(into)
+
+
+def test_owners_send_alike_though_some_serve_their_own_node():
+    """Qwen3-235B on 1,024 dies: of the four owners of an expert one has a receiver in its own node."""
+    case = CASES["qwen-1024"]
+    table = parse_model(case.model)
+    names = tuple(table.shapes)
+    _, train = make_inputs(case, table, 0, names)
+    sides = train, rollout_regions(table, case.rollout)
+    joined, nodes = Joined.of(*sides, names, lambda _: 2), np.arange(case.ranks) // 16
+    received = make_rank_plan(*sides, names, lambda _: 2, 0).traffic
+    np.fill_diagonal(received, 0)
+    unplaced = np.zeros((100_000, 2), dtype=np.int64)
+    sent = []
+    for rank in (*range(0, 128, 32), *range(512, 640, 32)):  # owners of the same experts, of two stages
+        plan = RelayedPlan(joined, rank, nodes)
+        buckets = plan.buckets(plan.load.buckets(BUCKET), (unplaced, unplaced))
+        sent.append(sum(int(each.send.chunk_bytes) + int(each.forward[:, 2].sum()) for each in buckets))
+    assert max(sent) * case.ranks <= 1.05 * received.sum()
