@@ -1,4 +1,4 @@
-"""Sums of what verl reports, over ranks that have reported the same."""
+"""Sums of verl's metrics over ranks, which must all report the same ones."""
 
 from __future__ import annotations
 
