@@ -1,4 +1,4 @@
-"""The order of prompts: verl's own, as a function of the epoch alone."""
+"""The order of prompts: verl's own, as a function of the epoch only."""
 
 from __future__ import annotations
 

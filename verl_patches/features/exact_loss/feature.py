@@ -1,4 +1,4 @@
-"""The feature exact_loss: its configuration, its switch, and what it cannot be combined with."""
+"""The feature exact_loss: its configuration, its switch, and the settings that exclude it."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class StepRecord:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - begin
 
     def memory(self, phase: str, peak: int, allocated: int) -> None:
-        """Keep the largest peak of `phase` and what was allocated when it ended, in bytes."""
+        """Keep the largest peak of `phase`, and the largest amount allocated at its end, in bytes."""
         self.peak_bytes[phase] = max(peak, self.peak_bytes.get(phase, 0))
         self.allocated_bytes[phase] = max(allocated, self.allocated_bytes.get(phase, 0))
 
@@ -173,7 +173,7 @@ def agree_on_names(names: Sequence[str], group: dist.ProcessGroup | None = None)
     Collective: one all-reduce of a digest; where digests differ, an object collective names the difference.
 
     Raises:
-        MetricsDifferError: on every rank alike.
+        MetricsDifferError: the names differ; raised on every rank.
     """
     # 63 bits, so that the digest and its negative are both an int64: the largest and the smallest in one reduction.
     digest = int.from_bytes(sha256(json.dumps(names).encode()).digest()[:8], "big") >> 1

@@ -100,7 +100,7 @@ class Constants(StorageGroup):
 class GivenUpWeights(StorageGroup):
     """Weights that leave without a copy, because nobody may use them before they have been written again.
 
-    That includes weights that an engine has loaded itself: verl reshards before every generation, even the first.
+    So do weights that an engine has loaded itself: verl reshards before every generation, even the first.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], generation: WeightsGeneration, gives_back: bool = True):

@@ -29,7 +29,7 @@ _WHOLE_VOCABULARY: dict[str, tuple[Any, ...]] = {
 
 
 def narrowed_by(rollout: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys of verl's node `rollout` that change what is drawn from, with their value and their default."""
+    """Return the keys of verl's node `rollout` that change the distribution of draws, with their value and default."""
     given = ((name, rollout.get(name), plain) for name, plain in _WHOLE_VOCABULARY.items())
     return {name: (value, plain[0]) for name, value, plain in given if value is not None and value not in plain}
 

@@ -14,7 +14,7 @@ def steps_to_delete(steps: Collection[int], keep: CheckpointSettings, scores: Ma
     Args:
         steps: steps with checkpoints.
         keep: the rules.
-        scores: the value of `keep.keep_best.metric`, by step, for steps that have one. Of equal values the newer wins.
+        scores: the value of `keep.keep_best.metric`, by step, for steps that have one. On a tie the newer step wins.
     """
     if not keep.keep_last:
         return []

@@ -1,4 +1,4 @@
-"""How many dies there are, how models and batches divide among them, and what Ray needs to place them."""
+"""Checks of sizes: the number of dies, the division of models and batches among them, and Ray's slots for them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def check_batch_sizes(config: Mapping[str, Any]) -> None:
 
 
 def check_ray(config: Mapping[str, Any]) -> None:
-    """Check Ray's address, that it can have as many nodes as the run, and that its folder's path fits its sockets."""
+    """Check Ray's address, that its Ray can have as many nodes as the run, and the length of its folder's path."""
     ray, nodes = config["ray_init"], config["trainer"]["nnodes"]
     address, folder = ray["address"], ray.get("temp_dir")
     host, _, port = address.rpartition(":")

@@ -25,4 +25,4 @@ def without_job_servers() -> Iterator[None]:
         if found is missing:
             del sys.modules[_PROBE]
         else:
-            sys.modules[_PROBE] = found  # type: ignore[assignment]  # what was there before
+            sys.modules[_PROBE] = found  # type: ignore[assignment]  # the earlier entry

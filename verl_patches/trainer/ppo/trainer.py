@@ -191,7 +191,7 @@ class OverlayTrainer(RayPPOTrainer):
         return rewards
 
     def score(self, batch: DataProto, collected: Collected) -> Callable[[], Rewards]:
-        """Start to compute the rewards of the answers; return a function that waits for them, if need be."""
+        """Compute the rewards of the answers, or start to; return a function that returns them once they are there."""
         if collected.rewards is not None:
             from verl_patches.features.measure.samples import hold_samples
 

@@ -1,4 +1,4 @@
-"""Groups of keys of what is trained or scored: actor, reference and critic."""
+"""Groups of keys of the models that train or score: actor, reference policy and critic."""
 
 from __future__ import annotations
 
