@@ -1,8 +1,8 @@
-"""Turn the overlay on: importing this module finds and applies all patches.
+"""Turns the overlay on: importing this module finds and applies all patches.
 
 Either verl imports it, by the one line `from verl_patches import prelude_patch`, or an entry point does, together with
 `runtime_env={"worker_process_setup_hook": prelude_patch.activate}` for its Ray workers. It imports nothing of upstream.
-A process that was started as verl's own command, `python3 -m verl.trainer.main_ppo`, becomes one that runs as ours.
+A process that was started as verl's own command, `python3 -m verl.trainer.main_ppo`, is replaced by the overlay's.
 """
 
 import os
@@ -23,7 +23,7 @@ def activate() -> None:
 
 
 def command_of_ours(started: Sequence[str]) -> list[str] | None:
-    """The command that runs verl's as ours does; None where `started` is not verl's.
+    """Return the overlay's command in the place of verl's; None if `started` is not verl's command.
 
     Args:
         started: the words that this process was started with.
@@ -37,8 +37,10 @@ def command_of_ours(started: Sequence[str]) -> list[str] | None:
 
 
 def _become_ours() -> None:
-    """Put our command in the place of verl's, in this process and before any code of verl: it takes over the number of
-    the process, its files and its environment."""
+    """Replace this process by the overlay's command if it was started as verl's, before any of verl's code runs.
+
+    The command keeps the process id, open files and environment.
+    """
     words = command_of_ours(sys.orig_argv)
     if words is not None:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""verl's batches count what they are serialized to, and are on the device that they were sent to."""
+"""Patches of verl's batches: they count their serialized bytes, and wait for copies from and to an NPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def to(upstream: Callable[..., DataProto], self: DataProto, device: torch.device
     from verl.utils.device import get_torch_device, is_npu_available
 
     moved = upstream(self, device)
-    # A process that only hands batches on has not touched its NPUs.
+    # A process that only passes batches on has not touched its NPUs.
     if is_npu_available and get_torch_device().is_initialized():
         get_torch_device().synchronize()
     return moved

@@ -1,9 +1,8 @@
-"""The overlay's typed configuration and the copy of it that is in force in this process.
+"""The overlay's typed configuration and its active copy in this process.
 
-The Hydra node is `actor_rollout_ref.overlay`; verl hands `config.actor_rollout_ref` to every worker, and so to every
-process. Worker adapters call `activate` once. The engine asks these settings at every call whether a patch's feature is
-on, and patches read what else they need from `current()`. Until something is activated every feature that has a switch
-is off.
+The Hydra node is `actor_rollout_ref.overlay`; verl passes `config.actor_rollout_ref` to every worker, and so to every
+process. Worker adapters call `activate` once. The engine checks these settings at every call to find whether a patch's
+feature is on, and patches read other values from `current()`. Before activation, every feature with a switch is off.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _ROOT = "actor_rollout_ref"
 NODE = f"{_ROOT}.overlay"
 _BESIDE = tuple(key for feature in FEATURES for key in feature.keys if not key.path.startswith(f"{NODE}."))
 SET_ELSEWHERE = tuple(key.name for key in _BESIDE)
-"""Fields that are set beside verl's own keys."""
+"""Fields whose keys lie outside the overlay's node, among verl's own keys."""
 
 
 class OverlaySettings:
-    """Everything that the overlay's features read: a field for each section of a feature, under the section's last
-    name, and one for each of its other keys."""
+    """All settings of the overlay's features: a field for the section of each feature, named as the last part of the
+    section, and a field for each other key."""
 
     if TYPE_CHECKING:  # the fields are those of the features that are found
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -41,8 +40,8 @@ class OverlaySettings:
 
         Args:
             config: the node.
-            job: the whole configuration, which the driver alone has; without it the keys beside the node, which only
-                concern the driver, are at their defaults.
+            job: the whole configuration, which only the driver has; without it, keys outside verl's node, which only
+                concern the driver, have their defaults.
 
         Raises:
             SettingsError: an unknown key under `overlay`, or a value of the wrong kind.
@@ -52,18 +51,18 @@ class OverlaySettings:
 
     @classmethod
     def all_off(cls) -> OverlaySettings:
-        """The state before activation: no feature that has a switch is on."""
+        """Return the settings before activation: every feature with a switch is off."""
         return cls(**{feature.field: feature.turned_off() for feature in FEATURES if feature.settings})
 
 
 def overlay_defaults() -> dict[str, Any]:
-    """The overlay's node with every key at its default, as a configuration file would hold it."""
+    """Return the overlay's node with every key at its default, in the form of a configuration file."""
     values = {name: value for name, value in asdict(OverlaySettings()).items() if name not in SET_ELSEWHERE}
     return {_ROOT: {"overlay": values}}
 
 
 def _read(key: Key, config: Mapping[str, Any], job: Mapping[str, Any] | None) -> Any:
-    """The value of a key that lies outside the overlay's node, in verl's node or in the rest of the job."""
+    """Read a key that lies outside the overlay's node, in verl's node or in the rest of the job."""
     path = key.path.removeprefix(f"{_ROOT}.")
     value: Any = job if path == key.path else config
     for name in path.split("."):
@@ -72,7 +71,7 @@ def _read(key: Key, config: Mapping[str, Any], job: Mapping[str, Any] | None) ->
 
 
 def _declared_fields() -> Iterator[tuple[str, Any, Any]]:
-    """Name, type and default of every field."""
+    """Yield name, type and default of every field."""
     for feature in FEATURES:
         if feature.settings:
             yield feature.field, feature.settings, field(default_factory=feature.settings)
@@ -94,13 +93,13 @@ _current = OverlaySettings.all_off()
 
 
 def activate(settings: OverlaySettings) -> None:
-    """Put `settings` in force for this process."""
+    """Activate `settings` in this process."""
     global _current
     _current = settings
 
 
 def current() -> OverlaySettings:
-    """The settings in force in this process."""
+    """Return the active settings of this process."""
     return _current
 
 

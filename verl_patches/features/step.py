@@ -1,4 +1,4 @@
-"""A step of the training loop as its stages share it, and what a step is made of: the batch that a source collects."""
+"""A step of the training loop: the data that its stages share, and the interface of the source of its batch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ if TYPE_CHECKING:
 Rewards = tuple["torch.Tensor", Mapping[str, Sequence[Any]]]
 """[answers, response length], and further values of each answer by name."""
 
-# What is taken out of a batch to generate from; of the second line, what there is.
+# Columns that are taken out of a batch to generate from; those of the second line only if they exist.
 _GENERATED_FROM = ("input_ids", "attention_mask", "position_ids")
 _ALSO_GENERATED_FROM = ("raw_prompt_ids", "multi_modal_data", "raw_prompt", "tools_kwargs")
 
 
 @dataclass
 class Step:
-    """number: from 1. metrics and seconds: what its stages report, seconds by the names of verl's timers. scored: what
-    rewards say of each answer beside its score, by name."""
+    """A step of the training loop.
+
+    Attributes:
+        number: from 1.
+        is_last: whether it is the last step of the run.
+        metrics: of its stages.
+        seconds: of its stages, by the names of verl's timers.
+        scored: further values that the reward function returned for each answer, by name.
+    """
 
     number: int
     is_last: bool = False
@@ -35,7 +42,7 @@ class Step:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of the block to those of `name`."""
+        """Add the seconds of this context to those of `name`."""
         begun = perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begun
@@ -43,9 +50,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Workers:
-    """What makes answers and rewards.
+    """The calls that make answers and rewards.
 
-    generate: for a `DataProto` of prompts, whose number is a multiple of `multiple`. reward: for one of answers.
+    Attributes:
+        generate: takes a `DataProto` of prompts, whose number is a multiple of `multiple`.
+        multiple: see above.
+        reward: takes a `DataProto` of answers.
     """
 
     generate: Callable[[Any], Any]
@@ -55,10 +65,14 @@ class Workers:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a step trains on.
+    """The prompts and answers that a step trains on.
 
-    epoch: that its prompts are due in, from 0. prompts: a row each, without what was generated from, which is `asked`.
-    answers: as the workers give them, those to one prompt in a row. rewards: None where nothing is scored yet.
+    Attributes:
+        epoch: the epoch of its prompts, from 0.
+        prompts: one row per prompt, without the columns in `asked`.
+        asked: the columns to generate from.
+        answers: as the workers return them, those to one prompt in a row.
+        rewards: None if nothing is scored yet.
     """
 
     epoch: int
@@ -69,7 +83,7 @@ class Collected:
 
 
 class Trainer(Protocol):
-    """What features read of the training loop: groups of workers, and what is called for a step."""
+    """The parts of the training loop that features use: its state, its groups of workers, and its calls in a step."""
 
     config: Any
     global_steps: int
@@ -89,7 +103,7 @@ class Trainer(Protocol):
         """Report the step."""
 
     def end_tokens(self) -> EndTokens:
-        """The tokens that end an answer."""
+        """Return the tokens that end an answer."""
 
 
 class Source(Protocol):
@@ -97,18 +111,18 @@ class Source(Protocol):
 
     @property
     def ended_by(self) -> str | None:
-        """Why there is no batch before the last step's, if the run is to save and stop then."""
+        """The reason why batches ran out before the last step, if the run shall save and stop then."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Of the last batch, as metrics."""
+        """Metrics of the last batch."""
 
     def collect(self, step: Step, workers: Workers) -> Collected | None:
-        """The batch of a step; None where there are no prompts left."""
+        """Collect the batch of a step; None if there are no prompts left."""
 
 
 def split(rows: Any) -> tuple[DataProto, DataProto]:
-    """Collated rows of the dataset as a `DataProto`, and what of them is sent to generate from, which is taken out."""
+    """Split collated rows of the dataset into a `DataProto` of prompts and one of the columns to generate from."""
     from verl import DataProto
 
     prompts = DataProto.from_single_dict(rows)

@@ -1,4 +1,4 @@
-"""verl's Megatron checkpoints of the families that this project builds."""
+"""Patch of verl's weight savers for the families that this project builds."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,7 +24,7 @@ def get_weight_saver(upstream: Callable[..., Callable[..., Any]], arch: str) -> 
         return upstream(arch)
 
     def reject(*args: Any, **kwargs: Any) -> NoReturn:
-        """Stand where verl would gather a HuggingFace checkpoint."""
+        """Raise in the place of verl's gathering of a HuggingFace checkpoint."""
         raise NotImplementedError(
             f"{arch} cannot be saved as a HuggingFace checkpoint by a run: take hf_model out of "
             "actor_rollout_ref.actor.checkpoint.contents (docs/weights.md says what can be saved)"

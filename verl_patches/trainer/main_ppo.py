@@ -1,8 +1,8 @@
 """Entry point: `python -m verl_patches.trainer.main_ppo --config-name rehearsal key=value ...`.
 
 It composes the configuration over verl's own, checks it before anything starts, brings up Ray with the overlay in every
-worker, and runs verl's `run_ppo`. Exit codes: 0 done, 1 failed, 2 configuration rejected, or a folder of the run is in
-use by another one, 129 hung up, 130 interrupted, 131 quit, 143 ended.
+worker, and runs verl's `run_ppo`. Exit codes: 0 done, 1 failed, 2 configuration rejected or a folder of the run in use
+by another run, 129 hung up (SIGHUP), 130 interrupted (SIGINT), 131 quit (SIGQUIT), 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ Example:
 Exit codes: 0 done; 1 failed; 2 configuration rejected, or a folder of the run is in use; 129 hung up; 130 Ctrl-C;
 131 quit; 143 terminated.
 """
-# Ctrl-C, and the signals that ask for an end as it does.
+# Ctrl-C, and the other signals that ask a process to end.
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
-_ROLE = "run"  # of an owner of folders: a supervisor and a rehearsal, which start runs, have other ones
+_ROLE = "run"  # as the owner of folders; a supervisor and a rehearsal, which start runs, have roles of their own
 Action = Literal["run", "check", "print"]
 
 
 def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
-    """The configuration `config_name` over verl's own folder, with Hydra overrides. Imports neither torch nor verl.
+    """Compose the configuration `config_name` over verl's own folder, with Hydra overrides.
 
-    A file of ours names `overlay_defaults` after verl's: every key of the features that are found, with its default.
+    Imports neither torch nor verl. The overlay's files name `overlay_defaults` after verl's file: every key of the
+    features that are found, with its default.
 
     Raises:
         hydra.errors.HydraException: unknown configuration or key; the message names it.
@@ -69,7 +70,7 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def translated(config: DictConfig) -> DictConfig:
-    """The same configuration, in which MindSpeed's options under override_transformer_config are the overlay's keys."""
+    """Translate MindSpeed's options under override_transformer_config into the overlay's keys, in place."""
     from verl_patches.features.mindspeed.options import translate_options
 
     translate_options(config)
@@ -77,7 +78,7 @@ def translated(config: DictConfig) -> DictConfig:
 
 
 def verl_config_folder() -> Path:
-    """verl's folder of configurations, found without importing verl."""
+    """Return verl's folder of configurations, found without importing verl."""
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("verl is not installed in this environment")
@@ -87,7 +88,7 @@ def verl_config_folder() -> Path:
 def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = no_source) -> int:
     """Compose, check, run. Returns the exit code. `start_workers` is called right before Ray starts.
 
-    Secrets are masked in everything that this process prints, the lines of Ray's workers among it.
+    Secrets are masked in everything that this process prints, including the lines of Ray's workers.
     """
     from post_training.command_parser import CommandParser
     from post_training.masking import masked_output
@@ -105,13 +106,13 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers = n
 
 
 def carry_out(composed: Callable[[], DictConfig], action: Action, start_workers: StartWorkers, secrets: Secrets) -> int:
-    """Compose, check, and do what is asked; returns the exit code.
+    """Compose, check, and run, check only or print; returns the exit code.
 
     Args:
-        composed: composes the configuration; what it raises is told in one sentence.
+        composed: composes the configuration; its errors are reported in one sentence.
         action: run; only check; or only print the resolved configuration.
         start_workers: called right before Ray starts.
-        secrets: gets to know the configuration's.
+        secrets: learns the configuration's secrets, to mask them.
     """
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -166,7 +167,7 @@ def reject(sentence: str, reason: Cause = "bad_configuration") -> int:
 
 
 def _fill_null_groups(config: DictConfig) -> None:
-    """A group of the overlay's keys that is null has their defaults: so its settings read it, and so it is written."""
+    """Replace null groups of the overlay's keys by their defaults, so that config.yaml agrees with the settings."""
     from verl_patches.features.settings import overlay_defaults
 
     defaults, node = overlay_defaults()["actor_rollout_ref"]["overlay"], config.actor_rollout_ref
@@ -178,7 +179,7 @@ def _fill_null_groups(config: DictConfig) -> None:
 
 
 def _make_paths_absolute(config: DictConfig) -> None:
-    """Workers run in folders of Ray's, so a relative path would mean something else there."""
+    """Make paths absolute: workers run in Ray's folders, where a relative path would mean another file."""
     measure, reward = config.actor_rollout_ref.overlay.measure, config.custom_reward_function
     megatron = config.actor_rollout_ref.actor.get("megatron")
     if megatron and megatron.get("load_from_hf"):
@@ -196,7 +197,7 @@ def _make_paths_absolute(config: DictConfig) -> None:
 
 
 def run(config: DictConfig, start_workers: StartWorkers = no_source) -> int:
-    """Run verl with `config` as the owner of its folders; everything that this started has ended when it returns."""
+    """Run verl with `config` as the owner of its folders; every process that it started has ended when it returns."""
     from post_training.run_lock import FolderInUse, owning
     from post_training.start_status import report_status
     from post_training.terminal import escaped
@@ -214,7 +215,7 @@ def run(config: DictConfig, start_workers: StartWorkers = no_source) -> int:
         report_status(phase="ended", exit_reason=reason)
         if sentence:
             print(escaped(sentence), file=sys.stderr)
-        if not owned.lost:  # else the files are another run's
+        if not owned.lost:  # otherwise the files are another run's
             _conclude(config, code, sentence)
         return code
 
@@ -228,13 +229,18 @@ def _reject_folder(config: DictConfig, error: OSError) -> int:
 
 
 def _own_folders(config: DictConfig) -> list[str]:
-    """The folders that no other run may write meanwhile; checkpoints that are only read may be another one's."""
+    """Return the folders that no other run may write meanwhile; checkpoints that are only read may be another run's."""
     checkpoints = config.trainer.default_local_dir if config.trainer.save_freq > 0 else None
     return [*filter(None, [config.actor_rollout_ref.overlay.measure.output_dir, checkpoints])]
 
 
 def _check_free(config: DictConfig) -> None:
-    """Raise FolderInUse where a folder of the run belongs to another one that lives, DiesInUse where a die does."""
+    """Check that no live run owns the folders or dies of this one.
+
+    Raises:
+        FolderInUse: another run owns a folder.
+        DiesInUse: another run holds a die.
+    """
     from post_training.run_lock import FolderLock
 
     for folder in _own_folders(config):
@@ -244,7 +250,7 @@ def _check_free(config: DictConfig) -> None:
 
 
 def _claimed_dies(config: DictConfig) -> AbstractContextManager[object]:
-    """Hold the dies of a run on this machine; those of another Ray are held by who has started it."""
+    """Claim the dies of a run on this machine; those of another Ray are claimed by whoever started it."""
     from post_training.claimed_dies import claimed_dies
     from verl_patches.trainer.configuration_checks.sizes import number_of_dies
 
@@ -252,7 +258,7 @@ def _claimed_dies(config: DictConfig) -> AbstractContextManager[object]:
 
 
 def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, str, Cause | None]:
-    """Run verl; returns the exit code, what the user is told, and why it ended where that is known."""
+    """Run verl; returns the exit code, the message for the user, and the cause of the end if it is known."""
     from post_training.claimed_dies import DiesInUse
     from post_training.interrupts import acknowledged
     from post_training.report.run_error import RunError, original
@@ -267,7 +273,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
             acknowledged(sentence, _ENDING_SIGNALS) as first,
             _claimed_dies(config),
             connected_ray(config, start_workers) as own,
-            # Ray puts its own handler in place while it starts; before that, its processes end with this one.
+            # Ray installs its own handler while it starts; before that, its processes end with this one.
             acknowledged(sentence, _ENDING_SIGNALS) as second,
             _watching(config) as watcher,
         ):
@@ -295,7 +301,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
 
 
 def _conclude(config: DictConfig, code: int, sentence: str) -> None:
-    """Note how the run ended and write its report.html; what fails here does not change how it ended."""
+    """Record how the run ended and write its report.html; a failure here does not change the run's exit code."""
     from post_training.report import ReportError
     from post_training.report.metrics import ENDED
     from post_training.report.run_page import write_page
@@ -320,7 +326,7 @@ def _conclude(config: DictConfig, code: int, sentence: str) -> None:
 
 
 class SurroundingsFailed(RuntimeError):
-    """The run ended because of what is around it; the message is one sentence."""
+    """The run failed because of its surroundings: a full disk, or Ray. The message is one sentence."""
 
     def __init__(self, sentence: str, reason: Cause) -> None:
         super().__init__(sentence)
@@ -328,10 +334,10 @@ class SurroundingsFailed(RuntimeError):
 
 
 def _train(config: DictConfig, own: IsolatedRay | None) -> None:
-    """verl's loop.
+    """Run verl's `run_ppo`.
 
     Raises:
-        SurroundingsFailed: it failed, and a disk is full, our own Ray has ended, or another one has lost a node.
+        SurroundingsFailed: it failed, and a disk is full, the isolated local Ray has ended, or another Ray lost a node.
     """
     import ray
     from verl.trainer.main_ppo import run_ppo
@@ -362,7 +368,7 @@ def _report_ray_end(config: DictConfig, clause: str) -> None:
     folder = config.actor_rollout_ref.overlay.measure.output_dir
     if folder:
         logged = [record.step for record in read_records(Path(folder) / "metrics.jsonl")]
-        # Of the step that goes on, so that a run that goes on from before it does not keep the fault.
+        # Recorded for the step in progress, so that a run that resumes from before it does not keep the fault.
         RunFiles(folder).fault(RAY_ENDED, clause, max(logged, default=0) + 1)
 
 
@@ -372,7 +378,7 @@ def _written_folders(config: DictConfig) -> list[str]:
 
 
 def _watching(config: DictConfig) -> AbstractContextManager[Watcher]:
-    """Names workers that stop answering, and interrupts the run for it, while the block lasts."""
+    """Report workers that stop answering, and interrupt the run for them, within this context."""
     from post_training.hang_detection.driver import watching
     from verl_patches.features.measure.run_files import RunFiles
     from verl_patches.features.settings import OverlaySettings
@@ -384,7 +390,10 @@ def _watching(config: DictConfig) -> AbstractContextManager[Watcher]:
 
 
 def _write_resolved(config: DictConfig) -> None:
-    """`config.yaml` in the output folder, with references resolved and secrets masked, and the model's config.json."""
+    """Write `config.yaml` into the output folder, references resolved and secrets masked, and the model's config.json.
+
+    The latter is called `model.json`.
+    """
     from omegaconf import OmegaConf
 
     from post_training.masking import masked

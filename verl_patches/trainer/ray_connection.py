@@ -1,4 +1,4 @@
-"""The Ray of a run: it is started or joined, and every worker has the overlay before anything else."""
+"""Starts or joins the Ray of a run; every worker loads the overlay before anything else."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ if TYPE_CHECKING:
     from verl_patches.trainer.isolated_ray import IsolatedRay
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# For a worker of every node to start and look for a file.
+# Enough for a worker on every node to start and look for a file.
 _STORAGE_LIMIT_S = 600
 
 
 class WorkerSource(Protocol):
-    """Where the Python processes of Ray's workers come from, in place of the interpreter."""
+    """Provider of the Python processes of Ray's workers, in place of the interpreter."""
 
     @property
     def py_executable(self) -> str:
         """The value of Ray's `py_executable` runtime environment."""
 
     def close(self) -> None:
-        """Called once Ray has shut down."""
+        """Release the provider; called once Ray has shut down."""
 
 
 StartWorkers = Callable[["DictConfig"], WorkerSource | None]
 
 
 def no_source(config: DictConfig) -> None:
-    """Ray's workers come from the interpreter."""
+    """Return None: Ray starts its workers with the interpreter."""
 
 
 @contextmanager
 def connected_ray(config: DictConfig, start_workers: StartWorkers) -> Iterator[IsolatedRay | None]:
-    """A Ray with the overlay in every worker: one of our own that is gone at the end, or the one that runs (None)."""
+    """Connect to a Ray with the overlay in every worker.
+
+    Yields:
+        The isolated local Ray, which ends with the context; None for a Ray that was already running.
+    """
     from verl_patches.trainer.isolated_ray import isolated_ray
 
     if config.ray_init.address != "local":
@@ -51,7 +55,7 @@ def connected_ray(config: DictConfig, start_workers: StartWorkers) -> Iterator[I
 
 @contextmanager
 def _connection(config: DictConfig, own: IsolatedRay | None, start_workers: StartWorkers) -> Iterator[None]:
-    """This process connected to its Ray, whose workers come from `start_workers` if that gives a source."""
+    """Connect this process to its Ray, whose workers come from `start_workers` if that returns a source."""
     import ray
 
     from verl_patches.trainer.configuration_checks import check_cluster_resources
@@ -77,7 +81,7 @@ def _connection(config: DictConfig, own: IsolatedRay | None, start_workers: Star
 
 
 def _check_storage(config: DictConfig) -> None:
-    """Every node of the connected Ray sees the folder for checkpoints, if the run has any and there are several."""
+    """Check that all nodes of the connected Ray see the checkpoint folder, if there are several and the run uses it."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -97,7 +101,7 @@ def _check_storage(config: DictConfig) -> None:
 
 
 def _runtime_environment(config: DictConfig, workers: WorkerSource | None, own: IsolatedRay | None) -> dict[str, Any]:
-    """Ray's runtime environment for every worker of the run."""
+    """Return Ray's runtime environment for every worker of the run."""
     from verl_patches.trainer.isolated_ray import python_of_workers
 
     hook = prepare_worker if own is None else prepare_worker_of_own_ray
@@ -117,7 +121,7 @@ def _runtime_environment(config: DictConfig, workers: WorkerSource | None, own: 
 
 
 def _slots(config: DictConfig) -> int:
-    """Logical CPU slots of a Ray of our own."""
+    """Return the number of logical CPU slots of an isolated local Ray."""
     from verl_patches.trainer.configuration_checks import required_ray_slots
 
     return config.ray_init.num_cpus or max(os.cpu_count() or 1, required_ray_slots(config))
@@ -130,7 +134,7 @@ def _note(config: DictConfig, event: str) -> None:
 
 
 def prepare_worker() -> None:
-    """Ray calls this in every worker process before anything else, so that the overlay is there first."""
+    """Load the overlay. Ray calls this in every worker process before anything else."""
     import verl_patches.prelude_patch  # noqa: F401
     from verl_patches.trainer.isolated_ray import name_shared_memory
 
@@ -138,7 +142,7 @@ def prepare_worker() -> None:
 
 
 def prepare_worker_of_own_ray() -> None:
-    """The same for a Ray of our own, whose workers listen on loopback alone."""
+    """Prepare a worker of an isolated local Ray, whose stores listen on loopback only."""
     prepare_worker()
     from verl_patches.trainer.isolated_ray import confine_worker
 

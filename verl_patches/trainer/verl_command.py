@@ -1,10 +1,10 @@
-"""verl's own command, `python3 -m verl.trainer.main_ppo key=value ...`, as it is written in guides to verl.
+"""verl's own command, `python3 -m verl.trainer.main_ppo key=value ...`, as guides to verl give it.
 
-`verl_patches.prelude_patch` puts `python -m verl_patches.trainer.verl_command` in its place before verl's code is
-executed, because a Ray of the run's own has to be told of its address before anything imports ray. The command composes
-what verl's composes, over verl's configurations as they are on NPUs (`verl_patches/trainer/config/of_verl`), and then
-runs as `python -m verl_patches.trainer.main_ppo` does: with every check before anything starts, and with the overlay in
-every worker. Other programs that build verl's trainer themselves get the overlay's keys from `completed`.
+`verl_patches.prelude_patch` replaces it by `python -m verl_patches.trainer.verl_command` before verl's code runs,
+because an isolated local Ray must know its address before anything imports ray. The command composes the configuration
+as verl's does, over verl's files with their values for NPUs (`verl_patches/trainer/config/of_verl`), and then runs as
+`python -m verl_patches.trainer.main_ppo` does: with every check before anything starts, and with the overlay in every
+worker. Other programs that build verl's trainer themselves get the overlay's keys from `completed`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ Example:
 """
 _OURS = main_ppo.CONFIG_FOLDER / "of_verl"
 _ENVIRONMENT = main_ppo.REPOSITORY / "scripts" / "env" / "one_node.env"
-# What a launcher does before it starts a job, and what decides for a user whether a hub may be asked.
+# Variables of the file that are not set here: a launcher sources CANN before it starts a job, and the user decides
+# whether a hub may be asked.
 _LEFT_TO_THE_USER = ("CANN_ENV", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-# Of Hydra's own command line, what a job has no use for.
+# Options of Hydra's own command line that are rejected: a job has no use for them.
 _NOT_TAKEN = ("--multirun", "-m", "--run", "-r", "--info", "-i", "--package", "-p", "--shell-completion", "-sc")
 
 
 def _set_variables() -> None:
-    """The variables of a job on one node, before anything reads them; those that are set stay."""
+    """Set the environment variables of a job on one node before anything reads them; those already set stay."""
     from post_training.environment_files import read_environment
 
     if _ENVIRONMENT.is_file():
@@ -88,7 +89,7 @@ def _composed(options: argparse.Namespace, action: main_ppo.Action) -> DictConfi
 
 
 def compose(name: str, path: str | None, further: str | None, overrides: Sequence[str]) -> DictConfig:
-    """The configuration that verl's command would compose, where verl's own two stand as they are on NPUs.
+    """Compose the configuration as verl's command would, with verl's own two files as they are on NPUs.
 
     Raises:
         ConfigurationError: there is no such folder.
@@ -117,7 +118,12 @@ def compose(name: str, path: str | None, further: str | None, overrides: Sequenc
 
 
 def _folder(path: str, verls: Path) -> Path:
-    """The folder of `--config-path`: Hydra takes it from beside main_ppo.py, guides from the folder that one is in."""
+    """Find the folder of `--config-path`: relative to verl's main_ppo.py as in Hydra, else to the working folder as in
+    guides, else to this repository.
+
+    Raises:
+        ConfigurationError: none of these folders exists.
+    """
     from overlay import ConfigurationError
 
     places = [place / Path(path).expanduser() for place in (verls.parent, Path.cwd(), main_ppo.REPOSITORY)]
@@ -131,7 +137,7 @@ def _folder(path: str, verls: Path) -> Path:
 
 
 def _search_path(file: Path) -> list[str]:
-    """What a user's own file adds to Hydra's search path, which the override would take away."""
+    """Return the search path that a user's own file gives Hydra, which the override would replace."""
     from omegaconf import OmegaConf
 
     from post_training.overrides import quoted
@@ -143,9 +149,9 @@ def _search_path(file: Path) -> list[str]:
 
 
 def _address() -> str:
-    """As verl's command has it: this user's Ray that runs here or the one that RAY_ADDRESS names, else one of its own.
+    """Return Ray's address as verl's command would: that of RAY_ADDRESS, else of this user's running Ray, else local.
 
-    Ray itself joins the Ray of any user: of whoever wrote the file last, and for `auto` of any process that it finds.
+    Ray itself joins any user's Ray: that of whoever wrote the file last, and for `auto` that of any process it finds.
     """
     if os.environ.get("RAY_ADDRESS"):
         return "auto"
@@ -167,7 +173,11 @@ def _address() -> str:
 
 
 def _find_models(config: DictConfig) -> None:
-    """Put the folder of a hub's files in the place of the hub's name, once, before every worker asks for itself."""
+    """Replace a hub's name of a model by the folder of its files, once, before every worker asks the hub itself.
+
+    Raises:
+        ConfigurationError: the files can be had neither from the client's cache nor from the hub.
+    """
     from omegaconf import OmegaConf
 
     from overlay import ConfigurationError
@@ -190,13 +200,15 @@ def _find_models(config: DictConfig) -> None:
 
 
 def _filled(config: DictConfig) -> DictConfig:
-    """A user's whole configuration, which names neither of verl's two, gets the keys that it does not know."""
+    """Complete a user's whole configuration that is based on neither of verl's two; others have the keys already."""
     return config if "overlay" in config.actor_rollout_ref else completed(config)
 
 
 def completed(config: Mapping[str, Any]) -> DictConfig:
-    """A configuration of verl's with the overlay's keys, and others that it has not, as they are on NPUs; what it has
-    stays as it is."""
+    """Add to a configuration of verl's the overlay's keys, and further missing keys with their values for NPUs.
+
+    Keys that it already has keep their values.
+    """
     from omegaconf import OmegaConf
 
     from verl_patches.features.settings import overlay_defaults

@@ -1,4 +1,4 @@
-"""verl's functions for FSDP2, which are written for CUDA and for torch 2.6, on an NPU with the pinned torch."""
+"""Patches of verl's FSDP2 functions, which are written for CUDA and torch 2.6, for an NPU with the pinned torch."""
 
 from __future__ import annotations
 

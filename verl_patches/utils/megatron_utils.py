@@ -1,4 +1,4 @@
-"""verl finds layers on pipeline stages of different lengths, and configures the optimizer for the run's precision."""
+"""Patches of verl's Megatron utilities: stages of any length, an optimizer in the run's precision, weights by name."""
 
 from __future__ import annotations
 

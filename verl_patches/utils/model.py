@@ -1,4 +1,4 @@
-"""verl's models get their HuggingFace weights through the layout tables."""
+"""Patches of verl's weight loading, which go by the sharding specs: each rank reads only its own slices or shard."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def load_megatron_gptmodel_weights(
 
     table = table_for(model_config)
     placement = train_placement(unwrapped(parallel_model[0]).config)
-    # verl at the cluster's pin has no such argument; where it has one, it is off unless asked for.
+    # verl at the cluster's pin has no such argument; elsewhere it is off unless asked for.
     copying = {"use_shm": True} if config.model.get("use_shm") else {}
-    # The key is the actor's: a critic's weights lie in its own model.path.
+    # The key load_from_hf is the actor's; a critic's weights are in its own model.path.
     loaded_directly = None if is_value_model else settings.current().load_from_hf
     folder = loaded_directly or copy_to_local(config.model.path, **copying)
     tensors, shards = train_tensors(parallel_model), table.megatron(placement, dist.get_rank())

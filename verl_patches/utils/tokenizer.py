@@ -1,4 +1,4 @@
-"""verl's data set recognises the image processor of Qwen2.5-VL, and makes the pixels that the rollout makes."""
+"""Patch of verl's processor for Qwen2.5-VL: verl's data set recognises it, and its pixels are those of the rollout."""
 
 from __future__ import annotations
 

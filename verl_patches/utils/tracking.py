@@ -1,4 +1,4 @@
-"""verl's tracking: trackers that survive a resume."""
+"""Patches of verl's tracking: trackers continue after a resume."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def log_where_it_is_new(
     remove_when="the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",
 )
 def delete(upstream: Callable[..., None], self: Tracking) -> None:
-    if "logger" in vars(self):  # trackers that upstream has made by itself
+    if "logger" in vars(self):  # upstream has made trackers by itself
         upstream(self)

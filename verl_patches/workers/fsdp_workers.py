@@ -1,4 +1,4 @@
-"""verl's FSDP workers have the overlay's settings, enter the phases of a step and report what they measured."""
+"""Patches of verl's FSDP workers: they activate the overlay's settings, enter a step's phases and report metrics."""
 
 from __future__ import annotations
 
@@ -203,9 +203,12 @@ def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorke
 
 
 def _watch(target: str, phase: str, *, inside: Sequence[str] = ()) -> None:
-    """Declare the patch that makes a worker's method this phase.
+    """Declare the patch that runs a worker's method as this phase of the hang detector.
 
-    inside: features whose patches of the method are called within the phase.
+    Args:
+        target: the method.
+        phase: the phase's name.
+        inside: features whose patches of the method are called within the phase.
     """
 
     @wrap(

@@ -1,4 +1,5 @@
-"""verl's Megatron workers enter the phases of a step and report what they measured."""
+"""Patches of verl's Megatron workers: they activate the overlay's settings, enter the phases of a step and report
+metrics."""
 
 from __future__ import annotations
 
@@ -229,7 +230,7 @@ def generate_and_keep(upstream: Callable[..., DataProto], self: ActorRolloutRefW
 
     with process_store().forgetting_after_a_failure():
         answers = upstream(self, prompts)
-        # verl's own is that of the generation configuration, which published models often leave out.
+        # verl's own pad_token_id is the generation configuration's, which published models often leave out.
         asked = {**prompts.meta_info, "pad_token_id": self.tokenizer.pad_token_id}
         return process_store().keep(answers, asked, torch.device("cuda", torch.cuda.current_device()))
 
@@ -559,9 +560,13 @@ def load_critic_in_its_phase(upstream: Callable[..., Any], self: CriticWorker, *
 
 
 def _watch(target: str, phase: str, *, inside: Sequence[str] = (), evidence: Evidence = "checked") -> None:
-    """Declare the patch that makes a worker's method this phase.
+    """Declare the patch that runs a worker's method as this phase of the hang detector.
 
-    inside: features whose patches of the method are called within the phase.
+    Args:
+        target: the method.
+        phase: the phase's name.
+        inside: features whose patches of the method are called within the phase.
+        evidence: of the patch.
     """
 
     @wrap(
@@ -608,7 +613,7 @@ def _enter(phase: str) -> None:
 
 
 def _rewritten_weights(engine: LLMEngine, runner: NPUModelRunner) -> list[torch.Tensor]:
-    """The rollout weights that every reshard writes; none when verl moves them, which says nothing about it."""
+    """Return the rollout weights that every reshard writes; none if verl moves them, which does not tell."""
     if not RESHARD.is_in_force():
         return []
     import torch.distributed as dist

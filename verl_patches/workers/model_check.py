@@ -1,4 +1,4 @@
-"""A worker's own look at the model: the folder may be one that the driver's machine does not have."""
+"""A worker's own check of the model, whose folder the driver's machine may not have."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from verl_patches.trainer.configuration_checks.model import described
 
 
 def check_workers_model(config: Mapping[str, Any]) -> None:
-    """The job can train and serve the model in its folder, as this process sees the folder.
+    """Check that the job can train and serve the model in its folder, as this process sees the folder.
 
     Args:
         config: verl's group `actor_rollout_ref`.
 
     Raises:
-        ConfigurationError: it cannot; with the sentence that `--check` has where it sees the same folder.
+        ConfigurationError: it cannot; the message is that of `--check` on a machine with the same folder.
     """
     model = described(_local(config["model"]["path"]))
     if model is None:
@@ -33,7 +33,7 @@ def check_workers_model(config: Mapping[str, Any]) -> None:
 
 
 def _local(path: str) -> str:
-    """The folder on this machine; verl copies one of a remote file system, once."""
+    """Return the folder on this machine; verl copies one on a remote file system, once."""
     if "://" not in path:
         return path
     from verl.utils.fs import copy_to_local

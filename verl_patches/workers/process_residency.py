@@ -1,4 +1,4 @@
-"""The residency of a worker's process."""
+"""The offload manager of a worker's process."""
 
 from post_training.process_context import process_context
 from verl_patches.features.residency.feature import RESIDENCY
@@ -7,7 +7,7 @@ from verl_patches.features.residency.sleeping import SleepingEngine
 
 
 def process_residency() -> Residency:
-    """The one `Residency` of this process: actor, rollout and reference policy share the die."""
+    """Return the only `Residency` of this process: actor, rollout and reference policy share the die."""
     residency = process_context().find(Residency)
     if residency is None:
         residency = process_context().keep(Residency(RESIDENCY.is_in_force))
@@ -16,5 +16,5 @@ def process_residency() -> Residency:
 
 
 def sleeping_engine() -> SleepingEngine:
-    """The engine of this process where it sleeps by vLLM-Ascend's sleep mode, as under FSDP."""
+    """Return the resident for this process's engine in vLLM-Ascend's sleep mode, which is used under FSDP."""
     return process_context().of(SleepingEngine)

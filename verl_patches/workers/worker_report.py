@@ -1,4 +1,4 @@
-"""What a worker records at the end of its start and of every update, whatever it trains with."""
+"""A worker's records at the end of its start and of every update, for all back-ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from verl_patches.workers.process_residency import process_residency
 
 
 def report_start(worker: Any, measure: MeasureSettings) -> None:
-    """Write which patches are in use, and that the model of verl's worker is ready; the first rank does it for all.
+    """Write which patches are effective, and that the model of verl's worker is ready; the first rank writes for all.
 
     Raises:
-        EffectiveError: a patch is not in use.
+        EffectiveError: a patch is not effective.
     """
     report = overlay.assert_effective()
     if worker.rank != 0:
@@ -43,16 +43,17 @@ def finish_update(metrics: dict[str, Any], rank: int, measure: MeasureSettings) 
 
 
 def finish_warmup(data: Any, metrics: dict[str, Any], rank: int, measure: MeasureSettings) -> None:
-    """The same after an update of the critic by the batch `data`, where no update of the actor follows. Collective."""
+    """Finish the step after the critic's update by the batch `data`, if no update of the actor follows. Collective."""
     if ends_step(data.meta_info):
         process_residency().close()
         finish_update(metrics, rank, measure)
 
 
 def compare_log_probs(batch: Any) -> None:
-    """Take in the distance of the rollout's log-probs to the actor's own, where the batch of an update has both.
+    """Record the distance of the rollout's log-probs to the actor's own, if the batch of an update has both.
 
-    batch: tensors by name, `responses` [sequences, length] and what belongs to its tokens.
+    Args:
+        batch: tensors by name: `responses` [sequences, length], `attention_mask` and the log-probs of its tokens.
     """
     from verl_patches.features.measure.step_record import current_record
 

@@ -1,1 +1,1 @@
-"""Saying when a metric is not what it should be, at the step at which that is certain."""
+"""Alerts on anomalous metrics, reported once, at the step that confirms them."""

@@ -29,10 +29,10 @@ class AlertsSettings:
 
 
 def rules_of(settings: Any) -> list[Rule]:
-    """The rules of a run: its own, the thresholds of a monitoring_config, and the defaults where alerts are enabled.
+    """Return the rules of a run: its own, the thresholds of monitoring_config, and the defaults if alerts are enabled.
 
     Raises:
-        SettingsError: a rule that means nothing, in one sentence.
+        SettingsError: a rule is invalid; the message is one sentence.
     """
     alerts = settings.alerts
     given = {**monitoring.threshold_rules(settings.monitoring), **alerts.rules}
@@ -40,7 +40,7 @@ def rules_of(settings: Any) -> list[Rule]:
 
 
 def check_rules(config: Mapping[str, Any], settings: Any) -> None:
-    """Every rule means something, and what is to be posted has an address."""
+    """Check that every rule is valid, and that there is a webhook address if a rule posts."""
     alerts = settings.alerts
     try:
         rules = rules_of(settings)

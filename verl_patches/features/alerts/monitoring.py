@@ -13,12 +13,12 @@ MONITORED = {
     "gpu_utilization": "perf/mfu/actor",
     "memory_usage": "memory/peak_bytes/update",
 }
-"""The metric of metrics.jsonl that each of their names is."""
+"""Metrics in metrics.jsonl, by their names in `monitoring_config`."""
 _CONDITIONS = {"reward_score": "below", "kl_divergence": "above", "entropy": "below"}
 
 
 def threshold_rules(monitoring: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Rules by name, as `read_rules` takes them: one for each threshold, met at the first step beyond it."""
+    """Return rules by name, as `read_rules` takes them: one for each threshold, met at the first step beyond it."""
     thresholds = ((monitoring or {}).get("alerting") or {}).get("threshold") or {}
     return {
         name: {"metric": MONITORED[name], _CONDITIONS[name]: limit}
@@ -28,5 +28,5 @@ def threshold_rules(monitoring: Mapping[str, Any] | None) -> dict[str, dict[str,
 
 
 def asked_for(monitoring: Mapping[str, Any] | None) -> dict[str, str]:
-    """The metrics that a run is to have, by the name that a message gives them."""
+    """Return the metrics that `monitoring_config` asks for, by the name to use in a message."""
     return {f"{KEY}.metrics: {name}": MONITORED[name] for name in (monitoring or {}).get("metrics") or ()}

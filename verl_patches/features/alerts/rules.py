@@ -1,4 +1,4 @@
-"""Rules over the metrics of a run: what each waits for, and at which step it is met."""
+"""Rules over the metrics of a run: their conditions, and the step at which each is met."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overlay import SettingsError
 
 CONDITIONS = ("above", "below", "rises_by", "stays_within", "nan")
 ACTIONS = ("log", "webhook", "save_and_stop")
-# The median that a rise is reckoned from is of so many steps before it, at least and at most.
+# A rise is measured from the median of at least and at most so many steps before it.
 _LEAST_EARLIER, _MOST_EARLIER = 5, 100
 DEFAULTS: dict[str, dict[str, Any]] = {
     "skipped_update": {"metric": "actor/nonfinite_steps", "above": 0},
@@ -23,15 +23,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "truncated": {"metric": "response_length/clip_ratio", "above": 0.5, "for": 5},
     "slow_step": {"metric": "timing_s/step", "rises_by": 2.0, "for": 2},
 }
-"""By name; what they do is to log."""
+"""The default rules by name; all of them only log."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Met at the last of `steps` logged steps in a row at which the condition holds.
+    """A rule, met at the last of `steps` consecutive logged steps at which its condition holds.
 
-    condition: `above` and `below` the limit; `nan`, not a finite number; `rises_by`, more than limit times the median
-    of the steps before; `stays_within`, the last `steps` values differ by at most the limit.
+    Attributes:
+        name: its key in the configuration.
+        metric: its metric's name in metrics.jsonl.
+        condition: `above` and `below` the limit; `nan`, not a finite number; `rises_by`, more than limit times the
+            median of the steps before; `stays_within`, the last `steps` values differ by at most the limit.
+        limit: see `condition`; 0 for `nan`.
+        steps: see above.
+        then: one of ACTIONS.
     """
 
     name: str
@@ -42,7 +48,7 @@ class Rule:
     then: str
 
     def sentence(self, step: int, value: float) -> str:
-        """What is said when it is met."""
+        """Return the message for a rule that was met at `step` with `value`."""
         what = {
             "above": f"above {self.limit:g}",
             "below": f"below {self.limit:g}",
@@ -54,12 +60,15 @@ class Rule:
 
 
 def read_rules(given: Mapping[str, Any], with_defaults: bool, key: str) -> list[Rule]:
-    """The rules of a configuration; one of theirs takes a default's place, and null takes it away.
+    """Read the rules of a configuration; a given rule replaces the default of its name, and null removes it.
 
-    given: by name, {metric, one of CONDITIONS, for, then}. key: the configuration's, for messages.
+    Args:
+        given: by name, {metric, one of CONDITIONS, for, then}.
+        with_defaults: whether the default rules count too.
+        key: the configuration key of the rules, for messages.
 
     Raises:
-        SettingsError: a rule that means nothing, in one sentence.
+        SettingsError: a rule is invalid; the message is one sentence.
     """
     chosen = {**(DEFAULTS if with_defaults else {}), **given}
     return [_rule(name, rule, f"{key}.{name}") for name, rule in chosen.items() if rule is not None]
@@ -88,9 +97,11 @@ def _rule(name: str, given: Any, key: str) -> Rule:
 
 
 class Watched:
-    """A rule and what it has seen. It is met once in a run.
+    """A rule and its state. It is met at most once in a run.
 
-    seen: whether any step had the metric.
+    Attributes:
+        rule: the rule.
+        seen: whether any step had the metric.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -99,24 +110,24 @@ class Watched:
         self._earlier: list[float] = []
 
     def step(self, value: float) -> bool:
-        """Take in the metric of a step. Whether the rule is met now."""
+        """Take in the metric of a step; return whether the rule is met now."""
         self.seen = True
         self._held = self._held + 1 if self._holds(value) else 0
         if math.isfinite(value):
-            # As many as a rise is reckoned from, before as many as hold.
+            # Enough for the median of a rise, and the steps of the rise itself.
             self._earlier = [*self._earlier, value][-(_MOST_EARLIER + self.rule.steps) :]
-        # A window of values is as long as the rule asks for already.
+        # `stays_within` already looks at a window of `steps` values.
         needed = 1 if self.rule.condition == "stays_within" else self.rule.steps
         met = self._held >= needed and not self._met
         self._met |= met
         return met
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         return {"seen": self.seen, "held": self._held, "met": self._met, "earlier": self._earlier}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's."""
+        """Restore the state of a checkpoint."""
         self.seen, self._held, self._met = state["seen"], state["held"], state["met"]
         self._earlier = list(state["earlier"])
 
@@ -125,7 +136,7 @@ class Watched:
         if rule.condition == "nan" or not math.isfinite(value):
             return rule.condition == "nan" and not math.isfinite(value)
         if rule.condition == "rises_by":
-            # What holds already is no part of what it rose from.
+            # Steps that already meet the condition do not count in the median that they rose from.
             before = self._earlier[: len(self._earlier) - self._held][-_MOST_EARLIER:]
             return len(before) >= _LEAST_EARLIER and value > rule.limit * median(before)
         if rule.condition == "stays_within":

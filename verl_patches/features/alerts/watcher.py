@@ -1,4 +1,4 @@
-"""The alerts of the run that this process drives: they are printed, written, posted, and may end the run."""
+"""The alerts of the run that this process drives: they are printed, recorded, posted, and may end the run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from verl_patches.features.training_checkpoint.step_folders import step_folder
 from verl_patches.features.training_checkpoint.trainer import process_publisher
 
 _POST_LIMIT_S = 10.0
-# How long a run that ends waits for what is still being posted.
+# Seconds that the end of a run waits for alerts that are still being posted, for all of them together.
 _LAST_POST_LIMIT_S = 2.0
 
 
 class StoppedByAlert(Exception):
-    """A rule ends the run after this step; the message is its sentence."""
+    """A rule ends the run after this step; the message is the rule's."""
 
 
 class Alerts:
-    """Holds the metrics of every logged step against the rules.
+    """Checks the metrics of every logged step against the rules.
 
-    write: takes an alert as JSON holds it. webhook: where those are posted that ask for it. asked_for: further metrics
-    that some step should have, by the name that a message gives them.
+    Args:
+        rules: the rules of the run.
+        write: takes an alert as a JSON object.
+        webhook: the address for alerts whose rule posts them.
+        asked_for: further metrics that some step should have, by the name to use in a message.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Alerts:
         self._posts: list[threading.Thread] = []
 
     def take(self, step: int, metrics: Mapping[str, Any]) -> str:
-        """Take in a step and say what is met. Why the run is to end after it; empty where it is not."""
+        """Take in a step and report the rules that it meets; return why the run must end after it, or else ""."""
         if step < 1:  # a validation before the first one
             return ""
         stops = []
@@ -69,8 +72,8 @@ class Alerts:
         return "; ".join(stops)
 
     def finish(self) -> None:
-        """Wait a little for what is being posted, and name the metrics that no step had."""
-        until = time.monotonic() + _LAST_POST_LIMIT_S  # for all of them together
+        """Wait briefly for alerts that are being posted, and report metrics that no step had."""
+        until = time.monotonic() + _LAST_POST_LIMIT_S
         for post in self._posts:
             post.join(max(0.0, until - time.monotonic()))
         unseen = {f"alert {name}": each.rule.metric for name, each in self._watched.items() if not each.seen}
@@ -78,17 +81,17 @@ class Alerts:
             print(f"note: {name}: no step had the metric {metric}", file=sys.stderr, flush=True)
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for a checkpoint."""
         return {name: watched.state() for name, watched in self._watched.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; rules that it does not know begin here."""
+        """Restore the state of a checkpoint; rules that it does not contain begin anew."""
         for name, watched in self._watched.items():
             if name in state:
                 watched.restore(state[name])
 
     def _post(self, alert: dict[str, Any]) -> None:
-        """In a thread of its own, which no step waits for."""
+        """Post an alert in a thread of its own, so that no step waits for it."""
         post = threading.Thread(target=_send, args=(self._webhook, alert), daemon=True)
         post.start()
         self._posts = [*(thread for thread in self._posts if thread.is_alive()), post]
@@ -106,19 +109,19 @@ def _send(address: str, alert: dict[str, Any]) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """A metric as a number; None for one that is absent or no number."""
+    """Return a metric as a number; None if it is absent or not a number."""
     value = value.item() if getattr(value, "shape", None) in ((), (1,)) else value
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def begin(alerts: Alerts) -> None:
-    """Make these the alerts of this process, which its checkpoints keep."""
+    """Make these the alerts of this process, and keep their state in its checkpoints."""
     process_context().keep(alerts)
     process_kept_states().register("alerts", alerts.state, alerts.restore)
 
 
 def process_alerts() -> Alerts:
-    """Those of the run in this process, which `begin` has put here."""
+    """Return the alerts of the run in this process, set by `begin`."""
     alerts = process_context().find(Alerts)
     assert alerts is not None, "no run has begun that has alerts"
     return alerts
@@ -126,10 +129,10 @@ def process_alerts() -> Alerts:
 
 @contextmanager
 def alerts_of_run(settings: Any, write: Callable[[dict[str, Any]], None], trainer: Any) -> Iterator[None]:
-    """Watch over verl's training loop in the block by the overlay's settings.
+    """Check the steps of verl's training loop within this context against the rules of the overlay's settings.
 
     Raises:
-        RunError: a rule ended the run; the step has a checkpoint then.
+        RunError: a rule ended the run; its last step has a checkpoint then.
     """
     begin(Alerts(rules_of(settings), write, settings.alerts.webhook, asked_for(settings.monitoring)))
     try:

@@ -1,1 +1,1 @@
-"""Where answers end: one set of end tokens, and masks that end where the engine stopped."""
+"""The ends of answers: one set of end tokens, and masks that end at the token at which the engine stopped."""

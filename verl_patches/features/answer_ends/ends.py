@@ -16,8 +16,8 @@ def end_tokens_of(rollout: Mapping[str, Any], folder: str, tokenizer: Any) -> En
 
     Args:
         rollout: verl's node `actor_rollout_ref.rollout`.
-        folder: The model's.
-        tokenizer: The model's, as verl has loaded it.
+        folder: The model's folder.
+        tokenizer: The model's tokenizer, as verl has loaded it.
 
     Raises:
         EndTokensError: See `end_tokens`.
@@ -50,7 +50,7 @@ def stop_at(params: Any, ends: EndTokens, engine: Any) -> None:
         engine: vLLM's LLMEngine, which adds those of its tokenizer and of the model's generation configuration.
 
     Raises:
-        RunError: The engine stops at tokens of its own besides.
+        RunError: The engine also stops at other tokens of its own.
     """
     further = sorted(set() if ends.ignored else _added_by(engine) - set(ends.tokens))
     if further:

@@ -1,4 +1,4 @@
-"""The feature answer_ends. It has no switch: without it padding is trained on, or an answer's end is not."""
+"""The feature answer_ends. It has no switch: without it, padding would be trained on, or an answer's end would not."""
 
 from overlay import Feature
 

@@ -16,11 +16,11 @@ def masked_to_lengths(attention: torch.Tensor, width: int, lengths: Sequence[int
 
     Args:
         attention: [answers, prompt width + width], 1 for tokens; the prompts' part is kept.
-        width: Of the answers' part.
+        width: Width of the answers' part.
         lengths: Tokens of each answer, its end token included.
 
     Raises:
-        ValueError: Another number of answers, or one that is longer than `width`.
+        ValueError: The number of answers differs, or one is longer than `width`.
     """
     longest = max(lengths, default=0)
     if len(lengths) != len(attention) or longest > width:
@@ -31,5 +31,5 @@ def masked_to_lengths(attention: torch.Tensor, width: int, lengths: Sequence[int
 
 
 def lengths_of(outputs: Sequence[Any]) -> list[int]:
-    """Return the tokens of each answer in vLLM's RequestOutputs, the answers to a request in a row."""
+    """Return the number of tokens of each answer in vLLM's RequestOutputs, the answers to a request in a row."""
     return [len(answer.token_ids) for output in outputs for answer in output.outputs]

@@ -1,8 +1,8 @@
-"""What verl handles in the place of logits: hidden states that have not been projected yet.
+"""Deferred logits: hidden states that verl handles in the place of logits, before the output layer projects them.
 
 Megatron's model applies its output layer, and verl takes log-probs and entropy of the logits afterwards, in a function
-of its own. Between the two nothing but the division by a temperature happens, so the output layer hands its input
-through, and verl's functions get an object of the logits' shape that computes both in one pass.
+of its own. Only the division by a temperature happens in between, so the output layer passes its input through, and
+verl's functions get an object of the logits' shape that computes both in one pass.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class DeferredLogits:
 
 
 def output_layer(model: Any) -> nn.Module | None:
-    """Return the output layer whose logits can be deferred; None where the stage has none or something else wants them.
+    """Return the output layer whose logits can be deferred; None if the stage has none or something else needs them.
 
     Args:
         model: a chunk of Megatron's model as verl calls it, in its wrappers.
@@ -95,17 +95,18 @@ def output_layer(model: Any) -> nn.Module | None:
     # Megatron keeps the layer's input for a weight gradient of its own; hooks read the logits (compare_log_probs.py).
     if layer.config.defer_embedding_wgrad_compute or layer._forward_hooks or "forward" in vars(layer):
         return None
-    # The hook that adds the weight's gradient to main_grad wants one there if it overlaps the reduction.
+    # If gradient reduction overlaps, Megatron's hook that adds the weight's gradient to main_grad needs a gradient.
     overlaps = getattr(getattr(model, "ddp_config", None), "overlap_grad_reduce", False)
     return None if overlaps else layer
 
 
 @contextmanager
 def deferring(model: Any, processor: Processor, chunk_bytes: int) -> Iterator[Processor]:
-    """Let the model return hidden states in the block; the processor to hand to verl takes them for logits.
+    """Let the model return hidden states within this context; yields the processor for verl, which takes them as
+    logits.
 
     Args:
-        model: as for `output_layer`; where that has none, nothing is deferred.
+        model: as for `output_layer`; if that returns None, nothing is deferred.
         processor: verl's function of logits, with the labels under the name `label`.
         chunk_bytes: most bytes of float32 logits of one chunk.
     """
@@ -123,7 +124,7 @@ def deferring(model: Any, processor: Processor, chunk_bytes: int) -> Iterator[Pr
         (weight,) = weights
         return processor(DeferredLogits(hidden, weight, label, layer, chunk_bytes), label=label, **others)
 
-    # On the object: MindSpeed replaces the method of the class, and this comes before either.
+    # Set on the object, which precedes the class's method, Megatron's own or MindSpeed's replacement.
     vars(layer)["forward"] = hand_through
     try:
         yield of_hidden_states

@@ -1,1 +1,1 @@
-"""The pinned upstreams with each other, and on an NPU."""
+"""Compatibility of the pinned upstreams with each other, and with an NPU."""

@@ -7,7 +7,7 @@ from typing import Any
 
 @contextmanager
 def without_compilation() -> Iterator[None]:
-    """Within this context ``torch.compile``, called or used as a decorator, hands the function back unchanged."""
+    """Make ``torch.compile``, called or used as a decorator, return the function unchanged within this context."""
     import torch
 
     def unchanged(function: Callable | None = None, **options: Any) -> Callable:

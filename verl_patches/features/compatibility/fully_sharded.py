@@ -1,4 +1,4 @@
-"""FSDP2, torch's `fully_shard`, on an NPU: every parameter is a DTensor, of whose rows each rank has its share."""
+"""FSDP2, torch's `fully_shard`, on an NPU: every parameter is a DTensor whose rows are sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def prepare() -> None:
-    """Let what torch and verl ask of torch.cuda reach the NPU, and let models of DTensors be moved between devices.
+    """Redirect torch.cuda calls of torch and verl to the NPU, and let models of DTensors be moved between devices.
 
-    torch_npu answers whether one tensor may take the data of another by a kernel of its own, for which DTensor, unlike
-    for torch's, has no rule.
+    To check whether one tensor may take another's data, torch_npu has an operator of its own, for which DTensor lacks
+    the rule that it has for torch's.
     """
     import torch
     from torch.distributed.tensor import DTensor
@@ -24,27 +24,27 @@ def prepare() -> None:
 
 
 def _of_local_tensors(operator: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What `operator` answers of the tensors that this rank has of DTensors."""
+    """Apply `operator` to this rank's local tensors in the place of DTensors."""
     from torch.distributed.tensor import DTensor
 
     return operator(*(each._local_tensor if isinstance(each, DTensor) else each for each in args), **kwargs)
 
 
 def sharded_modules(model: torch.nn.Module) -> Iterator[Any]:
-    """The modules that `fully_shard` was called with; none under FSDP1."""
+    """Yield the modules that `fully_shard` was applied to; none under FSDP1."""
     from torch.distributed._composable.fsdp import FSDPModule
 
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def release(model: torch.nn.Module) -> None:
-    """Give up what is gathered, so that every parameter is this rank's share of it."""
+    """Free gathered parameters, so that each one is this rank's shard again."""
     for module in sharded_modules(model):
         module.reshard()
 
 
 def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, **options: Any) -> torch.Tensor:
-    """Clip to `max_norm`; the norm over all ranks, of which torch returns this rank's share."""
+    """Clip gradients to `max_norm`; return the norm over all ranks, as a plain tensor where torch returns a DTensor."""
     from torch.distributed.tensor import DTensor
     from torch.nn.utils import clip_grad_norm_
 

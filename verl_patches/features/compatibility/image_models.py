@@ -9,7 +9,7 @@ from post_training.user_files import FileError, read_object
 
 
 def reads_images(folder: str | None) -> bool:
-    """Say whether the model in a folder reads images; one without a config.json here does not."""
+    """Return whether the model in a folder reads images; False if it has no config.json here."""
     if folder is None:
         return False
     try:

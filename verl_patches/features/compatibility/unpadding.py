@@ -1,8 +1,8 @@
-"""Between padded batches [batch, length, ...] and the valid positions alone [valid, ...].
+"""Conversion between padded batches [batch, length, ...] and the valid positions alone [valid, ...].
 
 These are the functions of ``flash_attn.bert_padding`` that verl imports, written from their documented behaviour:
 flash-attn is a CUDA library, and none of them needs a kernel of its own. ``rearrange`` is einops' function, which that
-module hands on.
+module re-exports.
 """
 
 import torch
@@ -13,7 +13,7 @@ __all__ = ["index_first_axis", "pad_input", "rearrange", "unpad_input"]
 
 
 def index_first_axis(values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Rows ``indices`` (int64 [n]) of ``values`` [rows, ...]; differentiable."""
+    """Return rows ``indices`` (int64 [n]) of ``values`` [rows, ...]; differentiable."""
     return values.index_select(0, indices)
 
 

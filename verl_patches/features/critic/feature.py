@@ -1,4 +1,4 @@
-"""The feature critic: its purpose. What a critic is rejected with is in `trainer/configuration_checks/critic`."""
+"""The feature critic: its purpose. Its configuration is checked in `trainer/configuration_checks/critic`."""
 
 from overlay import Feature
 

@@ -1,4 +1,4 @@
-"""The values that the head of a critic on Megatron begins with, where it begins from a model with an output layer."""
+"""Initial values of the head of a critic on Megatron that starts from a model with an output layer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import torch
 
 
 def begin_head(tensors: Mapping[str, torch.Tensor], deviation: float, seed: int) -> None:
-    """Fill the head, if these are tensors of the stage that has it, as transformers fills one: the weight from a normal
-    distribution of this standard deviation, the bias with 0. The same in every layout.
+    """Initialise the head, if these tensors contain it, as transformers does; the same in every layout.
 
-    tensors: by Megatron's local name.
+    Args:
+        tensors: by Megatron's local name.
+        deviation: the weight is drawn from a normal distribution of this standard deviation; the bias is 0.
+        seed: of the draw.
     """
     drawn = torch.Generator().manual_seed(seed)
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Steps of `trainer.critic_warmup`, which end with the update of the critic: no update of the actor follows it."""
+"""Steps of `trainer.critic_warmup`, which end with the critic's update, because no update of the actor follows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 Update = Callable[[Any], Any]
 
 ENDS_STEP = "critic_ends_step"
-"""The key of a batch's meta information under which the driver says so to the workers."""
+"""The key of a batch's meta information that tells the workers that the critic's update ends the step."""
 
 
 def in_warmup(trainer: Any) -> bool:
-    """Whether the step that verl's trainer is in belongs to the warm-up of its critic."""
+    """Return whether the current step of verl's trainer belongs to the warm-up of its critic."""
     return trainer.global_steps < trainer.config.trainer.get("critic_warmup", 0)
 
 
 def ending_warmup(trainer: Any, ending: Callable[[Update], Update]) -> Callable[[Update], Update]:
-    """What lets an update of the trainer's critic end the steps of the warm-up.
+    """Return a decorator of the critic's update that lets it end the steps of the warm-up.
 
-    ending: makes of a call of the workers' update the one that ends a step.
+    Args:
+        trainer: verl's trainer.
+        ending: the decorator of an update that ends a step.
     """
 
     def around(update: Update) -> Update:
@@ -36,5 +38,5 @@ def ending_warmup(trainer: Any, ending: Callable[[Update], Update]) -> Callable[
 
 
 def ends_step(meta_info: Mapping[str, Any]) -> bool:
-    """Whether the update of this batch is the last one of its step."""
+    """Return whether the critic's update of this batch is the last one of its step."""
     return bool(meta_info.get(ENDS_STEP, False))

@@ -1,1 +1,1 @@
-"""Which prompts a step trains on, as a function of how many steps came before it."""
+"""The prompts of a step, as a function of how many steps came before it."""

@@ -1,4 +1,4 @@
-"""The loader of the training's prompts, able to begin anywhere, and the batch of a step out of its next prompts."""
+"""A loader of training prompts that can start anywhere in the data, and the source that takes its next batches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from verl_patches.features.step import Collected, Step, Workers, split
 
 
 class ResumableLoader:
-    """`batches` of an epoch as `sampler` orders them, and the place that training has come to.
+    """`batches` of an epoch as `sampler` orders them, and the place that training has reached.
 
-    verl asks for one iteration an epoch and counts them from 0, after a resume too. An epoch that was trained before
-    the resume is therefore answered with no batches, so that the loop's own count is the epoch's number: of 4 batches
-    an epoch, resumed after 9, the first four iterations give 0, 0, 3 and 4 batches. None is given out beyond
-    `total_steps`, whatever epoch that is in: verl looks for its last step only after it has trained.
+    verl asks for one iteration per epoch and counts them from 0, after a resume too. An epoch that was trained before
+    the resume therefore yields no batches, so that the loop's own count is the epoch's number: with 4 batches per
+    epoch, resumed after 9, the first four iterations yield 0, 0, 3 and 4 batches. No batch is yielded beyond
+    `total_steps`, whatever its epoch: verl checks for its last step only after it has trained.
 
-    A batch counts as trained as soon as it has been given out: verl saves while it is in the batch's step.
+    A batch counts as trained as soon as it is yielded: verl saves while it is in the batch's step.
     """
 
     def __init__(self, batches: Iterable[Any], sampler: PlacedSampler, order: DataOrder, total_steps: int) -> None:
@@ -44,21 +44,21 @@ class ResumableLoader:
         return self._place.batches_before(self._order) >= self._total_steps
 
     def state_dict(self) -> dict[str, int | None]:
-        """The place, and what it depends on; see `place_state`."""
+        """Return the place, and what it depends on; see `place_state`."""
         return place_state(self._place, self._order)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin where `state` says.
+        """Start from the place in `state`.
 
         Raises:
-            DataOrderError: the state is of other data, or is none.
+            DataOrderError: the state belongs to other data, or is invalid.
         """
         self._place = read_place(state, self._order)
         self._epochs_asked_for = 0
 
 
 class NextPrompts:
-    """The batch of a step out of the loader's next prompts; the loader is gone through once an epoch."""
+    """Source of batches from the loader's next prompts; each epoch iterates over the loader once."""
 
     ended_by = None
 
@@ -67,7 +67,7 @@ class NextPrompts:
         self.metrics: dict[str, float] = {}
 
     def collect(self, step: Step, workers: Workers) -> Collected | None:
-        """The batch of a step; None behind the last epoch and the last step."""
+        """Collect the batch of a step; None after the last epoch or the last step."""
         epoch, rows = next(self._rows, (0, None))
         if rows is None:
             return None

@@ -1,4 +1,4 @@
-"""The order of prompts: verl's own, as a function of the epoch alone."""
+"""The order of prompts: verl's own, as a function of the epoch only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.utils.data import Sampler
 
 
 class DataOrderError(ValueError):
-    """A place in the data cannot be gone back to; the message is one sentence for the user."""
+    """A place in the data cannot be restored; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class DataOrder:
     """`rows` prompts in batches of `batch_size`, shuffled with `seed`, or in the order of the file (None).
 
-    What is left of an epoch when it holds no whole batch more is not used, as in verl.
+    Rows at the end of an epoch that fill no whole batch are dropped, as in verl.
     """
 
     rows: int
@@ -27,14 +27,14 @@ class DataOrder:
 
     @property
     def batches(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         return self.rows // self.batch_size
 
     def permutation(self, epoch: int) -> list[int]:
-        """The rows of `epoch` (from 0) in their order: equal to that of verl's sampler in an unbroken run.
+        """Return the rows of `epoch` (from 0) in their order, which is that of verl's sampler in an unbroken run.
 
-        torch's RandomSampler keeps one generator and draws twice from it in an epoch: the order, and, when the loader
-        asks for a row beyond the last one, an order of which it uses nothing. Epoch 2 is the fifth draw.
+        torch's RandomSampler keeps one generator and draws from it twice per epoch: the order, and, when the loader
+        asks for a row beyond the last one, another order that it does not use. Epoch 2 is the fifth draw.
         """
         if self.seed is None:
             return list(range(self.rows))
@@ -46,24 +46,24 @@ class DataOrder:
 
 @dataclass(frozen=True)
 class Place:
-    """How far training has come: `position` rows of `epoch` have been trained on. Both count from 0."""
+    """The place that training has reached: `position` rows of `epoch` have been trained on. Both count from 0."""
 
     epoch: int = 0
     position: int = 0
 
     def after_a_batch(self, order: DataOrder) -> Place:
-        """The place one batch further; behind an epoch's last whole batch comes the next epoch."""
+        """Return the place one batch further; the next epoch follows an epoch's last whole batch."""
         position = self.position + order.batch_size
         beyond = position + order.batch_size > order.rows
         return Place(self.epoch + 1) if beyond else Place(self.epoch, position)
 
     def batches_before(self, order: DataOrder) -> int:
-        """Batches from the start of training to here."""
+        """Return the number of batches from the start of training to here."""
         return self.epoch * order.batches + self.position // order.batch_size
 
 
 class PlacedSampler(Sampler[int]):
-    """Rows of `order()` from `place` to the end of its epoch. `order` is asked when rows are, so it may come later."""
+    """Rows of `order()` from `place` to the end of its epoch. `order` is called only when rows are asked for."""
 
     def __init__(self, order: Callable[[], DataOrder]) -> None:
         self._order = order
@@ -77,10 +77,10 @@ class PlacedSampler(Sampler[int]):
 
 
 def read_place(state: Mapping[str, Any], order: DataOrder) -> Place:
-    """The place that `place_state` wrote.
+    """Read the place that `place_state` wrote.
 
     Raises:
-        DataOrderError: the state is of other data, or is none.
+        DataOrderError: the state belongs to other data, or is invalid.
     """
     try:
         epoch, position = int(state["epoch"]), int(state["position"])
@@ -107,7 +107,7 @@ _CALLED = {"rows": "rows of data.train_files", "batch_size": "data.train_batch_s
 
 
 def place_state(place: Place, order: DataOrder) -> dict[str, int | None]:
-    """`place` as numbers, with what it depends on."""
+    """Return `place` as numbers, with the rows, batch size and seed that it depends on."""
     return {
         "epoch": place.epoch,
         "position": place.position,

@@ -1,4 +1,4 @@
-"""The feature direct_loading: its key, and what must be right about the folder before anything starts."""
+"""The feature direct_loading: its key, and the checks of the folder before anything starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEY = "actor_rollout_ref.actor.megatron.load_from_hf"
 
 
 def check_ways_of_loading(config: Mapping[str, Any], settings: Any) -> None:
-    """Nothing else loads weights over these, or keeps them from being loaded."""
+    """Check that no other setting overwrites these weights, or keeps them from being loaded."""
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     for role in ("actor", "ref"):
         if config["actor_rollout_ref"][role]["megatron"].get("use_dist_checkpointing"):
@@ -31,7 +31,7 @@ def check_ways_of_loading(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_folder(config: Mapping[str, Any], settings: Any) -> None:
-    """The folder has every tensor of the model that actor_rollout_ref.model.path describes, intact by its headers.
+    """Check that the folder has every tensor of the model in actor_rollout_ref.model.path, intact by its headers.
 
     A model path on a remote file system is not compared.
     """
@@ -72,7 +72,7 @@ def _check_architecture(values: Mapping[str, Any]) -> None:
 
 
 def _described(model_path: str) -> Mapping[str, Any] | None:
-    """config.json of the model path; None on a remote file system."""
+    """Read config.json of the model path; None on a remote file system."""
     if "://" in model_path:
         return None
     file = Path(model_path).expanduser() / "config.json"

@@ -1,1 +1,1 @@
-"""What the data-parallel rollout ranks agree on every decode step, over the device's collectives."""
+"""Synchronisation of data-parallel rollout ranks over the device's collectives, once for several decode steps."""

@@ -1,7 +1,7 @@
 """Agreements between data-parallel rollout ranks, each one all-reduce on the device group.
 
-vLLM's offline engine and vLLM-Ascend's model runner make these agreements on the host over gloo, where one takes
-10 to 14 ms on 128 cards, two for every forward.
+vLLM's offline engine and vLLM-Ascend's model runner make these agreements on the host over gloo, twice per forward;
+each takes 10 to 14 ms on 128 cards.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from verl_patches.features.measure.step_record import current_record
 
 
 def any_rank(flag: bool, group: dist.ProcessGroup) -> bool:
-    """Whether `flag` holds on any rank of the device group."""
+    """Return whether `flag` is true on any rank of the device group."""
     return bool(largest([int(flag)], group)[0])
 
 
 def largest(vector: list[int], group: dist.ProcessGroup, in_rollout: bool = True) -> list[int]:
-    """The largest value of every element over the ranks of the device group; elements fit int32.
+    """Return the largest value of every element over the ranks of the device group; elements fit int32.
 
-    in_rollout: count it among the step's agreements. Those of an engine's start would count in the first step of every
-    process, so that the step after a resume would have other metrics than in the unbroken run.
+    Args:
+        vector: this rank's values.
+        group: the device group.
+        in_rollout: count it among the step's agreements. An engine's start must not: it would count in the first step
+            of every process, so that the step after a resume would have other metrics than in the unbroken run.
     """
     shared = torch.tensor(vector, dtype=torch.int32).npu()
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
@@ -35,7 +38,7 @@ def largest(vector: list[int], group: dist.ProcessGroup, in_rollout: bool = True
 
 
 def total(vector: list[int], group: dist.ProcessGroup) -> list[int]:
-    """The sum of every element over the ranks of the device group; sums fit int32."""
+    """Return the sum of every element over the ranks of the device group; sums fit int32."""
     shared = torch.tensor(vector, dtype=torch.int32).npu()
     dist.all_reduce(shared, group=group)
     record = current_record()
@@ -47,11 +50,11 @@ def total(vector: list[int], group: dist.ProcessGroup) -> list[int]:
 def forward_of_rank(
     mine: LocalState, agreed: ReducedState, rank: int, fixed_sizes: bool
 ) -> tuple[int, torch.Tensor, bool, bool]:
-    """What a rank runs in a forward of the agreement.
+    """Return the sizes of a rank's forward under the agreement.
 
-    With a prompt anywhere nobody pads. Otherwise every rank pads; with `fixed_sizes`, as a compiled graph needs, all of
-    them to the largest size. Without, a rank may by now run less than it announced, and all ranks go on to lay out
-    their exchanges for the largest announced size: with 4 and 2 tokens announced and 3 left on rank 0, it is [3, 4].
+    If any rank has a prompt, none pads. Otherwise every rank pads; with `fixed_sizes`, as a compiled graph needs, all
+    of them to the largest size. Without it, a rank may by now run less than it announced, but every rank still lays out
+    its exchanges for the largest announced size: with 4 and 2 tokens announced and 3 left on rank 0, it is [3, 4].
 
     Returns:
         tokens that this rank runs, tokens of every rank (int32, on the host), prefill anywhere, two batches everywhere.

@@ -1,4 +1,4 @@
-"""The decode loop of a vLLM engine within a sync window: what its scheduler may do, and what it can promise."""
+"""The decode loop of a vLLM engine within a sync window: the limits of its scheduler, and the promises it can make."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ METRICS = (
 
 
 class RequestMigration(Protocol):
-    """What moves requests between engines at the end of a window, where a feature does so."""
+    """Hooks of a feature that moves requests between engines at the end of a window."""
 
     migrated_out: set[str]
 
     def plan(self, agreed: ReducedState, graph_sizes: Sequence[int]) -> bool:
-        """Whether requests move after the forward that has just been agreed on; the same on all ranks."""
+        """Return whether requests move after the forward that has just been agreed on; the same on all ranks."""
 
     def ended(self) -> None:
-        """No rank has unfinished requests."""
+        """Take note that no rank has unfinished requests."""
 
 
 class EarlyEnd(Protocol):
-    """What decides that a rollout ends although requests are unfinished, where a feature does so."""
+    """Hooks of a feature that ends a rollout although requests are unfinished."""
 
     def counted(self, offer: LocalState) -> LocalState:
-        """`offer` with what decides it."""
+        """Return `offer` with the counts that decide the early end."""
 
     def decide(self, agreed: ReducedState) -> bool:
-        """Whether the rollout ends after the forward that has just been agreed on; the same on all ranks."""
+        """Return whether the rollout ends after the forward that has just been agreed on; the same on all ranks."""
 
 
 class DecodeLoop:
@@ -69,16 +69,19 @@ class DecodeLoop:
         self._graph_sizes: Sequence[int] = ()
 
     def goes_on(self, unfinished: bool) -> bool:
-        """Whether the engine makes another forward; `unfinished`: it has unfinished requests of its own. Exchanges
-        nothing: what others have is known from the last agreement."""
+        """Return whether the engine makes another forward, without any exchange: the last agreement tells about others.
+
+        Args:
+            unfinished: the engine has unfinished requests of its own.
+        """
         self._unfinished = unfinished
         if not self.window.going:
             self._running.clear()
         return self.window.goes_on()
 
     def step(self, core: Any, step: Callable[[], Any]) -> Any:
-        """One step of vLLM's EngineCore. A step that schedules nothing makes a forward too, as the others wait for its
-        experts."""
+        """Run one step of vLLM's EngineCore; if it schedules nothing, run a dummy forward, because other ranks wait for
+        this rank's experts."""
         before = self.window.progress.forwards
         self._scheduler = core.scheduler
         with self._holding_still(core.scheduler) if self.window.left else _reserving(core.scheduler, self.window.limit):
@@ -88,7 +91,7 @@ class DecodeLoop:
         return outputs
 
     def idle_step(self, run: Callable[[], Any], scheduler: Any = None) -> None:
-        """A forward without requests, unless all ranks find that nobody has any. `scheduler`: the engine's."""
+        """Run a forward without requests, unless all ranks find that none has any. `scheduler`: the engine's."""
         window = self.window
         self._scheduler = scheduler or self._scheduler
         if not window.left:
@@ -105,11 +108,13 @@ class DecodeLoop:
             self._idle = False
 
     def forward(self, mine: LocalState, stand_in: Callable[[], Any], graph_sizes: Sequence[int] = ()) -> ReducedState:
-        """The agreement under which this rank runs `mine`. Synchronises only between windows.
+        """Return the agreement under which this rank runs `mine`. Synchronises only between windows.
 
-        stand_in: runs a forward without requests. With it a rank that cannot keep its window gets to the window's end,
-        where all ranks raise; to stop earlier would leave the others waiting.
-        graph_sizes: of the graphs that decode, the same on all ranks; none without graphs.
+        Args:
+            mine: the forward that this rank is about to run.
+            stand_in: runs a forward without requests. A rank that cannot keep its window uses it to reach the window's
+                end, where all ranks raise; stopping earlier would leave the others waiting.
+            graph_sizes: of the graphs that decode, the same on all ranks; none without graphs.
 
         Raises:
             SyncWindowError: see `sync_window.decide`.
@@ -143,13 +148,13 @@ class DecodeLoop:
         return agreed
 
     def _stuck(self) -> bool:
-        """Whether the engine has requests of its own that do not run, other than those that run elsewhere."""
+        """Return whether the engine has requests of its own that do not run, not counting migrated ones."""
         if self.migration is None or not self.migration.migrated_out:
             return self._unfinished
         return self._scheduler.has_unfinished_requests()
 
     def _with_counts(self, offer: LocalState) -> LocalState:
-        """`offer` with what decides whether requests move, if they may."""
+        """Return `offer` with the counts that decide whether requests move, if they may."""
         scheduler = self._scheduler
         if self.migration is None or scheduler is None:
             return offer
@@ -157,14 +162,17 @@ class DecodeLoop:
         return replace(offer, running=running, headroom=max(0, _most_requests(scheduler) - running), waiting=waiting)
 
     def _count_bound(self) -> None:
-        """After a rollout, in one exchange: what its decode steps would have needed with their sequences spread evenly.
-        All ranks have made the same forwards, so their lists are of one length; a 0 more, and none is empty."""
+        """Count the slot steps that the rollout's decode steps would have needed with their sequences spread evenly.
+
+        One exchange after a rollout. All ranks have made the same forwards, so their lists are of one length; an extra
+        0 keeps them from being empty.
+        """
         running = total([*self._running, 0], self.group.device_group)
         _count(slot_steps_bound=least_slot_steps(running, self.group.world_size, self._graph_sizes))
 
     @contextmanager
     def _holding_still(self, scheduler: Any) -> Iterator[None]:
-        """Within a window no waiting request is admitted, and a request that loses its blocks breaks the window."""
+        """Admit no waiting request within a window; a request that loses its blocks breaks the window."""
         waiting, scheduler.waiting = scheduler.waiting, type(scheduler.waiting)()
         try:
             yield
@@ -177,10 +185,10 @@ class DecodeLoop:
 
 @contextmanager
 def _reserving(scheduler: Any, limit: int) -> Iterator[None]:
-    """What is scheduled now gets the blocks of `limit` forwards at once, or waits.
+    """Let the scheduler allot the blocks of `limit` forwards at once to every request that it schedules.
 
-    The scheduler allots and preempts as ever; it only looks further ahead. Where the cache does not hold the longest
-    sequence, that could keep a request out for ever, and the window is as long as the blocks in hand.
+    The scheduler allots and preempts as usual; it only looks further ahead. If the cache cannot hold the longest
+    sequence, looking ahead could keep a request out forever, so then the window lasts as long as the allotted blocks.
     """
     blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1  # one block is vLLM's own
     ahead = limit - 1 if blocks * scheduler.block_size >= scheduler.max_model_len else 0
@@ -192,7 +200,7 @@ def _reserving(scheduler: Any, limit: int) -> Iterator[None]:
 
 
 def _promise(mine: LocalState, scheduler: Any, limit: int) -> LocalState:
-    """`mine` with what the engine can promise after it has scheduled this forward."""
+    """Return `mine` with the steps and the work that the engine can promise once it has scheduled this forward."""
     running = scheduler.running
     needed = [_forwards_needed(request, scheduler.max_model_len) for request in running]
     work = limit if scheduler.waiting else min(limit, max(needed, default=1))
@@ -204,31 +212,31 @@ def _promise(mine: LocalState, scheduler: Any, limit: int) -> LocalState:
 
 
 def _most_requests(scheduler: Any) -> int:
-    """Requests that the engine surely runs at a time, were all of them as long as any may be."""
+    """Return how many requests the engine can run at a time even if all of them have the greatest length."""
     blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1
     longest = -(-scheduler.max_model_len // scheduler.block_size)
     return min(scheduler.max_num_running_reqs, blocks // longest)
 
 
 def _forwards_needed(request: Any, longest: int) -> int:
-    """At most so many forwards until the request ends, the one that is about to run included."""
+    """Return the most forwards until the request ends, including the one that is about to run."""
     return max(1, min(request.max_tokens - request.num_output_tokens, longest - request.num_tokens))
 
 
 def _slots_left(request: Any, scheduler: Any) -> int:
-    """Tokens for which the request holds blocks beyond those of the forward that is about to run."""
+    """Return for how many tokens the request holds blocks, beyond those of the forward that is about to run."""
     groups = scheduler.kv_cache_manager.coordinator.get_blocks(request.request_id)
     return min(len(blocks) for blocks in groups) * scheduler.block_size - request.num_computed_tokens
 
 
 def _count(**amounts: float) -> None:
-    """Every metric is counted at every event, so that all ranks have the same metrics."""
+    """Count every metric at every event, if need be with 0, so that all ranks have the same metrics."""
     for name in METRICS:
         current_record().count(f"rollout/{name}", amounts.get(name, 0))
 
 
 def loop_of(group: Any, limit: int) -> DecodeLoop:
-    """The loop of this process's engine, whose data-parallel group is `group`."""
+    """Return the loop of this process's engine, whose data-parallel group is `group`."""
     loop = process_context().find(DecodeLoop)
     if loop is None or loop.group is not group or loop.window.limit != limit:
         loop = process_context().keep(DecodeLoop(group, limit))
@@ -236,7 +244,7 @@ def loop_of(group: Any, limit: int) -> DecodeLoop:
 
 
 def going() -> DecodeLoop | None:
-    """The loop of the rollout that goes on in this process."""
+    """Return the loop of the rollout in progress in this process; None if there is none."""
     loop = process_context().find(DecodeLoop)
     return loop if loop is not None and loop.window.going else None
 

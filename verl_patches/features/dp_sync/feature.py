@@ -22,7 +22,7 @@ class DpSyncSettings:
 
 
 def check_one_machine(config: Mapping[str, Any], settings: Any) -> None:
-    """Ranks that agree also generate: prefill and decode on machines of their own decide by themselves."""
+    """Reject engines that pass on their KV cache: separate prefill and decode engines do not make the same forwards."""
     options = (config["actor_rollout_ref"]["rollout"].get("engine_kwargs") or {}).get("vllm") or {}
     if settings.dp_sync.enabled and options.get("kv_transfer_config"):
         raise ConfigurationError(

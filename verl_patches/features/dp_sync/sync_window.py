@@ -1,7 +1,7 @@
 """Sync windows: how many forwards data-parallel rollout ranks make before they synchronise again.
 
 Ranks whose experts form one model must make the same forwards with the same padding. They reduce one vector, and its
-result holds for a window of several forwards: no rank admits a prompt, each runs at most the tokens that it announced,
+result is valid for a window of several forwards: no rank admits a prompt, each runs at most the tokens it announced,
 and idle ranks run dummy forwards. A rank can promise this because the KV cache blocks of its requests are reserved.
 Every decision follows from the reduced vector alone, so no two ranks decide differently.
 
@@ -20,13 +20,20 @@ class SyncWindowError(RuntimeError):
 
 @dataclass(frozen=True)
 class LocalState:
-    """State of one rank before the reduction: what it is about to run, and what it can promise.
+    """State of one rank before the reduction: the forward it is about to run, and the promises it can make.
 
-    padded_tokens, tokens: token count with and without padding; with_prefill: a prompt is among them; two_batches: the
-    rank could split its batch into two that overlap; steps: forwards, this one included, that it can make without a
-    prompt and without taking blocks away from a request; work: forwards, this one included, that its requests may still
-    need, 0 if it has none unfinished; running: requests that run; headroom: how many more could; waiting: others wait;
-    finished: groups of answers that are finished, where a rollout may end early; held: one is not that must be.
+    Attributes:
+        padded_tokens: token count with padding.
+        tokens: token count without padding.
+        with_prefill: a prompt is among them.
+        two_batches: the rank could split its batch into two that overlap.
+        steps: forwards, this one included, that it can make without a prompt and without preempting a request.
+        work: forwards, this one included, that its requests may still need; 0 if none is unfinished.
+        running: requests that run.
+        headroom: how many more requests could run.
+        waiting: further requests wait.
+        finished: groups of answers that are finished, if a rollout may end early.
+        held: a group that must finish in this rollout has not.
     """
 
     padded_tokens: int
@@ -46,10 +53,13 @@ class LocalState:
 class ReducedState:
     """State that all ranks share after the reduction.
 
-    padded_tokens, tokens: by rank, at the beginning of the window; running, headroom, finished: by rank, as in
-    LocalState; with_prefill, waiting, held: on any rank; two_batches: on all ranks;
-    steps: forwards in which it holds, 0 where nobody has unfinished requests; wasted: forwards that all ranks have just
-    made without a request.
+    Attributes:
+        padded_tokens, tokens: by rank, at the beginning of the window.
+        with_prefill, waiting, held: on any rank.
+        two_batches: on all ranks.
+        steps: forwards of the window; 0 if no rank has unfinished requests.
+        wasted: forwards that all ranks have just made without a request.
+        running, headroom, finished: by rank, as in LocalState.
     """
 
     padded_tokens: tuple[int, ...]
@@ -72,8 +82,13 @@ class ReducedState:
 
 @dataclass(frozen=True)
 class Progress:
-    """What one rank has done since its rollout began: forwards; idle: those of them, at the end, that had no request;
-    broken: whether it broke a window."""
+    """Progress of one rank since its rollout began.
+
+    Attributes:
+        forwards: forwards so far.
+        idle: how many of the last forwards in a row had no request.
+        broken: whether it broke a window.
+    """
 
     forwards: int = 0
     idle: int = 0
@@ -81,7 +96,7 @@ class Progress:
 
 
 def encode(offer: LocalState, progress: Progress, rank: int, ranks: int) -> list[int]:
-    """The rank's vector of 5 x ranks + 10 integers, to be reduced by MAX.
+    """Encode the rank's state as a vector of 5 x ranks + 10 integers, to be reduced by MAX.
 
     For rank 1 of 2 with 3 tokens padded to 4, of 3 requests, with room for 5 more and 6 groups finished: `[0, 4, 0, 3,
     0, 3, 0, 5, 0, 6, prefill, not two_batches, waiting, held, -steps, work, culprit, forwards, -forwards, -idle]`.
@@ -94,10 +109,10 @@ def encode(offer: LocalState, progress: Progress, rank: int, ranks: int) -> list
 
 
 def decide(reduced: Sequence[int], ranks: int, limit: int) -> ReducedState:
-    """What the reduced vector says, on every rank alike. A window is at most `limit` forwards; with a prompt it is one.
+    """Decode the reduced vector, which all ranks share. A window has at most `limit` forwards, and one with a prompt.
 
     Raises:
-        SyncWindowError: a rank reports a window that it broke, or the ranks have not made the same forwards.
+        SyncWindowError: a rank has broken its window, or the ranks have not made the same number of forwards.
     """
     prefill, split, waiting, held, steps, work, culprit, most, least, idle = reduced[5 * ranks :]
     if culprit:
@@ -127,10 +142,13 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> ReducedState:
 
 
 def steps_in_hand(requests: Iterable[tuple[int, int]], limit: int) -> int:
-    """Forwards that a rank can promise, at most `limit`: until the first of its requests would need another block.
+    """Return the forwards that a rank can promise, at most `limit`: until a request of its own would need a new block.
 
-    requests: (free slots that the request holds beyond this forward, forwards that it may still need). With 2 free
-    slots a request makes this forward and two more; one that needs only 3 forwards never asks for a block.
+    With 2 free slots a request makes this forward and two more; one that needs only 3 forwards never asks for a block.
+
+    Args:
+        requests: (free slots that the request holds beyond this forward, forwards that it may still need).
+        limit: most forwards of a window.
     """
     return min([limit, *(slots + 1 for slots, needed in requests if needed > slots + 1)])
 
@@ -146,8 +164,8 @@ class SyncWindow:
         self.progress = Progress()
 
     def goes_on(self) -> bool:
-        """Whether this rank makes another forward. The first call begins a rollout: before the first agreement nobody
-        knows that there is nothing to do."""
+        """Return whether this rank makes another forward. The first call begins a rollout and is always True, because
+        only an agreement can tell that no rank has work."""
         if not self.going:
             self.going, self.left, self.agreement, self.progress = True, 0, None, Progress()
         elif not self.left and self.agreement is not None and not self.agreement.unfinished:
@@ -155,11 +173,11 @@ class SyncWindow:
         return self.going
 
     def vector(self, offer: LocalState) -> list[int]:
-        """What this rank brings to the next agreement."""
+        """Return this rank's vector for the next agreement."""
         return encode(offer, self.progress, self.rank, self.ranks)
 
     def accept(self, reduced: Sequence[int]) -> ReducedState:
-        """Begin the window that the reduced vector gives.
+        """Begin the window that the reduced vector describes.
 
         Raises:
             SyncWindowError: see `decide`; the rollout ends.
@@ -173,11 +191,11 @@ class SyncWindow:
         return self.agreement
 
     def end_after_next(self) -> None:
-        """The window that has just begun is one forward; every rank must say so."""
+        """Shorten the window that has just begun to one forward; every rank must call this."""
         self.left = min(self.left, 1)
 
     def fits(self, offer: LocalState) -> bool:
-        """Whether a forward is one of the window's. A rank without work runs one token of no request."""
+        """Return whether a forward keeps to the window's limits. A rank without work runs one dummy token."""
         agreed = self.agreement
         assert agreed is not None and self.left
         return offer.with_prefill <= agreed.with_prefill and offer.tokens <= max(1, agreed.tokens[self.rank])
@@ -189,5 +207,5 @@ class SyncWindow:
         self.progress = Progress(done.forwards + 1, done.idle + 1 if idle else 0, done.broken)
 
     def cannot_keep(self) -> None:
-        """The window was broken on this rank. It goes on to the window's end, where every rank hears of it."""
+        """Record that this rank broke the window. It goes on to the window's end, where all ranks learn of it."""
         self.progress = Progress(self.progress.forwards, self.progress.idle, broken=True)

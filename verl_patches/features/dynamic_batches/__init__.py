@@ -1,1 +1,1 @@
-"""Micro batches of a number of tokens instead of a number of sequences."""
+"""Micro batches sized by tokens instead of by sequences."""

@@ -1,4 +1,4 @@
-"""The feature dynamic_batches: verl's keys for it, and what they need beside them."""
+"""The feature dynamic_batches: verl's keys for it, and checks of the settings that they depend on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT = 16384  # verl's
 
 @dataclass(frozen=True)
 class TokenLimits:
-    """The most tokens of a micro batch in each pass of a step; None where micro batches have a number of sequences."""
+    """The most tokens of a micro batch in each pass of a step; None if micro batches are sized by sequences."""
 
     update: int | None = None
     old_log_prob: int | None = None
@@ -22,7 +22,7 @@ class TokenLimits:
 
     @classmethod
     def of(cls, settings: Any) -> TokenLimits:
-        """Read the run's settings; the other passes follow the update where nothing is said of them."""
+        """Read the run's settings; the other passes follow the update unless they have settings of their own."""
         on, limit = settings.dynamic_update, settings.update_tokens
         others = {
             "old_log_prob": (settings.dynamic_old_log_prob, settings.old_log_prob_tokens),
@@ -38,8 +38,10 @@ class TokenLimits:
 
 
 def limit_of_critic(critic: Mapping[str, Any], forward_only: bool) -> int | None:
-    """The most tokens of a micro batch in a pass of the critic with this configuration; None where micro batches have a
-    number of sequences. verl at the cluster's commit has no key for the forward alone."""
+    """Return the most tokens of a micro batch in a pass of the critic; None if micro batches are sized by sequences.
+
+    verl at the cluster's commit has no separate key for the forward-only pass.
+    """
     if not critic["use_dynamic_bsz"]:
         return None
     update = critic["ppo_max_token_len_per_gpu"]
@@ -47,7 +49,7 @@ def limit_of_critic(critic: Mapping[str, Any], forward_only: bool) -> int | None
 
 
 def check_exact(config: Mapping[str, Any], settings: Any) -> None:
-    """Micro batches that hold different numbers of sequences need weights of their own in the loss."""
+    """Check that exact_loss is on, because micro batches of different sizes need different weights in the loss."""
     if settings.dynamic_update and not settings.exact_loss.enabled:
         raise ConfigurationError(
             f"{DYNAMIC_BATCHES.switch}=True makes micro batches of unequal sizes, which "
@@ -56,7 +58,7 @@ def check_exact(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_virtual_pipeline(config: Mapping[str, Any], settings: Any) -> None:
-    """Megatron's interleaved schedule takes a multiple of the pipeline's stages in micro batches."""
+    """Reject virtual pipelines: Megatron's interleaved schedule needs a multiple of the stages in micro batches."""
     stages = (config[_NODE]["actor"].get("megatron") or {}).get("virtual_pipeline_model_parallel_size")
     if stages not in (None, 1):
         raise ConfigurationError(

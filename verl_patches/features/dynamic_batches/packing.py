@@ -1,8 +1,8 @@
-"""Which sequences of a batch share a micro batch, by their lengths alone.
+"""Packs the sequences of a batch into micro batches, by their lengths alone.
 
 Every data-parallel rank needs as many micro batches as the others, because experts are exchanged between them in step.
-So each rank packs its own sequences first, by first fit; the rank that needs most micro batches decides their number,
-and each spreads its sequences over so many.
+So each rank first packs its own sequences by first fit; the rank that needs most micro batches decides their number,
+and each rank spreads its sequences over that many.
 
 Lengths 5, 3, 3, 2 with at most 6 tokens: first fit of the longest first makes [5], [3, 3], [2]. If another rank needs
 four, the heaviest micro batch of several sequences is parted: [5], [3], [3], [2].
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 
 def first_fit(lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """Indices of `lengths` in bins of at most `limit` each, longest first; what is longer than `limit` is alone."""
+    """Pack indices of `lengths` into bins of at most `limit`, longest first; longer ones have a bin to themselves."""
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
@@ -29,7 +29,7 @@ def first_fit(lengths: Sequence[int], limit: int) -> list[list[int]]:
 
 
 def spread(lengths: Sequence[int], limit: int, number: int) -> list[list[int]]:
-    """Indices of `lengths` in exactly `number` bins, as even as the limit allows, heaviest bin first.
+    """Spread indices of `lengths` over exactly `number` bins, as evenly as the limit allows, heaviest bin first.
 
     Args:
         number: at least as many as `first_fit` makes, and at most as many as there are lengths.
@@ -48,7 +48,7 @@ def spread(lengths: Sequence[int], limit: int, number: int) -> list[list[int]]:
 
 
 def _evenly(lengths: Sequence[int], number: int) -> list[list[int]]:
-    """Longest first, each to the bin that has least; an empty one before any other."""
+    """Assign each index, longest first, to the bin with the smallest total; empty bins come first."""
     bins: list[list[int]] = [[] for _ in range(number)]
     totals = [0] * number
     for index in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):

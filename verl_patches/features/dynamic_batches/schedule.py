@@ -1,4 +1,4 @@
-"""Dynamic micro batches at Megatron's schedule: a batch is cut anew on its way in, and put in order on the way out."""
+"""Dynamic micro batches at Megatron's schedule: the batch is cut anew, and its outputs are put back in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _limits: list[int] = []
 
 @contextmanager
 def limited(tokens: int) -> Iterator[None]:
-    """Let schedules that run in the block cut their batch into micro batches of at most `tokens`."""
+    """Let schedules cut their batch into micro batches of at most `tokens` within this context."""
     _limits.append(tokens)
     try:
         yield
@@ -27,10 +27,12 @@ def limited(tokens: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the ranks cut alike.
+    """Parameters that the ranks must share to cut their batches alike.
 
-    group: data-parallel ranks, which have equally many micro batches. alignment: a sequence is padded to a multiple of
-    so many tokens before a forward. parts: context-parallel ranks, which share a sequence's tokens.
+    Attributes:
+        group: data-parallel ranks, which have equally many micro batches.
+        alignment: a sequence is padded to a multiple of so many tokens before a forward.
+        parts: number of context-parallel ranks, which share a sequence's tokens.
     """
 
     group: dist.ProcessGroup
@@ -38,14 +40,14 @@ class Agreement:
     parts: int = 1
 
     def number(self, mine: int, device: torch.device) -> int:
-        """The largest number of micro batches that a rank needs. Collective: one all-reduce."""
+        """Return the largest number of micro batches that any rank needs. Collective: one all-reduce."""
         most = torch.tensor([mine], dtype=torch.int64, device=device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
         return int(most.item())
 
 
 def agreement_of_ranks() -> Agreement:
-    """That of Megatron's present groups."""
+    """Return the agreement of Megatron's current groups."""
     from megatron.core import mpu
 
     parts = mpu.get_context_parallel_world_size()
@@ -54,9 +56,9 @@ def agreement_of_ranks() -> Agreement:
 
 
 def with_dynamic_batches(schedule: Callable[..., Any], agreement: Agreement) -> Callable[..., Any]:
-    """Megatron's forward-backward `schedule`, which cuts its batch as the `limited` block around it says, if any.
+    """Wrap Megatron's forward-backward `schedule` to cut its batch by the limit of the `limited` context, if any.
 
-    What a forward-only pass hands back is in the order of the batch, as the output of a single micro batch.
+    A forward-only pass returns its outputs in the order of the batch, as the output of a single micro batch.
     """
 
     def run(*, data_iterator: Any, num_microbatches: int, forward_only: bool, **options: Any) -> Any:
@@ -76,7 +78,7 @@ def with_dynamic_batches(schedule: Callable[..., Any], agreement: Agreement) -> 
 
 
 def micro_batches(attention_mask: torch.Tensor, limit: int, agreement: Agreement) -> list[list[int]]:
-    """Rows of `attention_mask` [sequences, length] by micro batch. Collective: one all-reduce."""
+    """Return the rows of `attention_mask` [sequences, length] of each micro batch. Collective: one all-reduce."""
     tokens = attention_mask.sum(dim=-1, dtype=torch.int64)
     step = agreement.alignment
     lengths = [-(-length // step) * step for length in tokens.tolist()]
@@ -85,7 +87,7 @@ def micro_batches(attention_mask: torch.Tensor, limit: int, agreement: Agreement
 
 
 def _in_order(outputs: list[Any], places: list[list[int]]) -> Any:
-    """One output with the rows of all micro batches, each where it lay in the batch."""
+    """Join the outputs of all micro batches into one, with the rows in the order of the batch."""
     order = torch.tensor([row for place in places for row in place]).argsort()
     return _joined(outputs, order.tolist())
 

@@ -1,1 +1,1 @@
-"""Training on the prompts whose answers differ: DAPO's dynamic sampling, in front of verl's own loop."""
+"""DAPO's dynamic sampling: training on prompts whose answers have different rewards."""

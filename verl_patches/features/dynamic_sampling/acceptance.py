@@ -1,4 +1,4 @@
-"""How many prompts a generation batch needs, from the share of them that qualified lately."""
+"""Sizes generation batches by the share of prompts that qualified lately."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass
 class Acceptance:
-    """Prompts that were generated for and prompts that qualified, in the last step and in this one so far."""
+    """Counts of generated prompts and of qualified prompts, in the last step and in this one so far."""
 
     last: tuple[int, int] = (0, 0)
     now: tuple[int, int] = field(default=(0, 0))
 
     def begin_step(self) -> None:
-        """What was counted until now is the last step's."""
+        """Make the counts so far those of the last step."""
         if self.now != (0, 0):
             self.last, self.now = self.now, (0, 0)
 
@@ -26,11 +26,11 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """The share that qualifies, above 0: one more prompt counts, which qualified. 1 before anything is known."""
+        """The share that qualifies, kept above 0 by counting an extra qualified prompt; 1 before the first batch."""
         return (self.last[1] + self.now[1] + 1) / (self.last[0] + self.now[0] + 1)
 
     def gen_batch_size(self, missing: int, multiple: int, largest: int) -> int:
-        """Prompts to generate for when `missing` are still to qualify: multiples of `multiple`, at most `largest`.
+        """Return how many prompts to generate for to get `missing` more: a multiple of `multiple`, at most `largest`.
 
         With half of the prompts qualifying and 20 missing, 40 prompts; 44 in multiples of 4 at a rate of 0.46.
         """
@@ -38,11 +38,11 @@ class Acceptance:
         return min(ceil(wanted / multiple) * multiple, largest)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, as JSON holds them."""
+        """Return the counts as JSON values."""
         return {"last": list(self.last), "now": list(self.now)}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Acceptance:
-        """What `state_dict` wrote."""
+        """Restore the counts that `state_dict` returned."""
         (a, b), (c, d) = state["last"], state["now"]
         return cls((int(a), int(b)), (int(c), int(d)))

@@ -1,4 +1,4 @@
-"""How a run ends whose prompts did not last for all of its steps, and that is to keep what it has learnt."""
+"""Ends a run whose prompts did not last for all of its steps, and saves what it has learnt."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from verl_patches.features.training_checkpoint.trainer import process_publisher
 
 
 def end_early(trainer: Any, reason: str) -> None:
-    """After verl's loop: validate and save the last step that was trained, as verl does at its last step.
+    """Validate and save the last trained step after verl's loop, as verl does at its last step.
 
     Raises:
-        PromptsExhausted: there was no such step.
+        PromptsExhausted: no step was trained.
     """
     trainer.global_steps -= 1
     step, options = trainer.global_steps, trainer.config.trainer

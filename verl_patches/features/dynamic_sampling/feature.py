@@ -1,4 +1,4 @@
-"""The feature dynamic_sampling: its keys, upstream's recipe's and a few more, and what cannot go with them."""
+"""The feature dynamic_sampling: the keys of upstream's recipe and a few more, and the settings that exclude it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ Exhausted = Literal["fail", "stop_and_save"]
 
 @dataclass(frozen=True)
 class FilterGroups:
-    """Which prompts are trained on, `algorithm.filter_groups`.
+    """The filter of prompts for training, `algorithm.filter_groups`.
 
-    metric: a name of the reward function's output, or seq_reward, the sum of an answer's rewards.
-    max_num_gen_batches: generation batches that a step may take; none or fewer is no limit.
-    lower_bound, upper_bound: of a group's mean of the metric, inclusive.
-    on_exhausted: what happens when a step cannot be filled.
+    Attributes:
+        metric: a name in the reward function's output, or seq_reward, the sum of an answer's rewards.
+        max_num_gen_batches: generation batches that a step may take; 0 or less means no limit.
+        lower_bound, upper_bound: inclusive bounds of a group's mean of the metric.
+        on_exhausted: what happens if a step cannot be filled.
     """
 
     metric: str
@@ -38,7 +39,7 @@ class FilterGroups:
 
 
 def check_filter(config: Mapping[str, Any], settings: Any) -> None:
-    """What the filter needs is there, and it is asked for something that can be."""
+    """Check that the filter has a metric, bounds that a group can meet, and settings that it can run with."""
     chosen = FilterGroups.of(config)
     if not chosen.metric:
         raise ConfigurationError(

@@ -14,9 +14,14 @@ from verl_patches.features.step import Step, Workers, split
 
 @dataclass(frozen=True)
 class Group:
-    """A prompt with its answers: `item` as the dataset gives it, `answers` as the workers do.
+    """A prompt with its answers.
 
-    rewards: [answers, response length]. further: what else the reward function returns, one value per answer.
+    Attributes:
+        prompt: the prompt's place in the data.
+        item: the prompt as the dataset returns it.
+        answers: the answers as the workers return them.
+        rewards: [answers, response length].
+        further: further values of the reward function by name, one per answer.
     """
 
     prompt: Prompt
@@ -34,9 +39,15 @@ def generate_groups(
     workers: Workers,
     step: Step,
 ) -> list[Group]:
-    """Let the workers give `n` answers to each prompt, and score them; both are timed as parts of the step.
+    """Let the workers generate `n` answers to each prompt, and score them; both are timed as parts of the step.
 
-    items: the dataset's, a prompt each.
+    Args:
+        prompts: the prompts' places in the data.
+        items: the dataset's items, one for each prompt.
+        collate: makes a batch of items.
+        n: answers per prompt.
+        workers: generate and score the answers.
+        step: the step in progress.
     """
     from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 

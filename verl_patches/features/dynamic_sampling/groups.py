@@ -1,4 +1,4 @@
-"""Which groups of answers qualify for training."""
+"""The rule by which groups of answers qualify for training."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 
 def qualifies(values: Sequence[float], lower: float | None = None, upper: float | None = None) -> bool:
-    """Whether the answers to one prompt are worth training on: equal values give every answer the advantage 0.
+    """Return whether the answers to one prompt qualify: with equal values, every answer's advantage would be 0.
 
-    values: the metric of each answer. One answer alone always differs enough, as in verl's recipe; a value that is not
-    finite spoils its group. lower, upper: bounds of the mean, inclusive; None is no bound.
+    Args:
+        values: the metric of each answer. A single answer always qualifies, as in verl's recipe; a value that is not
+            finite disqualifies its group.
+        lower: inclusive lower bound of the mean; None for no bound.
+        upper: inclusive upper bound of the mean; None for no bound.
 
     >>> [qualifies(each) for each in ([1, 1], [0, 1], [0], [0, math.nan])]
     [False, True, True, False]

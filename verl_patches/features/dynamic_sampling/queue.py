@@ -1,4 +1,4 @@
-"""The prompts that are still to come: every epoch's in its order, and before them those that were given back."""
+"""The queue of prompts: those that were given back come first, then every epoch's in its order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verl_patches.features.data_order.order import DataOrder, DataOrderError
 
 
 class Prompt(NamedTuple):
-    """A row of the training data, and the epoch (from 0) that it is due in."""
+    """A row of the training data, and the epoch (from 0) to which it belongs."""
 
     epoch: int
     row: int
@@ -18,12 +18,17 @@ class Prompt(NamedTuple):
 class PromptQueue:
     """Hands out the rows of `epochs` epochs, each in the order that `order` gives it.
 
-    Every row is handed out once an epoch; given back, it comes again before all others. With 4 rows in the order
-    2 0 3 1, `take(3)` is rows 2 0 3; give back 3, and `take(3)` is 3 1 and the first row of the next epoch.
+    Every row is handed out once per epoch; a row that is given back comes again before all others. With 4 rows in the
+    order 2 0 3 1, `take(3)` is rows 2 0 3; give back 3, and `take(3)` is 3 1 and the first row of the next epoch.
     """
 
     def __init__(self, order: DataOrder, epochs: int, used: int | None = None) -> None:
-        """used: rows of an epoch that are handed out, in its order; all without it."""
+        """
+        Args:
+            order: the order of every epoch.
+            epochs: number of epochs.
+            used: how many rows of each epoch are handed out, from the start of its order; by default all.
+        """
         self._order, self._epochs, self._used = order, epochs, order.rows if used is None else used
         self._fresh = Prompt(0, 0)  # the place of the next row in its epoch's order
         self._returned: list[Prompt] = []
@@ -31,11 +36,11 @@ class PromptQueue:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next row that was never handed out; the last one when there is none."""
+        """The epoch of the next row that was never handed out; the last epoch if there is no such row."""
         return min(self._fresh.epoch, self._epochs - 1)
 
     def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; fewer where all epochs end."""
+        """Take the next `count` prompts; fewer at the end of the last epoch."""
         taken, self._returned = self._returned[:count], self._returned[count:]
         while len(taken) < count and self._fresh.epoch < self._epochs:
             epoch, place = self._fresh
@@ -46,7 +51,7 @@ class PromptQueue:
         return taken
 
     def give_back(self, prompts: Sequence[Prompt]) -> None:
-        """Put prompts at the head, in their order."""
+        """Return prompts to the head of the queue, in their order."""
         self._returned = [*prompts, *self._returned]
 
     def _rows(self, epoch: int) -> list[int]:
@@ -55,7 +60,7 @@ class PromptQueue:
         return self._permutation[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the queue is, as JSON holds it."""
+        """Return the position of the queue as JSON values."""
         return {
             "epoch": self._fresh.epoch,
             "position": self._fresh.row,
@@ -65,10 +70,10 @@ class PromptQueue:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says.
+        """Restore the position in `state`.
 
         Raises:
-            DataOrderError: it is of other data, or no state of a queue.
+            DataOrderError: it belongs to other data, or is not the state of a queue.
         """
         try:
             fresh = Prompt(int(state["epoch"]), int(state["position"]))

@@ -32,10 +32,10 @@ class Sizes:
 
 
 class RolloutBuffer:
-    """`rows[i]` are prompts, made into a batch by `collate`.
+    """Fills the batch of every step with prompts that qualify; `rows[i]` are prompts, made into a batch by `collate`.
 
-    Prompts that qualify beyond the batch go back to the head of the queue and are generated for again, with the weights
-    that are new by then. The last batch is that of the last step.
+    Prompts that qualify beyond the batch go back to the head of the queue and are generated for again, with the newer
+    weights of the next step. After the batch of the last step there is none.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class RolloutBuffer:
         self.metrics: dict[str, float] = {}
         """Metrics of the step's generation batches."""
         self.ended_by: str | None = None
-        """Why the prompts did not last for all steps, if they did not and the run is to stop then."""
+        """The reason why prompts ran out before the last step, if they did and on_exhausted is stop_and_save."""
 
     def collect(self, step: Step, workers: Workers) -> Collected | None:
-        """The batch of a step; None after the last one, and where the prompts are used up.
+        """Collect the batch of a step; None after the last step, and if the prompts have run out.
 
         Raises:
-            PromptsExhausted: they are, and the run is to fail then.
+            PromptsExhausted: the prompts have run out, and on_exhausted is fail.
         """
         if self.ended_by is not None or self._given >= self._sizes.steps:
             return None
@@ -83,7 +83,7 @@ class RolloutBuffer:
         return Collected(epoch, prompts, asked, DataProto.concat([group.answers for group in groups]), rewards)
 
     def _fill(self, step: Step, workers: Workers) -> list[Group]:
-        """Groups that qualify, as many as a step has prompts."""
+        """Generate until as many groups qualify as a step has prompts, and return those."""
         self._acceptance.begin_step()
         kept: list[Group] = []
         scores: list[float] = []
@@ -129,7 +129,11 @@ class RolloutBuffer:
         return qualifies(self._values(group), self._chosen.lower_bound, self._chosen.upper_bound)
 
     def _values(self, group: Group) -> list[float]:
-        """The metric of each answer."""
+        """Return the metric of each answer.
+
+        Raises:
+            RunError: the reward function does not return the metric, or returns no number.
+        """
         name = self._chosen.metric
         if name == SEQUENCE_REWARD:
             return group.rewards.sum(-1).tolist()
@@ -147,14 +151,14 @@ class RolloutBuffer:
             ) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the source is, as JSON holds it."""
+        """Return the position of the source as JSON values."""
         return {"given": self._given, "queue": self._queue.state_dict(), "acceptance": self._acceptance.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says.
+        """Restore the position in `state`.
 
         Raises:
-            DataOrderError: it is of other data, or of a run without this source.
+            DataOrderError: it belongs to other data, or to a run without this source.
         """
         self._queue.load_state_dict(state.get("queue", {}))
         self._restore(state)

@@ -1,4 +1,4 @@
-"""The feature exact_loss: its configuration, its switch, and what it cannot be combined with."""
+"""The feature exact_loss: its configuration, its switch, and the settings that exclude it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ExactLossSettings:
 
 
 def check_averaging(config: Mapping[str, Any], settings: Any) -> None:
-    """Megatron's schedule averages over micro batches."""
+    """Reject Megatron's per-token loss, which would divide by tokens that verl does not count."""
     key = "actor_rollout_ref.actor.megatron.override_transformer_config"
     on_megatron = config["actor_rollout_ref"]["actor"].get("megatron") or {}
     if (on_megatron.get("override_transformer_config") or {}).get("calculate_per_token_loss"):

@@ -1,8 +1,8 @@
-"""The exact loss on FSDP: gradients of a micro batch's outputs have its factor.
+"""The exact loss on FSDP: the gradients of a micro batch's outputs are scaled by its loss weight.
 
-The actor's loss depends on the weights through log-probs and entropies alone, the critic's through its values, and a
-loss is linear in its terms: a factor on the gradients of the outputs is one on the gradient of the loss. The outputs
-stay, and with them what verl reports of a micro batch.
+The actor's loss depends on the weights only through log-probs and entropies, the critic's only through its values, and
+a loss is linear in its terms: scaling the gradients of the outputs scales the gradient of the loss. The outputs keep
+their values, and so do the metrics that verl reports for a micro batch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from verl_patches.features.exact_loss.sums import sums_over_ranks
 
 @dataclass(frozen=True)
 class Reported:
-    """What verl appends for every micro batch: a loss, and means over tokens."""
+    """Names of the metrics that verl appends for every micro batch: a loss, and means over tokens."""
 
     loss: str
     token_means: tuple[str, ...]
 
 
-# Of the KL verl keeps the value of the last micro batch alone.
+# The KL is not among them: verl keeps only its value in the last micro batch.
 OF_ACTOR = Reported("actor/pg_loss", TOKEN_MEANS)
 OF_CRITIC = Reported("critic/vf_loss", ("critic/vf_clipfrac", "critic/vpred_mean"))
 
@@ -43,9 +43,9 @@ class _WithFactor(torch.autograd.Function):
 
 
 class UpdateFactors:
-    """The factors of the micro batches of one call of `update_policy` or `update_critic`, asked for in its order.
+    """The factors of the micro batches of one call of `update_policy` or `update_critic`, in the order of the call.
 
-    Every `mini_rows` rows of this rank are its part of an update. Making one is collective: one all-reduce.
+    Every `mini_rows` rows of this rank are its part of an update. Construction is collective: one all-reduce.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class UpdateFactors:
         """
         Args:
             mode: verl's `loss_agg_mode`.
-            mask: [rows, response length] of all rows of this rank, on the device; not 0 where a token counts.
-            micro_rows: rows of a micro batch, over whose number verl takes the mean; None where it cuts by tokens, and
-                weighs by rows.
+            mask: [rows, response length] of all rows of this rank, on the device; not 0 if a token counts.
+            mini_rows: see above.
+            micro_rows: rows of a micro batch, if verl takes the mean over micro batches; None if it cuts by tokens, and
+                weights micro batches by rows.
             group: the ranks that hold an update together, and over which FSDP takes the mean of gradients.
         """
         self._mode, self._mini_rows, self._micro_rows, self._group = mode, mini_rows, micro_rows, group
@@ -73,9 +74,9 @@ class UpdateFactors:
         self._shares: list[tuple[float, float]] = []
 
     def weigh(self, mask: torch.Tensor, *values: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """`values` of the next micro batch, whose mask this is, with the factor on their gradients."""
+        """Return `values` of the next micro batch, which has this mask, with its factor on their gradients."""
         part = Amounts(*count(mask).tolist())
-        # Again from the first row in every epoch.
+        # Every epoch of the update starts again from the first row.
         whole = self._whole[self._row % self._rows // self._mini_rows]
         self._row += part.rows
         shares = share(self._mode, part, whole), share(TOKEN_MEAN, part, whole)
@@ -84,7 +85,7 @@ class UpdateFactors:
         return [value if value is None else _WithFactor.apply(value, factor) for value in values]
 
     def _averaged(self, rows: int) -> float:
-        """What a micro batch of so many rows weighs in the mean of verl and FSDP."""
+        """Return the weight of a micro batch of so many rows in the mean that verl and FSDP take."""
         if self._micro_rows is None:
             of_rank = rows / self._mini_rows
         else:
@@ -92,7 +93,7 @@ class UpdateFactors:
         return of_rank / dist.get_world_size(self._group)
 
     def report(self, metrics: dict[str, Any], reported: Reported) -> None:
-        """Put the mean over the updates in the place of verl's means of micro batches. Collective: one all-reduce."""
+        """Replace verl's means of micro batches by the mean over the updates. Collective: one all-reduce."""
         names = (reported.loss, *reported.token_means)
         updates = self._row / self._mini_rows
         # [micro batches, 2]: the shares in the loss and in the tokens.

@@ -1,4 +1,4 @@
-"""The exact loss at Megatron's schedule, where every micro batch of an update, its loss and its metrics pass by."""
+"""The exact loss at Megatron's schedule, which handles every micro batch of an update, its loss and its metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from verl_patches.features.exact_loss.shares import TOKEN_MEAN, Amounts, count, share
 from verl_patches.features.exact_loss.sums import sums_over_ranks
 
-# What verl reports of every micro batch: terms of the loss, aggregated like it, and means over tokens.
+# Metrics that verl reports for every micro batch: terms of the loss, aggregated like it, and means over tokens.
 LOSSES = ("actor/pg_loss", "actor/kl_loss", "critic/vf_loss")
 TOKEN_MEANS = (
     "actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower", "critic/vf_clipfrac", "critic/vpred_mean",
@@ -24,7 +24,7 @@ _of_critic: list[str] = []
 
 @contextmanager
 def of_critic(mode: str) -> Iterator[None]:
-    """Schedules that are asked for in the block are the critic's, with its `loss_agg_mode`."""
+    """Mark schedules that are requested within this context as the critic's, with its `loss_agg_mode`."""
     _of_critic.append(mode)
     try:
         yield
@@ -33,18 +33,19 @@ def of_critic(mode: str) -> Iterator[None]:
 
 
 def critics_mode() -> str:
-    """The `loss_agg_mode` that the `of_critic` around this names."""
+    """Return the `loss_agg_mode` of the innermost `of_critic` context."""
     return _of_critic[-1]
 
 
 def with_exact_loss(schedule: Callable[..., Any], mode: str, group: dist.ProcessGroup) -> Callable[..., Any]:
-    """Megatron's forward-backward `schedule`, with the loss and the metrics of one pass over the whole mini batch.
+    """Give Megatron's forward-backward `schedule` the loss and the metrics of one pass over the whole mini batch.
 
     verl's forward step returns the loss as a `functools.partial` with the micro batch under the keyword `data`, and the
-    loss returns itself and `[metrics, entropy]`, or the metrics where it is a critic's. Forward-only passes go through
-    untouched.
+    partial returns the loss and `[metrics, entropy]`, or for a critic the loss and its metrics. Forward-only passes are
+    left unchanged.
 
     Args:
+        schedule: Megatron's.
         mode: verl's `loss_agg_mode`.
         group: the data-parallel ranks, which hold the mini batch together and whose gradients Megatron averages.
     """
@@ -71,9 +72,10 @@ def with_exact_loss(schedule: Callable[..., Any], mode: str, group: dist.Process
 
 
 class _Update:
-    """The micro batches of one update on this rank. Collective: one all-reduce.
+    """The micro batches of one update on this rank. Construction is collective: one all-reduce.
 
-    weights: what the loss of each weighs in the update, and its means over tokens.
+    Attributes:
+        weights: for each micro batch, the weight of its loss and that of its token means in the update.
     """
 
     def __init__(self, mode: str, batches: list[Any], group: dist.ProcessGroup):
@@ -86,12 +88,12 @@ class _Update:
         self.weights = [(share(mode, part, whole), share(TOKEN_MEAN, part, whole)) for part in parts]
 
     def weighing(self, forward_step: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward_step` for micro batches that come with their weights."""
+        """Wrap `forward_step` for an iterator of micro batches paired with their weights."""
 
         def step(batches: Iterator[tuple[Any, Weights]], model: Any) -> Any:
             batch, weights = next(batches)
             output, loss = forward_step(iter([batch]), model)
-            # A partial again, as other features that look at the micro batch expect.
+            # A partial again, because other features read the micro batch from its keyword `data`.
             return output, partial(self._weighed, loss, weights, data=loss.keywords["data"])
 
         return step
@@ -106,8 +108,11 @@ class _Update:
         return value * (of_loss / self._average), told
 
     def report(self, outputs: list[Any]) -> None:
-        """Let the first micro batch report the sums over all micro batches and ranks, which are the mini batch's, and
-        the others what is not known here. Collective on the last stage, which alone has outputs."""
+        """Let the first micro batch report the sums over all micro batches and ranks, which are the mini batch's; the
+        other micro batches keep only their remaining metrics.
+
+        Collective over the ranks of the last stage, the only one with outputs.
+        """
         if not outputs:
             return
         told = [_metrics_of(output) for output in outputs]
@@ -122,17 +127,17 @@ class _Update:
 
 
 def _metrics_of(told: Any) -> dict[str, Any]:
-    """The metrics of a micro batch out of what its loss has returned beside itself."""
+    """Return the metrics of a micro batch from the second value that its loss function returned."""
     return told if isinstance(told, dict) else told[0]
 
 
 def _response_mask(batch: Any) -> torch.Tensor:
-    """[sequences, response length]: the tokens of responses that verl's loss counts."""
+    """Return the mask of the response tokens that verl's loss counts: [sequences, response length]."""
     return batch["attention_mask"][:, -batch["responses"].size(1) :]
 
 
 def _times(value: Any, factor: float) -> Any:
-    """verl reports a number, or a list of one."""
+    """Multiply a metric, which verl reports as a number or a list of one."""
     return [each * factor for each in value] if isinstance(value, list) else value * factor
 
 

@@ -1,4 +1,4 @@
-"""Sums of what verl reports, over ranks that have reported the same."""
+"""Sums of verl's metrics over ranks, which must all report the same ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ def sums_over_ranks(
 ) -> dict[str, float]:
     """Return the sum of every metric over the ranks of `group`, in float32.
 
-    Collective: one all-reduce whose size and order depend on `known` alone, whatever this rank has found, so that no
-    metric of one rank is added to another metric of the next.
+    Collective: one all-reduce whose size and order depend only on `known`, whatever this rank has found, so that a
+    metric of one rank is never added to a different metric of another.
 
     Args:
         found: this rank's metrics, each under one of the names in `known`.
+        known: all names, the same on every rank.
+        device: where the reduction runs.
+        group: the ranks; None for all.
 
     Raises:
-        ReportsDifferError: some ranks have a metric and some have not; on every rank alike.
+        ReportsDifferError: some ranks have a metric and others do not; raised on every rank.
     """
     values = [float(found.get(name, 0.0)) for name in known] + [float(name in found) for name in known]
     summed = torch.tensor(values, dtype=torch.float32).to(device)

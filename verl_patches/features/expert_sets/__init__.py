@@ -1,1 +1,1 @@
-"""How often rollout and training send the same token to different experts."""
+"""Measures how often rollout and training send the same token to different experts."""

@@ -22,7 +22,7 @@ class ExpertSetsSettings:
 
 
 def check_share(config: Mapping[str, Any], settings: Any) -> None:
-    """A share lies above 0 and at most at 1."""
+    """Check that the share is above 0 and at most 1."""
     share = settings.expert_sets.share
     if not 0 < share <= 1:
         raise ConfigurationError(

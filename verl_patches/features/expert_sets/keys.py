@@ -1,6 +1,6 @@
-"""64-bit keys of token prefixes, so that rollout and training name the same token without telling each other.
+"""64-bit keys of token prefixes, so that rollout and training name the same token without communication.
 
-The key of position i of a sequence depends on the tokens 0 to i, as what a causal model computes there does:
+The key of position i of a sequence depends on tokens 0 to i, like a causal model's output at that position:
 
     key_i = mix(sum over j <= i of (token_j + 1) * ODD ** (j + 1) modulo 2 ** 64)
 
@@ -20,7 +20,7 @@ _BITS = 2**64 - 1
 
 
 class PrefixKey:
-    """The keys of one sequence whose tokens come bit by bit."""
+    """The keys of one sequence whose tokens arrive a few at a time."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,7 +38,7 @@ class PrefixKey:
 
 
 def prefix_keys(tokens: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """The keys of every position of a whole sequence: uint64 [tokens]."""
+    """Return the key of every position of a whole sequence: uint64 [tokens]."""
     weighted = (tokens.astype(np.uint64) + np.uint64(1)) * _powers(1 << max(len(tokens) - 1, 0).bit_length())[
         : len(tokens)
     ]
@@ -46,22 +46,22 @@ def prefix_keys(tokens: NDArray[np.int64]) -> NDArray[np.uint64]:
 
 
 def drawn(keys: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
-    """Which keys belong to a `share` of all, the same ones in every process."""
+    """Return which keys belong to the drawn `share`, the same ones in every process: bool [keys]."""
     return keys <= np.uint64(min(int(share * 2**64), _BITS))
 
 
 def layer_keys(keys: NDArray[np.uint64], layer: int) -> NDArray[np.uint64]:
-    """The keys of tokens in one layer of the model."""
+    """Return the keys of tokens in one layer of the model."""
     return mixed(keys + np.uint64((layer + 1) * _ODD & _BITS))
 
 
 def set_hashes(experts: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """uint64 [tokens]: equal for equal sets of chosen experts [tokens, experts per token], whatever their order."""
+    """Hash the sets of chosen experts [tokens, experts per token], whatever their order: uint64 [tokens]."""
     return mixed(experts.astype(np.uint64) + np.uint64(1)).sum(axis=-1, dtype=np.uint64)
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser of every element."""
+    """Apply SplitMix64's finaliser to every element."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

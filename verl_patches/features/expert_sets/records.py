@@ -1,4 +1,4 @@
-"""The choices of experts that one process saw in a step, and their comparison over all ranks at its end."""
+"""Expert choices that one process recorded in a step, and their comparison over all ranks at its end."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _LAYER = np.uint64(2**32 - 1)
 
 
 class ChoiceRecorder:
-    """What hooks on routers tell: the experts of the drawn tokens of the forward that runs.
+    """Receives from hooks on routers the experts of the drawn tokens of the running forward.
 
-    rows: int64 [tokens] on the host, the place of each row of the forward among `keys` or `NO_TOKEN`; None between two
-    forwards, where hooks record nothing.
+    Attributes:
+        rows: int64 [tokens] on the host, the index of each row of the forward among the keys, or `NO_TOKEN` for rows
+            that are not drawn; None between forwards, when hooks record nothing.
     """
 
     def __init__(self) -> None:
@@ -39,13 +40,13 @@ class ChoiceRecorder:
         self._found: list[Records] = []
 
     def begin(self, keys: NDArray[np.uint64], drawn: NDArray[np.bool_]) -> bool:
-        """The rows of the next forward have these keys; returns whether any of them is drawn."""
+        """Begin a forward whose rows have these keys; return whether any of them is drawn."""
         self._keys = keys
         self.rows = torch.from_numpy(np.where(drawn, np.arange(len(keys)), NO_TOKEN)) if drawn.any() else None
         return self.rows is not None
 
     def end(self) -> None:
-        """The forward is over."""
+        """End the forward."""
         self.rows = None
 
     def record(self, point: str, values: torch.Tensor, rows: torch.Tensor) -> None:
@@ -55,30 +56,31 @@ class ChoiceRecorder:
         kept = (rows != NO_TOKEN).nonzero().flatten()
         if not len(kept):
             return
-        # Now: what follows in the model may give the memory away.
+        # Copied at once: later operators of the model may reuse the memory.
         experts = values.detach()[kept.to(values.device)].cpu().numpy()
         named = rows[kept].numpy()
         keys = layer_keys(self._keys[named], layer)
         self._found.append(np.column_stack([keys, set_hashes(experts), self._places(layer, named)]))
 
     def take(self) -> Records:
-        """Everything that was recorded since the last call; each key once, with its first choice."""
+        """Return the records since the last call; each key once, with its first choice."""
         found = np.concatenate(self._found or [np.empty((0, 4), np.uint64)])
         self._found = []
         return found[np.unique(found[:, 0], return_index=True)[1]]
 
     def _places(self, layer: int, rows: NDArray[np.int64]) -> Places:
-        """The columns behind a record's key and hash: none."""
+        """Return the columns after a record's key and hash; here there are none."""
         return np.empty((len(rows), 0), np.uint64)
 
 
 class TrainingChoiceRecorder(ChoiceRecorder):
-    """The same, and for float32 models which choices are tied: rounding decides them, on either side.
+    """Records choices in training and, for float32 models, ties: choices that rounding decides, on either side.
 
-    A token that was sent elsewhere gives every later layer and token of its sequence another input, so a tie may
-    explain what differs behind it and nothing else.
+    A token that is sent to other experts changes the input of every later layer and token of its sequence, so a tie may
+    explain differences after it, and no others.
 
-    records_ties: the same on all ranks.
+    Attributes:
+        records_ties: whether ties are recorded; the same on all ranks.
     """
 
     def __init__(self) -> None:
@@ -88,7 +90,8 @@ class TrainingChoiceRecorder(ChoiceRecorder):
         self._ties: list[Places] = []
 
     def begin_packed(self, sequences: Sequence[NDArray[np.uint64]], padding: Sequence[int], share: float) -> bool:
-        """The next forward takes sequences with these keys end to end, each with so many rows of padding behind it."""
+        """Begin a forward of packed sequences with these keys, each followed by its number of padding rows; return
+        whether any row is drawn."""
         keys, places, tokens = [], [], []
         for own, gap in zip(sequences, padding, strict=True):
             positions = np.arange(len(own) + gap, dtype=np.uint64) << _LAYER_BITS
@@ -100,11 +103,11 @@ class TrainingChoiceRecorder(ChoiceRecorder):
         return self.begin(packed, drawn(packed, share) & np.concatenate(tokens))
 
     def record_ties(self, layer: int, tied: torch.Tensor, rows: torch.Tensor) -> None:
-        """Keep which of the tokens `rows` a router of the layer may send elsewhere by rounding: bool [tokens]."""
+        """Keep the tokens of `rows` that the layer's router may send elsewhere by rounding; `tied`: bool [tokens]."""
         self._ties.append(self._places(layer, rows[tied.cpu() & (rows != NO_TOKEN)].numpy()))
 
     def take_ties(self) -> Places:
-        """All ties since the last call."""
+        """Return all ties since the last call."""
         ties, self._ties = np.concatenate([np.empty((0, 2), np.uint64), *self._ties]), []
         return ties
 
@@ -114,8 +117,14 @@ class TrainingChoiceRecorder(ChoiceRecorder):
 
 @dataclass
 class StepChoices:
-    """The recorders of this process. watched: whether this run has routers on both sides to compare. of_pass: what goes
-    around the forward of a micro batch while a pass of training is recorded."""
+    """The recorders of this process.
+
+    Attributes:
+        rollout: records the choices of the rollout.
+        training: records the choices of training.
+        watched: whether this run has routers on both sides to compare.
+        of_pass: makes the context of a micro batch's forward while a pass of training is recorded.
+    """
 
     rollout: ChoiceRecorder = field(default_factory=ChoiceRecorder)
     training: TrainingChoiceRecorder = field(default_factory=TrainingChoiceRecorder)
@@ -123,10 +132,10 @@ class StepChoices:
     of_pass: Callable[..., AbstractContextManager[None]] | None = None
 
     def metrics(self, group: dist.ProcessGroup | None = None) -> dict[str, float]:
-        """Compare the step's choices over the ranks of `group` and begin anew; empty where nothing can be compared.
+        """Compare the step's choices over the ranks of `group` and begin anew; empty if nothing can be compared.
 
-        Collective where routers are watched: two all-gathers and one all-reduce, and for float32 two all-gathers more.
-        All are on the device.
+        Collective if routers are watched: two all-gathers and one all-reduce, and two further all-gathers for float32,
+        all on the device.
         """
         if not self.watched:
             return {}
@@ -144,7 +153,7 @@ class StepChoices:
 
 
 def gathered(rows: NDArray[np.uint64], group: dist.ProcessGroup | None = None) -> NDArray[np.uint64]:
-    """The first two columns of all ranks' rows. Collective: one all-gather of their numbers, and one of the rows."""
+    """Gather the first two columns of all ranks' rows. Collective: one all-gather of their numbers, one of the rows."""
     ranks = dist.get_world_size(group)
     count = torch.tensor([len(rows)], device="npu")
     counts = torch.empty(ranks, dtype=count.dtype, device="npu")
@@ -161,7 +170,7 @@ def gathered(rows: NDArray[np.uint64], group: dist.ProcessGroup | None = None) -
 
 
 def matched(rollout: Records, training: Records) -> tuple[int, Records]:
-    """How many keys both have, and training's records of those for which the sets differ."""
+    """Return how many keys both sides have, and training's records of those whose expert sets differ."""
     keys, first = np.unique(rollout[:, 0], return_index=True)
     if not len(keys):
         return 0, training[:0]
@@ -172,7 +181,7 @@ def matched(rollout: Records, training: Records) -> tuple[int, Records]:
 
 
 def behind_a_tie(places: Places, ties: Places) -> int:
-    """How many of `places` a tie may explain: one of the same sequence, no later in it and in no later layer."""
+    """Count the `places` that a tie may explain: a tie in the same sequence, no later in it, and in no later layer."""
     found = 0
     for sequence, place in places:
         of_sequence = ties[ties[:, 0] == sequence, 1]
@@ -182,5 +191,5 @@ def behind_a_tie(places: Places, ties: Places) -> int:
 
 
 def process_choices() -> StepChoices:
-    """Those of this process."""
+    """Return the recorders of this process."""
     return process_context().of(StepChoices)

@@ -1,7 +1,7 @@
-"""Recording which experts vLLM-Ascend's model runner chooses.
+"""Records which experts vLLM-Ascend's model runner chooses.
 
 Forwards of captured graphs run no Python and record nothing. With torchair graphs only prompts are compared, which
-vLLM-Ascend computes outside of its decode graphs; with ACL graphs nothing is.
+vLLM-Ascend computes outside its decode graphs; with ACL graphs nothing is compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from verl_patches.features.expert_sets.records import ChoiceRecorder
 
 
 class RunnerChoices:
-    """Hooks around each forward of a model runner: which tokens it computes, and what their routers choose."""
+    """Hooks around each forward of a model runner, which record the tokens it computes and their routers' choices."""
 
     def __init__(self, runner: Any, recorder: ChoiceRecorder, share: float) -> None:
         self._runner, self._recorder, self._share = runner, recorder, share
@@ -28,7 +28,7 @@ class RunnerChoices:
         self._forward = ExitStack()
 
     def install(self) -> bool:
-        """Watch the runner's model from now on; returns False for a model without routers."""
+        """Install the hooks on the runner's model; return False for a model without routers."""
         model = self._runner.get_model()
         if not any(getattr(layer.mlp, "gate", None) is not None for layer in model.model.layers):
             return False
@@ -50,13 +50,13 @@ class RunnerChoices:
             self._forward.close()
 
     def _runs_graph(self) -> bool:
-        """Whether the forward is a torchair graph, which would be compiled again if an operator were watched in it."""
+        """Return whether the forward is a torchair graph, which a hook on one of its operators would recompile."""
         from vllm.forward_context import get_forward_context
 
         return self._runner.torchair_graph_enabled and not get_forward_context().with_prefill
 
     def _keys(self) -> list[int]:
-        """The keys of the forward's rows: those of each request in the batch, in its order."""
+        """Return the keys of the forward's rows, request by request in the order of the batch."""
         batch, keys = self._runner.input_batch, []
         names = batch.req_ids[: batch.num_reqs]
         edges = self._runner.query_start_loc_cpu[: len(names) + 1].tolist()
@@ -67,7 +67,7 @@ class RunnerChoices:
             prefix = self._prefixes.get(name)
             if prefix is None or prefix.count > computed:  # a new request, or one that was preempted
                 prefix = PrefixKey()
-            # A prefix that the cache holds already is not computed, and is not among the rows.
+            # A prefix that is already in the KV cache is not computed, so it has no rows.
             prefix.advance(batch.token_ids_cpu[index, prefix.count : computed].tolist())
             keys += prefix.advance(batch.token_ids_cpu[index, computed : computed + rows].tolist())
             prefixes[name] = prefix

@@ -1,4 +1,4 @@
-"""Recording which experts Megatron's model chooses in the pass whose log-probs are compared with the rollout's."""
+"""Records which experts Megatron's model chooses in the pass whose log-probs are compared with the rollout's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from verl_patches.features.expert_sets.records import TrainingChoiceRecorder, pr
 
 
 class MicroBatches:
-    """The micro batches of one pass of a model, whose packed rows are named for `recorder`."""
+    """The micro batches of one pass of a model; tells `recorder` the keys of their packed rows."""
 
     def __init__(self, recorder: TrainingChoiceRecorder, share: float) -> None:
         self._recorder, self._share = recorder, share
 
     @contextmanager
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, alignment: int) -> Iterator[None]:
-        """The block is the forward of a micro batch, [sequences, length] with a mask of its tokens.
+        """Record the forward of a micro batch within this context: [sequences, length] and the mask of its tokens.
 
         verl packs sequences end to end, each padded to a multiple of `alignment`.
         """
@@ -38,9 +38,9 @@ class MicroBatches:
 
 @contextmanager
 def recorded_pass(chunks: list[nn.Module], transformer_config: Any, share: float) -> Iterator[None]:
-    """Record what the routers of Megatron's model chunks of this rank choose in the block's forwards.
+    """Record the choices of the routers in this rank's Megatron model chunks, in the forwards within this context.
 
-    Recomputation in backward comes between forwards, where nothing is recorded.
+    Recomputation in backward comes between forwards, when nothing is recorded.
     """
     rank = torch.distributed.get_rank()
     placement = train_placement(transformer_config)
@@ -59,7 +59,7 @@ def recorded_pass(chunks: list[nn.Module], transformer_config: Any, share: float
 
 
 def micro_batch(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-    """A context for the forward of this micro batch; it does nothing outside of a recorded pass."""
+    """Return a context for the forward of this micro batch; it does nothing outside a recorded pass."""
     forward = process_choices().of_pass
     if forward is None:
         return nullcontext()

@@ -1,1 +1,1 @@
-"""Prompts are dealt out to rollout engines by how long their answers were in the epoch before."""
+"""Distribution of prompts among rollout engines by the lengths of their answers in the previous epoch."""

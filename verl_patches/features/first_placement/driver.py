@@ -1,4 +1,4 @@
-"""The driver's side: how long answers were, and the order in which verl deals prompts out to engines."""
+"""The driver's side: keeps the lengths of answers, and orders prompts before verl distributes them among engines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 Call = Callable[[Any], Any]
 STATE = "answer_lengths"
-"""The name under which a checkpoint has what `Placement.state` gives."""
+"""The name of `Placement.state` in a checkpoint."""
 
 
 class Placement:
-    """Takes the place of verl's call for answers.
+    """Wraps verl's call for answers.
 
-    engines: of all rollout instances; verl gives each an equal, consecutive part of a batch.
+    Args:
+        engines: number of rollout instances; verl gives each an equal, consecutive part of a batch.
     """
 
     def __init__(self, engines: int) -> None:
@@ -30,10 +31,10 @@ class Placement:
         self._lengths: dict[str, float] = {}
 
     def placing(self, generate: Call) -> Call:
-        """`generate` for prompts in the order of their expected lengths; the answers come back in their own.
+        """Wrap `generate` to get prompts in the order of first placement, and return answers in their original order.
 
         verl marks prompts for validation, and those that are answered greedily for a baseline, in their meta
-        information; they are passed on as they are.
+        information; they are passed on unchanged.
         """
 
         def call(prompts: DataProto) -> DataProto:
@@ -64,23 +65,23 @@ class Placement:
         self._lengths.update(zip(names, means.tolist(), strict=True))
 
     def state(self) -> dict[str, float]:
-        """The mean length of the last answers to each prompt, as JSON holds it."""
+        """Return the mean length of the last answers to each prompt as JSON values."""
         return dict(self._lengths)
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on with what `state` gave."""
+        """Restore what `state` returned."""
         self._lengths = {name: float(length) for name, length in state.items()}
 
 
 def names_of(prompts: DataProto) -> list[str]:
-    """A name for each prompt, which depends on nothing but its tokens."""
+    """Return a name for each prompt, which depends only on its tokens."""
     tokens, mask = prompts.batch["input_ids"], prompts.batch["attention_mask"].bool()
     contents = (row[kept].numpy().astype("<i8").tobytes() for row, kept in zip(tokens, mask, strict=True))
     return [hashlib.sha256(content).hexdigest()[:16] for content in contents]
 
 
 def rows_of(batch: DataProto, rows: Sequence[int]) -> DataProto:
-    """Another batch, of the rows `rows` of `batch`, with its meta information."""
+    """Return a new batch of the rows `rows` of `batch`, with its meta information."""
     from verl import DataProto
 
     columns = {name: values[np.asarray(rows)] for name, values in batch.non_tensor_batch.items()}
@@ -88,9 +89,9 @@ def rows_of(batch: DataProto, rows: Sequence[int]) -> DataProto:
 
 
 def _places(order: Sequence[int], answers: int) -> list[int]:
-    """Where the answers to each prompt lie, in the order of prompts; each prompt has `answers`, one after another.
+    """Return the rows of the answers to each prompt, in the order of prompts; each has `answers` consecutive rows.
 
-    Prompts dealt out as 2 0 1, two answers each: prompt 0 was second, so the order is 2 3 4 5 0 1.
+    With prompts sent as 2 0 1 and two answers each, prompt 0 was second, so the rows are 2 3 4 5 0 1.
     """
     place = np.empty(len(order), dtype=np.int64)
     place[np.asarray(order)] = np.arange(len(order))

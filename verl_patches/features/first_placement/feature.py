@@ -23,7 +23,7 @@ class FirstPlacementSettings:
 
 
 def check_placement(config: Mapping[str, Any], settings: Any) -> None:
-    """The engine that answers a prompt may be any."""
+    """Check that any engine may answer any prompt, and that a whole batch is distributed at once."""
     if not settings.first_placement.enabled:
         return
     if not settings.request_noise.enabled:

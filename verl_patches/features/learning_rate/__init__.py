@@ -1,1 +1,1 @@
-"""The learning rate of a step, as a function of the step alone."""
+"""The learning rate as a function of the step only."""

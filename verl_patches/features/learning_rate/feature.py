@@ -1,4 +1,4 @@
-"""The feature learning_rate: its purpose, and what verl's keys cannot ask of it."""
+"""The feature learning_rate: its purpose, and the check of verl's keys for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OPTIM = "actor_rollout_ref.actor.optim"
 
 
 def check_minimum(config: Mapping[str, Any], settings: Any) -> None:
-    """A minimum is for a schedule that falls."""
+    """Reject a minimum rate with a constant schedule, which never falls to it."""
     optim = config["actor_rollout_ref"]["actor"]["optim"]
     if optim.get("min_lr_ratio") and optim.get("warmup_style", "constant") == "constant":
         raise ConfigurationError(

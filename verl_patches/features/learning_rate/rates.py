@@ -1,4 +1,4 @@
-"""The learning rate of a step on its way: from the driver with the batch, into the optimizer, into the metrics."""
+"""Passes the learning rate of a step on: from the driver with the batch, into the optimizer, into the metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEP = "training_step"
 
 
 def sending_step(update_model: Callable[[Any], Any], step: Callable[[], int]) -> Callable[[Any], Any]:
-    """verl's call of the workers' update, with the step's number in the batch."""
+    """Wrap verl's call of the workers' update to send the step's number with the batch."""
 
     def update(batch: Any) -> Any:
         batch.meta_info[STEP] = step()
@@ -25,7 +25,7 @@ def set_rate(optimizer: Any, optim: Mapping[str, Any], meta_info: Mapping[str, A
     """Give every parameter group of Megatron's optimizer the rate of the step, times its own multiple.
 
     Raises:
-        KeyError: the rate depends on the step, and the batch does not say which it is.
+        KeyError: the rate depends on the step, and the batch does not carry its number.
     """
     schedule = Schedule.of(optim)
     rate = schedule.peak if schedule.is_constant else schedule.rate(meta_info[STEP])
@@ -34,7 +34,7 @@ def set_rate(optimizer: Any, optim: Mapping[str, Any], meta_info: Mapping[str, A
 
 
 def report_rate(optimizer: Any, metrics: MutableMapping[str, Any], role: str = "actor") -> None:
-    """The highest rate among the optimizer's groups, as verl's FSDP workers name it."""
+    """Report the highest rate among the optimizer's groups, under the name that verl's FSDP workers use."""
     rates = [group["lr"] for group in optimizer.param_groups]
     if rates:
         metrics[f"{role}/lr"] = max(rates)

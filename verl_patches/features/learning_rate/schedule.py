@@ -1,4 +1,4 @@
-"""Learning rate schedules without a state: what verl's FSDP workers ask a scheduler, from the step's number alone."""
+"""Stateless learning rate schedules: the rates of verl's FSDP schedulers, computed from the step's number alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ CONSTANT, LINEAR, COSINE = "constant", "linear", "cosine"
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate goes over a run.
+    """The learning rate over a run.
 
-    peak: the configured rate. style: CONSTANT, LINEAR or COSINE, which is what follows the warm-up.
-    warmup_steps: steps before `peak` is reached. total_steps: steps of the run, at which LINEAR and COSINE end.
-    minimum_ratio: of `peak`; LINEAR and COSINE begin their warm-up and end at it. CONSTANT warms up from 0.
+    Attributes:
+        peak: the configured rate.
+        style: CONSTANT, LINEAR or COSINE, the course after the warm-up.
+        warmup_steps: steps before `peak` is reached.
+        total_steps: steps of the run, at which LINEAR and COSINE end.
+        minimum_ratio: share of `peak` at which LINEAR and COSINE begin their warm-up and end. CONSTANT warms up from 0.
     """
 
     peak: float
@@ -38,16 +41,16 @@ class Schedule:
 
     @property
     def is_constant(self) -> bool:
-        """Every step has the same rate."""
+        """Whether every step has the same rate."""
         return self.style == CONSTANT and self.warmup_steps == 0
 
     def rate(self, step: int) -> float:
-        """The learning rate of the updates of `step`, counted from 1 as verl counts its steps.
+        """Return the learning rate of the updates of `step`, counted from 1 as verl counts its steps.
 
         The formulas are those of `transformers.get_linear_schedule_with_warmup` and of
         `verl.utils.torch_functional.get_cosine_schedule_with_warmup`, with `step - 1` steps taken before: the first
-        step of a warm-up from 0 therefore changes no weight, as with verl's FSDP workers. Of 10 steps with 2 of warm-up
-        and a peak of 1, LINEAR gives 0, 0.5, 1, 0.875, 0.75, ..., 0.125.
+        step of a warm-up from 0 therefore changes no weight, as with verl's FSDP workers. For 10 steps with 2 of
+        warm-up and a peak of 1, LINEAR gives 0, 0.5, 1, 0.875, 0.75, ..., 0.125.
         """
         before, floor = step - 1, 0.0 if self.style == CONSTANT else self.minimum_ratio
         if before < self.warmup_steps:

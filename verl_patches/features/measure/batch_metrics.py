@@ -1,4 +1,4 @@
-"""What the driver sees of the batch that a step trains on: which groups teach anything, and which answers were cut."""
+"""Metrics of a training batch on the driver: groups with a gradient, and truncated answers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from verl_patches.features.measure import serialized
 
 
 def truncated(responses: torch.Tensor, mask: torch.Tensor, end_tokens: Iterable[int]) -> torch.Tensor:
-    """Which answers were cut at the greatest length: no padding, and no end token at the last place.
+    """Return which answers were cut at the greatest length: no padding, and no end token at the last position.
 
-    responses, mask: [batch, response length], integers; the mask is 1 up to and with the end token. Returns [batch],
-    bool. Of two answers of length 3, `5 6 9` and `5 6 7` with the end token 9, the second was cut.
+    For two answers of length 3, `5 6 9` and `5 6 7`, and the end token 9, the second was cut.
+
+    Args:
+        responses: [batch, response length] token ids.
+        mask: [batch, response length], 1 up to and including the end token.
+        end_tokens: the tokens that end an answer.
+
+    Returns:
+        [batch], bool.
     """
     ended = torch.isin(responses[:, -1], torch.tensor(sorted(end_tokens), dtype=responses.dtype))
     return mask.bool().all(-1) & ~ended
 
 
 def batch_metrics(batch: Any, end_tokens: Iterable[int]) -> dict[str, float]:
-    """Metrics of a batch as verl's loop gives it to the update, a `DataProto`.
+    """Return the metrics of a batch as verl's loop passes it to the update, a `DataProto`.
 
-    A group, the answers to one prompt, carries a gradient where its rewards differ: equal ones all have advantage 0.
+    A group, the answers to one prompt, has a gradient only if its rewards differ: equal ones all have advantage 0.
     """
     rewards = batch.batch["token_level_scores"].sum(-1).tolist()
     groups = defaultdict(set)
@@ -46,8 +53,17 @@ def with_batch_metrics(
     end_tokens: Iterable[int],
     more: Callable[[], Mapping[str, float]],
 ) -> Callable[[Any], Any]:
-    """verl's call of the workers' update, whose metrics also hold `batch_metrics`, what the driver has serialized for
-    each sample and which answers got no result since the last update's end, and what `more` knows better."""
+    """Wrap verl's call of the workers' update to report further metrics.
+
+    Args:
+        update_actor: verl's call.
+        end_tokens: the tokens that end an answer.
+        more: returns metrics that replace those of the same name.
+
+    Returns:
+        The update, whose metrics also have `batch_metrics`, the bytes that the driver has serialized per sample and the
+        answers without a result since the end of the last update, and those of `more`.
+    """
 
     def update(batch: Any) -> Any:
         output = update_actor(batch)

@@ -1,4 +1,4 @@
-"""The feature measure: its configuration. It records; it changes nothing that a run computes."""
+"""The feature measure: its configuration. It only records, and changes nothing that a run computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch's answers judged at the same time and within one budget, where verl's reward manager takes them in turn."""
+"""Scores a batch's answers in parallel and within one budget, where verl's reward manager takes them in turn."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from post_training.rewards.rules import prompt_opens_thought
 
 _IN_TURN = "NaiveRewardManager"
 _OPENED_THOUGHT = "<think>"
-# Tokens at a prompt's end that hold <think> and the line feed behind it, in whatever tokens it is cut.
+# Enough tokens at a prompt's end for <think> and the line feed after it, however they are tokenised.
 _LAST_TOKENS = 12
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """One row as verl's manager scores it. opened: its prompt ends within a thought."""
+    """One row as verl's manager scores it.
+
+    Attributes:
+        arguments: of the reward function.
+        opened: the prompt ends within a thought.
+    """
 
     arguments: dict[str, Any]
     opened: bool
@@ -29,16 +34,16 @@ class _Answer:
 
 
 class JudgedRewards:
-    """verl's reward manager, whose rule rewards are computed before it asks for them, in as many threads as processes.
+    """Wraps verl's reward manager to compute rule rewards before it asks for them, one thread per verifier process.
 
-    Other reward functions, which need not be safe for threads, and other managers are called as they are.
+    Other reward functions, which need not be thread-safe, and other managers are called unchanged.
     """
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_manager":  # a copy asks for it before it has one
+        if name == "_manager":  # copying asks for it before it is set
             raise AttributeError(name)
         return getattr(self._manager, name)
 
@@ -62,7 +67,7 @@ class JudgedRewards:
             manager.compute_score = score
 
     def _answers(self, data: Any) -> Iterator[_Answer]:
-        """The rows of verl's DataProto: `prompts` [batch, prompt length], `responses` [batch, response length]."""
+        """Yield the rows of a DataProto with `prompts` [batch, prompt length], `responses` [batch, response length]."""
         tensors, others, decode = data.batch, data.non_tensor_batch, self._manager.tokenizer.decode
         prompts, responses = tensors["prompts"], tensors["responses"]
         length = prompts.shape[-1]
@@ -84,5 +89,5 @@ class JudgedRewards:
 
 
 def judged_together(manager: Any) -> Any:
-    """`manager` whose answers are judged together; None stays None."""
+    """Wrap `manager` to score its answers together; None stays None."""
     return None if manager is None else JudgedRewards(manager)

@@ -1,7 +1,8 @@
-"""The log-probs of an engine's tokens, where verl asks the engine for them and drops them.
+"""The log-probs of an engine's tokens, which verl requests from the engine and then drops.
 
-Training computes log-probs over the whole vocabulary at the temperature, so those are what it is compared with. Where
-top-k, top-p or min-p take tokens away the engine reports the log-prob of the draw beside them (`temperature.sampled`).
+Training computes log-probs over the whole vocabulary at the temperature, so it is compared with the engine's log-probs
+of that kind. If top-k, top-p or min-p exclude tokens, the engine reports the log-prob of the draw beside them
+(`temperature.sampled`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import torch
 
 from verl_patches.features.temperature.sampled import is_narrowed, log_prob_of_model
 
-PADDING = -1.0  # what later releases of verl put behind the end of a response
+PADDING = -1.0  # later releases of verl pad responses with it
 
 
 @contextmanager
 def observed_outputs(engine: Any) -> Iterator[list[Any]]:
-    """What `engine.generate` returns within the block, request by request, as it returns it."""
+    """Collect the outputs of `engine.generate` within this context, unchanged and request by request."""
     seen: list[Any] = []
-    # Others stand in for the method too, around this block.
+    # Other features replace the method on the object too, around this context.
     generate, stand_in = engine.generate, vars(engine).get("generate")
 
     def observing(*args: Any, **options: Any) -> Any:
@@ -41,9 +42,9 @@ def observed_outputs(engine: Any) -> Iterator[list[Any]]:
 
 
 def log_probs_of(outputs: Sequence[Any], length: int) -> torch.Tensor:
-    """[samples, length] float32 on the host: the log-prob of each sampled token, samples of a request in a row.
+    """Return the log-prob of each sampled token, the samples of a request in a row: [samples, length] float32, on host.
 
-    Over the whole vocabulary, at the temperature.
+    They are over the whole vocabulary, at the temperature.
     """
     rows = torch.full((sum(len(output.outputs) for output in outputs), length), PADDING)
     samples = (sample for output in outputs for sample in output.outputs)
@@ -54,15 +55,15 @@ def log_probs_of(outputs: Sequence[Any], length: int) -> torch.Tensor:
 
 
 def draws_are_narrowed(outputs: Sequence[Any]) -> bool:
-    """Whether the engine drew from less than the whole vocabulary, and so reported other log-probs than the model's."""
+    """Return whether the engine drew from a part of the vocabulary, so that its log-probs are not the model's."""
     samples = (sample for output in outputs for sample in output.outputs if sample.token_ids)
     return any(is_narrowed(sample.logprobs[0][sample.token_ids[0]]) for sample in samples)
 
 
 def kept_probabilities(outputs: Sequence[Any]) -> tuple[float, int]:
-    """How much probability was left to draw from, summed over all tokens; and how many tokens there are.
+    """Return the probability that was left to draw from, summed over all tokens, and the number of tokens.
 
-    For example 0.5 of a token whose log-prob is -1.4 of the model, and -0.7 of the draw.
+    For example, a token with log-prob -1.4 by the model and -0.7 in the draw had 0.5 left.
     """
     reported = [each for output in outputs for sample in output.outputs for each in _reported(sample)]
     return math.fsum(math.exp(log_prob_of_model(each) - each.logprob) for each in reported), len(reported)

@@ -1,8 +1,8 @@
-"""How a run ends on the driver: well, or with an exception whose message is one sentence about what happened when.
+"""Decides on the driver how a run ends: successfully, or with an exception that says in one sentence what failed when.
 
-verl passes over skipped updates, metrics that are not finite and rewards that raised. Here every step is held against
-that when it is logged, which says so at once, and the run fails at its end. What no later step can mend ends it at once
-instead: the exception out of the worker is only given its step.
+verl passes over skipped updates, metrics that are not finite and rewards that raised. Here every step is checked for
+these faults when it is logged; they are reported at once, and the run fails at its end. A fault that no later step can
+mend ends the run at once instead: the worker's exception only gets the number of its step.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class FaultsOnDriver:
         self.found = RunFaults(precision)
 
     def logged(self, step: int, metrics: Mapping[str, Any], files: RunFiles) -> None:
-        """Take in a step as it is logged; each of its faults is printed and written at once."""
+        """Check a step that is being logged; print and record each of its faults at once."""
         self._say(step, metrics, files)
 
     def broken_off(self, step: int, files: RunFiles) -> None:
-        """Take in the failures of rewards in a step that will not be logged."""
+        """Report failures of rewards in a step that will not be logged."""
         self._say(step, {}, files)
 
     def _say(self, step: int, metrics: Mapping[str, Any], files: RunFiles) -> None:
@@ -43,7 +43,7 @@ class FaultsOnDriver:
         for kind, clause in self.found.add(step, metrics, rewards).items():
             print(f"warning: {clause}", file=sys.stderr, flush=True)
             files.fault(kind, clause, step, **({"errors": rewards} if kind == REWARD_ERROR else {}))
-        # The answers scored 0, as most of their kind would have: a defect to report, and no reason to throw a run away.
+        # These answers scored 0, as most of their kind would anyway: a defect to report, but no reason to fail the run.
         if raised := metrics.get(counts.RULE_ERRORS):
             clause = (
                 f"a reward rule raised on {int(raised)} answers at step {step}, which scored 0; report the run's log"
@@ -53,13 +53,13 @@ class FaultsOnDriver:
 
 
 def process_faults() -> FaultsOnDriver:
-    """Those of the run that goes on in this process."""
+    """Return the faults of the run in this process."""
     return process_context().find(FaultsOnDriver) or process_context().keep(FaultsOnDriver("bfloat16"))
 
 
 def record_step(step: int, metrics: Mapping[str, Any], patches: Iterable[str], files: RunFiles) -> None:
-    """Write what a step reports and what it was made of, as it is logged. patches: that have been called."""
-    if not 0 < step <= process_publisher().previous:  # validated once more by a run that goes on after a step
+    """Write the metrics, samples, faults and `patches` (those called so far) of a step when it is logged."""
+    if not 0 < step <= process_publisher().previous:  # a resumed run validates its last step again
         files.step(step, metrics)
     files.executed(patches)
     files.samples(step, take_samples())
@@ -68,13 +68,12 @@ def record_step(step: int, metrics: Mapping[str, Any], patches: Iterable[str], f
 
 @contextmanager
 def faults_of_run(settings: Any, step: Callable[[], int]) -> Iterator[None]:
-    """Watch over the training loop in the block, by the overlay's settings; `step` is asked for its number.
+    """Collect the faults of the training loop within this context; `step` returns the number of the current step.
 
     Raises:
-        RunError: the loop came to its end, but the run is not what it looks like; or the loop raised one, which gets
-            its step.
+        RunError: the loop finished but had faults; or the loop raised a RunError, which gets the number of its step.
     """
-    # Experts dealt out by force are other ones in rollout and training, so the gate of float32 says nothing.
+    # Forced router balance gives rollout and training different experts, so float32's limit on log-probs means nothing.
     precision = "bfloat16" if settings.router_balance.forced else settings.precision
     faults = process_context().keep(FaultsOnDriver(precision))
     files = RunFiles(settings.measure.output_dir)

@@ -22,7 +22,13 @@ from post_training.report.samples import FIRST, LAST, Sample
 
 @dataclass(frozen=True)
 class _Written:
-    """What this process has written: the executed patches, and its device's peak memory in each phase, in bytes."""
+    """Values that this process has already written.
+
+    Attributes:
+        patches: labels of the executed patches.
+        peak_bytes: the device's peak memory, by phase.
+        end_bytes: memory allocated at the end of a phase, by phase; the highest so far.
+    """
 
     patches: set[str] = field(default_factory=set)
     peak_bytes: dict[str, int] = field(default_factory=dict)
@@ -34,13 +40,13 @@ class RunFiles:
 
     metrics.jsonl   one object per step: {"step": int, "time": unix seconds, "metrics": {name: number or null}}
     events.jsonl    one object per event: {"time": unix seconds, "event": name}
-    faults.jsonl    one object a fault: {"time": unix seconds, "kind": name, "step": int, "message": clause, ...}
-    alerts.jsonl    one object a rule that was met: {"time": unix seconds, "step": int, "alert": name, "message": ...}
+    faults.jsonl    one object per fault: {"time": unix seconds, "kind": name, "step": int, "message": clause, ...}
+    alerts.jsonl    one object per alert: {"time": unix seconds, "step": int, "alert": name, "message": ...}
     heartbeat.json  whether the run makes progress: post_training/report/heartbeat.py
     overlay.json    the patches of a worker process
     patches/HOST.PROCESS.jsonl
                     one object whenever patches ran for the first time in a process: {"process": id, "executed": labels}
-                    Every process has its own file: appends of two nodes to one file of NFS overwrite each other
+                    Every process has its own file: appends of two nodes to one file on NFS overwrite each other
     samples.first.json, samples.last.json
                     {"step": int, "samples": [...]}: some responses of the first and of the last step, with rewards
     memory/RANK.json
@@ -60,7 +66,7 @@ class RunFiles:
         self._append("events.jsonl", {"time": time.time(), "event": event, **masked(facts)})
 
     def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None:
-        """Append something that makes the run untrue or ends it; `facts` are further keys."""
+        """Append a fault, which invalidates the run or ends it; `facts` are further keys."""
         said = masked({"message": message, **facts})
         self._append("faults.jsonl", {"time": time.time(), "kind": kind, "step": step, **said})
 
@@ -69,18 +75,18 @@ class RunFiles:
         self._append("alerts.jsonl", {"time": time.time(), **masked(dict(alert))})
 
     def heartbeat(self, progress: int, step: int | None, process: str, phase: str | None) -> None:
-        """Replace the run's heartbeat: how often any process has made progress, and which one did last."""
+        """Replace the run's heartbeat: the processes' progress counter, and which process made progress last."""
         content = {"progress": progress, "time": time.time(), "step": step, "process": process, "phase": phase}
         self._replace(HEARTBEAT, content)
 
     def overlay(self, report: Mapping[str, Any]) -> None:
-        """Write the report on patches, replacing an earlier one at once."""
+        """Write the report on patches, atomically replacing an earlier one."""
         self._replace("overlay.json", report)
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Keep the samples of a step: as the last step's, and as the first's unless those of an earlier one are there.
+        """Write the samples of a step as the last step's, and as the first's unless those of an earlier step are there.
 
-        A run that goes on from before its first samples takes them anew.
+        A run that resumes from before its first samples replaces them.
         """
         if self._folder is None or not samples:
             return
@@ -91,7 +97,7 @@ class RunFiles:
         self._replace(LAST, content)
 
     def memory(self, rank: int, peak_bytes: Mapping[str, int], end_bytes: Mapping[str, int]) -> None:
-        """Take in the device memory of a step by phase, and write the highest that this process has had."""
+        """Take in the device memory of a step by phase, and write the highest values of this process so far."""
         written = process_context().of(_Written)
         for kept, seen in ((written.peak_bytes, peak_bytes), (written.end_bytes, end_bytes)):
             for phase, size in seen.items():
@@ -101,7 +107,7 @@ class RunFiles:
         )
 
     def _replace(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a file of one JSON object, replacing an earlier one at once."""
+        """Write a file of one JSON object, atomically replacing an earlier one."""
         if self._folder is None:
             return
         replace_object(self._folder / name, content)
@@ -122,22 +128,22 @@ class RunFiles:
 
 
 def read_executed(folder: Path) -> list[str]:
-    """The labels of the patches that ran in any process of the run in `folder`, sorted; none if it recorded nothing."""
+    """Return the sorted labels of patches that ran in any process of the run in `folder`; none if none is recorded."""
     return sorted({label for entry in read_patches(folder) for label in entry["executed"]})
 
 
 def read_patches(folder: Path) -> list[dict[str, Any]]:
-    """What the processes of the run in `folder` have written of the patches that ran in them, process by process."""
+    """Return the records of executed patches that the processes of the run in `folder` wrote, process by process."""
     return [entry for file in sorted((folder / PATCHES).glob("*.jsonl")) for entry in read_entries(file)]
 
 
 def read_faults(folder: Path) -> list[dict[str, Any]]:
-    """The faults that a run in `folder` has written so far, in order."""
+    """Return the faults that the run in `folder` has written so far, in order."""
     return read_entries(folder / "faults.jsonl")
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it; numpy and torch scalars become Python numbers."""
+    """Return `value` as a JSON value; numpy and torch scalars become Python numbers."""
     if getattr(value, "shape", None) in ((), (1,)):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Some prompts of a step with their responses and rewards, held on the driver until the step is logged."""
+"""Samples of a step, some prompts with responses and rewards, held on the driver until the step is logged."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from post_training.report.samples import PROMPTS, RESPONSES, Sample, shortened
 
 
 class _HeldSamples(list[Sample]):
-    """Those of the newest batch that was scored."""
+    """The samples of the latest scored batch."""
 
 
 def hold_samples(data: Any, result: Any, tokenizer: Any) -> None:
-    """Keep some samples of a batch that has been scored, in place of those of an earlier one.
+    """Hold some samples of a scored batch, in place of those of an earlier one.
 
     Args:
         data: verl's DataProto with `prompts` [batch, prompt length], `responses` [batch, response length] and their
             `attention_mask`; rows with the same `uid` answer the same prompt.
-        result: what verl's compute_reward returns, token-level rewards [batch, response length] first.
-        tokenizer: of the reward manager; with None nothing is kept.
+        result: the return value of verl's compute_reward, token-level rewards [batch, response length] first.
+        tokenizer: of the reward manager; with None nothing is held.
     """
     held = process_context().keep(_HeldSamples())
     if tokenizer is not None:
@@ -30,14 +30,14 @@ def hold_samples(data: Any, result: Any, tokenizer: Any) -> None:
 
 
 def take_samples() -> list[Sample]:
-    """The samples that are held; they are forgotten."""
+    """Return the held samples and forget them."""
     return process_context().take(_HeldSamples)
 
 
 def _rows(data: Any) -> list[tuple[int, int]]:
-    """Rows to keep with the number of their prompt: the first prompts of the batch, responses to one in a row.
+    """Return the rows to keep and their prompts' numbers: the batch's first prompts, each one's responses together.
 
-    For example with 2 prompts of 2 responses each, the batch's rows of prompts B A B C A give (0, 0) (2, 0) (1, 1)
+    For example, to keep 2 prompts with 2 responses each, rows of the prompts B A B C A give (0, 0) (2, 0) (1, 1)
     (4, 1): both of B, then both of A.
     """
     prompts = data.non_tensor_batch.get("uid", range(len(data)))
@@ -58,5 +58,5 @@ def _sample(item: Any, group: int, reward: float | None, tokenizer: Any) -> Samp
 
 
 def _tokens(tokens: Any, mask: Any) -> Sequence[int]:
-    """[length] token ids without padding, wherever it lies."""
+    """Return the token ids without padding, on either side: [length]."""
     return tokens[mask.bool()].tolist()

@@ -1,4 +1,4 @@
-"""Bytes of tensors that this process has serialized: on the driver, what it hands to workers."""
+"""Counter of tensor bytes that this process has serialized: on the driver, those that it sends to workers."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def add(size: int) -> None:
 
 
 def take() -> int:
-    """The bytes since the last call."""
+    """Return the bytes since the last call."""
     return process_context().take(_Serialized).size

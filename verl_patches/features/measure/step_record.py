@@ -1,7 +1,7 @@
-"""What one process gathers during a training step, and how the processes agree on one set of metrics.
+"""Metrics that one process gathers during a training step, and their reduction over the ranks.
 
-Every rank adds to its own `StepRecord`; at the end of the step `agreed` takes the largest metric over the ranks, in one
-collective, so that whichever rank verl reads its metrics from reports the slowest die and the fullest one.
+Every rank adds to its own `StepRecord`; at the end of the step `agreed` takes the largest value of each metric over the
+ranks, so that whichever rank verl reads metrics from reports the slowest die and the fullest one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LogProbDifference:
         difference = (rollout.float() - training.detach().float()).abs()[mask.bool()]
         if difference.numel():
             total = difference.sum().item()
-            # A sum has NaN in it by arithmetic; that a device's maximum has is documented for torch alone.
+            # A sum propagates NaN by arithmetic; for a maximum only torch documents that, not the device.
             self.largest = _larger(self.largest, difference.max().item() if total == total else math.nan)
             self.total += total
             self.tokens += difference.numel()
@@ -56,8 +56,15 @@ def _larger(first: float, second: float) -> float:
 class StepRecord:
     """Metrics of one step in one process.
 
-    seconds: by stage; peak_bytes, allocated_bytes: device memory by phase; counts: any other non-negative metric.
-    starts: Unix seconds by stage. kept_probability: what was left of the vocabulary for `drawn_tokens`, summed.
+    Attributes:
+        seconds: by stage.
+        peak_bytes, allocated_bytes: device memory by phase.
+        counts: any other non-negative metric, by name.
+        starts: Unix seconds at which stages began, by stage.
+        difference: of log-probs between rollout and training.
+        kept_probability: probability of the part of the vocabulary that tokens were drawn from, summed over
+            `drawn_tokens`.
+        drawn_tokens: tokens that were drawn from a part of the vocabulary.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -71,7 +78,7 @@ class StepRecord:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Add the seconds of the block to `stage`, from an idle device to an idle device."""
+        """Add the seconds of this context to `stage`, from an idle device to an idle device."""
         torch.npu.synchronize()
         begin = time.perf_counter()
         try:
@@ -81,25 +88,25 @@ class StepRecord:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - begin
 
     def memory(self, phase: str, peak: int, allocated: int) -> None:
-        """Keep the largest peak of `phase` and what was allocated when it ended, in bytes."""
+        """Keep the largest peak of `phase`, and the largest amount allocated at its end, in bytes."""
         self.peak_bytes[phase] = max(peak, self.peak_bytes.get(phase, 0))
         self.allocated_bytes[phase] = max(allocated, self.allocated_bytes.get(phase, 0))
 
     def count(self, name: str, amount: float = 1) -> None:
-        """Add to a metric of your own; `name` is the metric's name."""
+        """Add `amount` to the metric `name`."""
         self.counts[name] = self.counts.get(name, 0) + amount
 
     def drew(self, kept_probability: float, tokens: int) -> None:
-        """Take in tokens that were drawn from a part of the vocabulary, and the sum of its probabilities for them."""
+        """Add tokens that were drawn from a part of the vocabulary, and the sum of that part's probabilities."""
         self.kept_probability += kept_probability
         self.drawn_tokens += tokens
 
     def began(self, stage: str) -> None:
-        """The stage begins now, if it has not yet in this step."""
+        """Record that the stage begins now, unless it has begun in this step already."""
         self.starts.setdefault(stage, time.time())
 
     def metrics(self) -> dict[str, float]:
-        """The metrics by metric name."""
+        """Return the metrics by name."""
         metrics: dict[str, float] = {f"timing_s/{stage}": value for stage, value in self.seconds.items()}
         metrics |= {f"memory/peak_bytes/{phase}": value for phase, value in self.peak_bytes.items()}
         metrics |= {f"memory/allocated_bytes/{phase}": value for phase, value in self.allocated_bytes.items()}
@@ -109,15 +116,15 @@ class StepRecord:
 
 
 def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    """`record.metrics()` with the largest value over the ranks of `group`, plus means and skews.
+    """Return `record.metrics()` with the largest value over the ranks of `group`, plus means and skews.
 
-    The means are those of the log-prob difference and of the probability that was left to draw from, where less than
-    the vocabulary was. A skew is the seconds between the first and the last rank's start of a stage, by the clocks of
+    The means are those of the log-prob difference and, if tokens were drawn from a part of the vocabulary, of that
+    part's probability. A skew is the seconds between the first and the last rank's start of a stage, by the clocks of
     their nodes.
 
-    Collective: three all-reduces on the device. Every rank must hold the same names, which `largest_over_ranks` checks.
+    Collective: three all-reduces on the device. All ranks must have the same names, which `largest_over_ranks` checks.
     """
-    # The largest distance to a moment far ahead is the first start.
+    # The reduction takes maxima: the largest distance to a moment far ahead gives the first start.
     last = {f"{_LAST}{stage}": start for stage, start in record.starts.items()}
     first = {f"{_FIRST}{stage}": _FAR_AHEAD - start for stage, start in record.starts.items()}
     metrics = largest_over_ranks(record.metrics() | last | first, group)
@@ -137,7 +144,7 @@ def agreed(record: StepRecord, group: dist.ProcessGroup | None = None) -> dict[s
 
 
 def largest_over_ranks(metrics: Mapping[str, float], group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    """The largest value of every metric over the ranks; NaN counts as largest. Values must not be negative.
+    """Return the largest value of every metric over the ranks; NaN counts as largest. Values must not be negative.
 
     Collective: two all-reduces, the first of which finds ranks with other names, so that no two metrics are mixed.
 
@@ -145,7 +152,8 @@ def largest_over_ranks(metrics: Mapping[str, float], group: dist.ProcessGroup | 
     byte counts and seconds alike without losing digits; devices reduce int64 but not double.
 
     Raises:
-        MetricsDifferError: the ranks have metrics of different names; on every rank.
+        MetricsDifferError: the ranks have metrics of different names; raised on every rank.
+        ValueError: a value is negative.
     """
     names = sorted(metrics)
     agree_on_names(names, group)
@@ -165,7 +173,7 @@ def agree_on_names(names: Sequence[str], group: dist.ProcessGroup | None = None)
     Collective: one all-reduce of a digest; where digests differ, an object collective names the difference.
 
     Raises:
-        MetricsDifferError: on every rank alike.
+        MetricsDifferError: the names differ; raised on every rank.
     """
     # 63 bits, so that the digest and its negative are both an int64: the largest and the smallest in one reduction.
     digest = int.from_bytes(sha256(json.dumps(names).encode()).digest()[:8], "big") >> 1
@@ -183,7 +191,7 @@ def agree_on_names(names: Sequence[str], group: dist.ProcessGroup | None = None)
 
 
 def _difference(gathered: Sequence[Sequence[str]]) -> str:
-    """How the first rank whose names are not those of rank 0 differs from it."""
+    """Describe how the first rank with other names than rank 0 differs from it."""
     first = set(gathered[0])
     rank, theirs = next((rank, set(found)) for rank, found in enumerate(gathered) if set(found) != first)
     parts = [f"lacks {', '.join(sorted(first - theirs)[:3])}"] * bool(first - theirs)
@@ -192,7 +200,7 @@ def _difference(gathered: Sequence[Sequence[str]]) -> str:
 
 
 def current_record() -> StepRecord:
-    """The record of the step that goes on in this process."""
+    """Return the record of the current step in this process."""
     return process_context().of(StepRecord)
 
 

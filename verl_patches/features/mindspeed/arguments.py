@@ -1,7 +1,7 @@
-"""verl's configuration in the arguments of MindSpeed-LLM, which is configured by a command line.
+"""Translates verl's configuration into the arguments of MindSpeed-LLM, which is configured by a command line.
 
-Names and meanings are those of MindSpeed-LLM v2.0.0; the model's family says those that describe the model. Learning
-rate, batches and data belong to verl; values for them are here only where the parser insists.
+Names and meanings are those of MindSpeed-LLM v2.0.0; the model's family provides those that describe the model.
+Learning rate, batches and data belong to verl; the values given here are those that the parser requires.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from post_training.models.families import family_of
 from verl_patches.features.mindspeed.feature import MindspeedSettings
 
 Arguments = dict[str, Any]
-"""Option without dashes -> its value; True for one that takes none, False or None for one that is left out."""
+"""Values by option name without dashes; True for an option that takes none, False or None for one that is omitted."""
 
 
 def command_line(arguments: Arguments) -> list[str]:
-    """The words that MindSpeed-LLM's parser reads."""
+    """Return the words for MindSpeed-LLM's parser."""
     words: list[str] = []
     for name, value in arguments.items():
         if value is None or value is False:
@@ -29,7 +29,7 @@ def command_line(arguments: Arguments) -> list[str]:
 
 
 def translate(config: Mapping[str, Any], hf_config: Any, settings: Any) -> Arguments:
-    """What MindSpeed-LLM needs to train a model.
+    """Return the arguments with which MindSpeed-LLM trains a model.
 
     Args:
         config: verl's `actor_rollout_ref` node, which has passed the checks of the feature.
@@ -44,7 +44,7 @@ def translate(config: Mapping[str, Any], hf_config: Any, settings: Any) -> Argum
     return {
         **model.arguments(hf_config),
         "fix_router": settings.router_balance.forced,
-        # In float32 MindSpeed-LLM would free the router's input itself, of which it believes to have made a copy.
+        # In float32 the cast makes no copy, and MindSpeed-LLM would free the router's input itself as if it were one.
         "router_gating_in_fp32": settings.precision == "bfloat16",
         **_parallelism(config["actor"]["megatron"]),
         **_recomputation(config["model"]),
@@ -61,17 +61,17 @@ def _parallelism(megatron: Mapping[str, Any]) -> Arguments:
         "tensor_model_parallel_size": tensor,
         "sequence_parallel": tensor > 1,
         "pipeline_model_parallel_size": megatron["pipeline_model_parallel_size"],
-        # A list of one stage says nothing, and MindSpeed-LLM rejects it.
+        # A list of one stage is redundant, and MindSpeed-LLM rejects it.
         "num_layer_list": ",".join(map(str, stages)) if stages and len(stages) > 1 else None,
         "expert_model_parallel_size": megatron["expert_model_parallel_size"],
-        # Whole experts over TP x EP, as the reshard tables have them; with TP1 the two arrangements are one.
+        # Whole experts over TP x EP, as in reshard's sharding specs; with TP1 the two arrangements are the same.
         "moe_tp_extend_ep": tensor > 1,
         "distributed_backend": "nccl",
     }
 
 
 def _recomputation(model: Mapping[str, Any]) -> Arguments:
-    """What verl sets in the model's own configuration too, from the same keys."""
+    """Return the recomputation options, which verl also sets in the model's own configuration from the same keys."""
     if not model.get("enable_gradient_checkpointing"):
         return {}
     asked = model["gradient_checkpointing_kwargs"]
@@ -105,7 +105,7 @@ def _operators(settings: MindspeedSettings) -> Arguments:
 
 
 def _required(rollout: Mapping[str, Any]) -> Arguments:
-    """Sequences are packed end to end, so attention is told where they end and shapes differ between micro batches."""
+    """Return options that every run needs. Sequences are packed: attention must know their bounds, and shapes vary."""
     return {
         "reset_position_ids": True,
         "variable_seq_lengths": True,

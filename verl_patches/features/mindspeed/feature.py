@@ -1,4 +1,4 @@
-"""The feature mindspeed: its configuration, its switch, and what it cannot run."""
+"""The feature mindspeed: its configuration, its switch, and the checks of what it can run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from overlay import ConfigurationError, Feature
 
 PACKAGES = ("megatron.training", "mindspeed", "mindspeed_llm")
 MODEL_KEYS = ("num_layer_list", "moe_tp_extend_ep")
-"""What of override_transformer_config is translated."""
+"""Keys of override_transformer_config that are translated."""
 ALWAYS: Mapping[str, Any] = {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
-"""What of it guides to verl set, and MindSpeed-LLM is told in any case."""
+"""Keys of it that guides to verl set, with the values that MindSpeed-LLM always gets."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MindspeedSettings:
 
 
 def is_importable() -> bool:
-    """Whether this process could import everything that the engine needs; nothing is imported here but parents."""
+    """Return whether this process could import everything that the engine needs; only parent packages are imported."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in PACKAGES)
     except ModuleNotFoundError:  # the parent package is absent
@@ -42,7 +42,7 @@ def is_importable() -> bool:
 
 
 def check_installed(config: Mapping[str, Any], settings: Any) -> None:
-    """What `on` demands is there."""
+    """Check that the packages that `on` needs can be imported."""
     if not is_importable():
         raise ConfigurationError(
             f"{MINDSPEED.switch}=on needs {', '.join(PACKAGES)}, and not all of them can be imported; assemble the "
@@ -51,7 +51,7 @@ def check_installed(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_family(config: Mapping[str, Any], settings: Any) -> None:
-    """What `on` demands is a model that MindSpeed-LLM builds."""
+    """Check that, with `on`, MindSpeed-LLM builds the model."""
     from post_training.models.families import families
 
     if settings.mindspeed.engine == "on" and not _may_be_trained_here(config):
@@ -63,14 +63,14 @@ def check_family(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_translation(config: Mapping[str, Any], settings: Any) -> None:
-    """Everything that is asked of a model has an argument; families that MindSpeed-LLM does not build are not asked."""
+    """Check that every setting of the model can be translated, if MindSpeed-LLM builds its family."""
     if _may_be_trained_here(config):
         _check_layout(config)
         _check_model(config)
 
 
 def _may_be_trained_here(config: Mapping[str, Any]) -> bool:
-    """Whether MindSpeed-LLM builds the model, or this machine cannot read its config.json."""
+    """Return whether MindSpeed-LLM builds the model; True if this machine cannot read its config.json."""
     from post_training.models.families import find_family
 
     try:
@@ -119,7 +119,7 @@ def _check_model(config: Mapping[str, Any]) -> None:
 
 
 def check_precision(config: Mapping[str, Any], settings: Any) -> None:
-    """MindSpeed swaps the float32 copies of bfloat16 parameters, and there are none without them."""
+    """Reject swap_optimizer in float32: MindSpeed swaps the float32 copies of bfloat16 parameters."""
     if settings.mindspeed.swap_optimizer and settings.precision != "bfloat16":
         raise ConfigurationError(
             f"{MINDSPEED.section}.swap_optimizer moves the float32 copies of bfloat16 parameters, and there are none "

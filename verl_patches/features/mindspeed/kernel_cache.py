@@ -1,11 +1,11 @@
-"""The folder of kernels that torch has compiled on a machine, kept while MindSpeed starts.
+"""Keeps the folder of torch's compiled kernels while MindSpeed starts.
 
-MindSpeed's ``delete_lock_file`` removes the whole folder when it is imported and finds a lock in it, and there is one
-whenever another process compiles a kernel or loads one: that process then fails, and all kernels are compiled anew.
-The ranks of a machine start some seconds apart, so it is seen as soon as the first of them loads a kernel early.
+On import, MindSpeed's ``delete_lock_file`` removes the whole folder if there is a lock in it. There is one whenever
+another process compiles or loads a kernel: that process then fails, and all kernels are compiled anew. The ranks of a
+machine start some seconds apart, so this happens as soon as the first of them loads a kernel early.
 
-What MindSpeed does it for is a lock that a killed process left, for which everybody waits without end. Those, and
-nothing else, are removed here.
+MindSpeed does so because of locks that killed processes leave, which every other process waits for without end. Here
+only such locks are removed.
 """
 
 import logging
@@ -20,15 +20,15 @@ from torch.utils import cpp_extension
 
 logger = logging.getLogger(__name__)
 
-# The name that torch gives to the lock in the folder of a kernel.
+# torch's name for the lock in a kernel's folder.
 _LOCK = "lock"
-# A process has made a lock a moment before it holds it open.
+# A process creates a lock a moment before it holds it open, so younger locks are left alone.
 _SURELY_OPEN_S = 60
 
 
 @contextmanager
 def kept_kernels() -> Iterator[None]:
-    """Remove abandoned locks; and MindSpeed, imported inside, asks in vain where the folder of all kernels is."""
+    """Remove abandoned locks, and hide the folder of all kernels from MindSpeed, which is imported in this context."""
     upstream = cpp_extension._get_build_directory
     folder = Path(upstream("", False))
     remove_abandoned_locks(folder)
@@ -43,7 +43,8 @@ def kept_kernels() -> Iterator[None]:
 def remove_abandoned_locks(folder: Path) -> list[Path]:
     """Remove, and return, the locks in `folder` that no process of this machine holds.
 
-    Other machines are not asked: the folder (``TORCH_EXTENSIONS_DIR``, or below ``~/.cache``) must be on a local disk.
+    Processes of other machines are not seen: the folder (``TORCH_EXTENSIONS_DIR``, or below ``~/.cache``) must be on a
+    local disk.
     """
     locks = [lock.resolve() for lock in folder.glob(f"*/{_LOCK}")]
     if not locks:
@@ -53,7 +54,7 @@ def remove_abandoned_locks(folder: Path) -> list[Path]:
         try:
             if str(lock) in held or now - lock.stat().st_mtime < _SURELY_OPEN_S:
                 continue
-        except FileNotFoundError:  # its process has just ended its work
+        except FileNotFoundError:  # its process has just finished
             continue
         lock.unlink(missing_ok=True)
         logger.warning("removed %s, which a process that is gone has left: every rank would wait for it", lock)
@@ -62,7 +63,7 @@ def remove_abandoned_locks(folder: Path) -> list[Path]:
 
 
 def _open_files() -> set[str]:
-    """What the processes of this machine hold open, as far as this user may see."""
+    """Return the files that processes of this machine hold open, as far as this user may see."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:

@@ -1,4 +1,4 @@
-"""MindSpeed-LLM's changes of Megatron, made late and for verl's configuration, under the overlay's patches."""
+"""Applies MindSpeed-LLM's changes to Megatron, late and for verl's configuration, under the overlay's patches."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,11 @@ _CHANGED = ("megatron", "verl")
 
 
 def start_for(config: Mapping[str, Any], settings: Any) -> None:
-    """Start MindSpeed-LLM for verl's `actor_rollout_ref` node, once a process; nothing happens for other models.
+    """Start MindSpeed-LLM for verl's `actor_rollout_ref` node, once per process; do nothing for models it cannot build.
 
     Args:
-        settings: the overlay's, as they are in force.
+        config: verl's node.
+        settings: the overlay's active settings.
     """
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
@@ -35,10 +36,10 @@ def start_for(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def start(words: Sequence[str], dtype: torch.dtype) -> None:
-    """Let MindSpeed-LLM change Megatron for these arguments, once a process; later calls do nothing.
+    """Let MindSpeed-LLM change Megatron for these arguments, once per process; later calls do nothing.
 
-    It has to come before Megatron's parallel groups and may come after Megatron's import: what it changes is then put
-    into the copies, too, that were taken under other names, which MindSpeed does not look for.
+    It must come before Megatron's parallel groups and may come after Megatron's import: its changes are then also made
+    in copies that were imported under other names, which MindSpeed does not look for.
     """
     if "mindspeed_llm.tasks.megatron_adaptor" in sys.modules:
         return
@@ -51,7 +52,7 @@ def start(words: Sequence[str], dtype: torch.dtype) -> None:
 
 
 def rebind_copies() -> list[str]:
-    """Put MindSpeed's functions and classes where Megatron and verl still hold what they replaced; the places."""
+    """Replace originals that Megatron and verl still hold by MindSpeed's functions and classes; return the places."""
     from mindspeed_llm.tasks.megatron_adaptor import MegatronAdaptation
 
     from mindspeed.patch_utils import MindSpeedPatchesManager
@@ -69,7 +70,7 @@ def rebind_copies() -> list[str]:
 
 
 def _find_fused_gradient_accumulation() -> None:
-    """Megatron looks for this module while it is imported, which may have been before MindSpeed provided it."""
+    """Give Megatron the module that it looks for on import, which may have been before MindSpeed provided it."""
     import fused_weight_gradient_mlp_cuda
     from megatron.core.tensor_parallel import layers
 
@@ -82,14 +83,14 @@ def _set_arguments(dtype: torch.dtype) -> None:
 
     args = arguments.parse_args()
     arguments.validate_args(args, {})
-    # Megatron rejects grouped products in other types than bfloat16 when it validates arguments, and only there.
+    # Megatron rejects grouped GEMM in types other than bfloat16 only when it validates arguments, so set them after.
     args.bf16, args.params_dtype = dtype is torch.bfloat16, dtype
     global_vars.set_args(args)
 
 
 @contextmanager
 def _command_line(words: Sequence[str]) -> Iterator[None]:
-    """MindSpeed-LLM reads ``sys.argv`` while it is imported."""
+    """Put `words` into ``sys.argv``, which MindSpeed-LLM reads on import."""
     before, sys.argv = sys.argv, [sys.argv[0], *words]
     try:
         yield
@@ -99,7 +100,7 @@ def _command_line(words: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _own_compiler() -> Iterator[None]:
-    """MindSpeed replaces ``torch.compile`` for the whole process, and the rollout in this process compiles graphs."""
+    """Restore ``torch.compile``, which MindSpeed replaces for the whole process: the rollout in it compiles graphs."""
     before = torch.compile
     try:
         yield

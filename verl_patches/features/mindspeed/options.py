@@ -1,7 +1,7 @@
-"""MindSpeed's options where guides to verl write them, under override_transformer_config, as the overlay's keys.
+"""Translates MindSpeed's options under override_transformer_config, where guides to verl write them, to overlay keys.
 
-verl hands that group to Megatron's configuration, which has no such fields, and MindSpeed-LLM reads a command line,
-which `arguments` makes of the overlay's keys.
+verl passes that group to Megatron's configuration, which has no such fields, and MindSpeed-LLM reads a command line,
+which `arguments` makes from the overlay's keys.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def translate_options(config: DictConfig) -> None:
     """Move MindSpeed's options from the actor's override_transformer_config to the overlay's keys, in place.
 
     Raises:
-        ConfigurationError: an option has a value that cannot be had, or belongs to the actor and is another model's.
+        ConfigurationError: an option has an unsupported value, or is given for a model other than the actor.
     """
     from omegaconf import OmegaConf, open_dict
 
     for role in _OTHERS:
         megatron = OmegaConf.select(config, f"{role}.megatron")
         if megatron is None or OmegaConf.is_interpolation(megatron, "override_transformer_config"):
-            continue  # FSDP has no such group, and verl's reference policy the actor's
+            continue  # FSDP has no such group, and verl's reference policy refers to the actor's
         for name in _given(OmegaConf.select(config, f"{role}.{_GROUP}")):
             raise ConfigurationError(
                 f"{role}.{_GROUP}.{name} is invalid: MindSpeed has one command line for all models of a process. Set "
@@ -69,7 +69,11 @@ def _key_of(name: str) -> str:
 
 
 def _translation(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The overlay's keys of MindSpeed, below its section, that say the same."""
+    """Return the equivalent keys of the overlay, by name in MindSpeed's section.
+
+    Raises:
+        ConfigurationError: a value is unsupported.
+    """
     key = f"{_ACTOR}.{_GROUP}"
     for name, value in given.items():
         if name != "swap_optimizer_times" and not isinstance(value, bool):

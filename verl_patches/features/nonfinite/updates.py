@@ -1,4 +1,4 @@
-"""The updates of verl's Megatron models behind the guard: those with non-finite gradients are skipped and counted."""
+"""Guards the updates of verl's Megatron models: those with non-finite gradients are skipped and counted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _REMEDY = "set actor_rollout_ref.overlay.nonfinite.enabled=False to train with i
 
 
 def guarded(trained: Any, role: str, update: Callable[[], Metrics]) -> Metrics:
-    """What `update` returns, in which the optimizer of `trained` stands behind a guard.
+    """Run `update` with a guard around the optimizer of `trained`; return its metrics.
 
     Args:
-        trained: verl's actor or critic, with its model and optimizer under the names that begin with `role`.
+        trained: verl's actor or critic, with its model and optimizer in attributes that begin with `role`.
         role: actor or critic.
+        update: verl's update.
 
     Raises:
         NonfiniteWeightsError: an update was skipped, and the weights hold inf or nan.
@@ -34,7 +35,7 @@ def guarded(trained: Any, role: str, update: Callable[[], Metrics]) -> Metrics:
     finally:
         setattr(trained, name, optimizer)
         current_record().count(f"{role}/nonfinite_steps", guard.skipped)
-    if guard.skipped:  # on all ranks or on none; bad weights make every later update one to skip
+    if guard.skipped:  # on all ranks or on none; with bad weights every later update would be skipped too
         check_weights(
             module, f"after an update that was skipped, the {role}'s weights", "begin from weights before that"
         )

@@ -1,1 +1,1 @@
-"""Leaving out the forward that recomputes old_log_prob, where that changes nothing."""
+"""Omission of the forward that recomputes old_log_prob, if that changes nothing."""

@@ -10,7 +10,7 @@ from verl_patches.features.onpolicy.conditions import reason_old_log_prob_is_nee
 
 
 def check_one_update(config: Mapping[str, Any], settings: Any) -> None:
-    """old_log_prob may be left out only where it equals the log-prob of the update's own forward."""
+    """Check that old_log_prob equals the log-prob of the update's own forward, as leaving it out requires."""
     reason = reason_old_log_prob_is_needed(config)
     if reason:
         raise ConfigurationError(

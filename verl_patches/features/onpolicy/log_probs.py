@@ -1,4 +1,4 @@
-"""Log-probs of responses out of those of whole sequences."""
+"""Extracts log-probs of responses from those of whole sequences."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def response_log_probs(log_probs: torch.Tensor, response_length: int) -> torch.Tensor:
-    """The columns of `log_probs` [batch, sequence] that predict the response's tokens: [batch, response_length]."""
+    """Return the columns of `log_probs` [batch, sequence] that predict response tokens: [batch, response_length]."""
     return log_probs[:, -response_length - 1 : -1]

@@ -1,4 +1,4 @@
-"""What happens to each micro batch of an update between Megatron's schedule and verl's loss."""
+"""Hooks on each micro batch of an update, between Megatron's schedule and verl's loss."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ Look = Callable[[Any, torch.Tensor], None]
 
 
 def with_own_log_probs(schedule: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's forward-backward `schedule`; the loss finds the log-probs of its own forward as old_log_prob."""
+    """Wrap Megatron's forward-backward `schedule` to give the loss its own forward's log-probs as old_log_prob."""
     return before_loss(schedule, _take_own_log_probs)
 
 
 def with_measured_difference(schedule: Callable[..., Any], recomputed: bool) -> Callable[..., Any]:
-    """Megatron's forward-backward `schedule`; the distance of training's log-probs to the rollout's is recorded.
+    """Wrap Megatron's forward-backward `schedule` to record the distance of training's log-probs to the rollout's.
 
-    recomputed: old_log_probs are those of the policy that sampled. The forward's own are so in the first update alone.
+    Args:
+        schedule: Megatron's.
+        recomputed: old_log_probs are those of the policy that sampled. The forward's own are only in the first update.
     """
     return before_loss(schedule, partial(_measure_difference, recomputed))
 
 
 def before_loss(schedule: Callable[..., Any], look: Look) -> Callable[..., Any]:
-    """`schedule`, with `look(micro_batch, log_probs of the response)` called before each loss.
+    """Wrap `schedule` to call `look(micro_batch, log_probs of the response)` before each loss.
 
     verl's forward step returns the loss as a `functools.partial` with the micro batch under the keyword `data`, and the
-    last stage's output is a dict with `log_probs` [micro batch, sequence]. Forward-only passes go through untouched.
+    last stage's output is a dict with `log_probs` [micro batch, sequence]. Forward-only passes are left unchanged.
     """
 
     def run(*, forward_step_func: Callable[..., Any], forward_only: bool, **options: Any) -> Any:
@@ -44,7 +46,7 @@ def before_loss(schedule: Callable[..., Any], look: Look) -> Callable[..., Any]:
 def _observed(forward_step: Callable[..., Any], look: Look) -> Callable[..., Any]:
     def step(batches: Any, model: Any) -> Any:
         output, loss = forward_step(batches, model)
-        # A partial again, so that several looks can be nested.
+        # A partial again, so that several such hooks can be nested.
         return output, partial(_look_first, loss, look, data=loss.keywords["data"])
 
     return step

@@ -1,1 +1,1 @@
-"""Answers that reach the greatest length: a penalty on the way there, and none of their tokens in the loss."""
+"""Answers near or at the greatest length: a penalty when they come near it, and no part in the loss when truncated."""

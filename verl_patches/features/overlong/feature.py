@@ -1,4 +1,4 @@
-"""The features for long answers: upstream's keys for the penalty, one for the filter, and what cannot go with them."""
+"""The features for long answers: upstream's keys for the penalty, a key for the filter, and their checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PENALTY, FILTER = "reward_model.overlong_buffer", "algorithm.overlong_filtering"
 class OverlongBuffer:
     """`reward_model.overlong_buffer`: the last `length` of `longest` tokens cost up to `factor`.
 
-    log: the penalty is one of the reward's further values, overlong_reward.
+    With `log`, the penalty is reported as overlong_reward among the reward's further values.
     """
 
     length: int
@@ -31,7 +31,7 @@ class OverlongBuffer:
 
 
 def check_penalty(config: Mapping[str, Any], settings: Any) -> None:
-    """The penalty begins within an answer, and the driver computes the rewards that it is taken from."""
+    """Check that the penalty begins within an answer, and that the driver computes the rewards that it changes."""
     buffer = OverlongBuffer.of(config)
     if not 1 <= buffer.length <= buffer.longest:
         raise ConfigurationError(
@@ -46,7 +46,7 @@ def check_penalty(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_filter(config: Mapping[str, Any], settings: Any) -> None:
-    """An answer without a token that counts has no mean over its tokens."""
+    """Reject losses that take a mean over each answer's tokens: a filtered answer has none that counts."""
     modes = {"actor_rollout_ref.actor": config["actor_rollout_ref"]["actor"]["loss_agg_mode"]}
     if config["algorithm"]["adv_estimator"] == "gae":
         modes["critic"] = config["critic"]["loss_agg_mode"]

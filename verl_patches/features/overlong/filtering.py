@@ -1,4 +1,4 @@
-"""Leaving answers that were cut out of an update: none of their tokens counts, in any sum or number of tokens."""
+"""Leaves truncated answers out of an update: none of their tokens counts, in any sum or number of tokens."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from verl_patches.features.measure.batch_metrics import truncated
 
-# Columns that are 0 where a token does not count, as they are behind the end of an answer.
+# Columns to set to 0 for tokens that do not count, as they are after the end of an answer.
 _LOG_PROBS = ("old_log_probs", "ref_log_prob")
 
 
 def without_truncated(batch: Any, end_tokens: Iterable[int]) -> Any:
-    """`batch`, a `DataProto` as verl's loop gives it to the update, in which a cut answer has no tokens.
+    """Return a copy of `batch`, a `DataProto` as verl's loop passes it to the update, with truncated answers masked.
 
-    verl's loss takes its mask from the attention mask, so the tokens are in the update's forward neither: an answer's
-    tokens have no influence on those of others. The batch itself stays as it is.
+    verl's loss takes its mask from the attention mask, so the update's forward does not see these tokens either; they
+    have no influence on other answers. The batch itself is not changed.
     """
     from verl import DataProto
 
@@ -35,5 +35,5 @@ def without_truncated(batch: Any, end_tokens: Iterable[int]) -> Any:
 
 
 def filtering(update_actor: Callable[[Any], Any], end_tokens: Iterable[int]) -> Callable[[Any], Any]:
-    """verl's call of the workers' update, without answers that were cut."""
+    """Wrap verl's call of the workers' update to leave truncated answers out."""
     return lambda batch: update_actor(without_truncated(batch, end_tokens))

@@ -13,17 +13,17 @@ OVERLONG_REWARD = "overlong_reward"
 
 
 def penalties(lengths: torch.Tensor, buffer: OverlongBuffer) -> torch.Tensor:
-    """What answers of these lengths cost: [answers], at most 0 and at least -factor.
+    """Return the penalties of answers of these lengths: [answers], between -factor and 0.
 
-    Linear over the last `length` tokens: of 20 tokens with the last 4 and the factor 1, 0 up to 16 tokens, -0.25 for
-    17, -1 for 20.
+    Linear over the last `length` tokens: with at most 20 tokens, a buffer of 4 and the factor 1, it is 0 up to 16
+    tokens, -0.25 for 17, and -1 for 20.
     """
     beyond = lengths.float() - (buffer.longest - buffer.length)
     return -buffer.factor * (beyond / buffer.length).clamp(0, 1)
 
 
 def with_penalty(reward_fn: Callable[..., Any], buffer: OverlongBuffer) -> Callable[..., Any]:
-    """verl's `reward_fn`, whose answers lose their penalty at their last token."""
+    """Wrap verl's `reward_fn` to add each answer's penalty to the reward of its last token."""
 
     def reward(data: Any, return_dict: bool = False) -> Any:
         result = reward_fn(data, return_dict=return_dict)

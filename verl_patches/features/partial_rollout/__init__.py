@@ -1,1 +1,1 @@
-"""A rollout ends before its last answers, which go on in later steps with the tokens that they have."""
+"""Partial rollouts: a rollout ends before its last answers, which continue in later steps from their tokens so far."""

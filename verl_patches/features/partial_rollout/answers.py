@@ -1,4 +1,4 @@
-"""What has been generated of an answer, and by the weights of which steps."""
+"""The generated part of an answer, and the steps whose weights generated it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ def _no_log_probs() -> NDArray[np.float32]:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """tokens: int32; log_probs: float32, of each token under the weights that sampled it; segments: (step, tokens
-    sampled in it), in their order; finished: nothing is to come."""
+    """An answer so far.
+
+    Attributes:
+        tokens: int32.
+        log_probs: float32, of each token under the weights that sampled it.
+        segments: (step, tokens sampled in it), in order.
+        finished: the answer is complete.
+    """
 
     tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
     log_probs: NDArray[np.float32] = field(default_factory=_no_log_probs)
@@ -30,10 +36,15 @@ class Answer:
     finished: bool = False
 
     def grown(self, step: int, tokens: Sequence[int], log_probs: Sequence[float], finished: bool) -> Answer:
-        """The answer after `step`. tokens, log_probs: all that it has now.
+        """Return the answer after `step`.
+
+        Args:
+            step: the step in which it grew.
+            tokens, log_probs: of the whole answer, earlier tokens included.
+            finished: whether it is complete.
 
         Raises:
-            ValueError: what it had is not at its beginning.
+            ValueError: it does not begin with its earlier tokens.
         """
         had, now = len(self.tokens), np.asarray(tokens, np.int32)
         if not np.array_equal(now[:had], self.tokens):
@@ -42,7 +53,7 @@ class Answer:
         return Answer(now, np.asarray(log_probs, np.float32), segments, finished)
 
     def state(self) -> dict[str, Any]:
-        """As JSON holds it; numbers are base64, exact and shorter than their digits."""
+        """Return the answer as JSON values; numbers are base64, exact and shorter than their digits."""
         return {
             "tokens": _text(self.tokens),
             "log_probs": _text(self.log_probs),
@@ -52,7 +63,7 @@ class Answer:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Answer:
-        """What `state` wrote.
+        """Restore the answer that `state` returned.
 
         Raises:
             ValueError: its parts do not fit together.

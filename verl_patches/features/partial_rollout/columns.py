@@ -1,4 +1,4 @@
-"""What driver and workers tell each other of answers that go on: a column of a batch, and two of what comes back."""
+"""Columns by which driver and workers exchange answers that continue: one in the prompts, two in the answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENS, FINISHED = "answer_tokens", "answer_is_finished"
 
 
 def with_rows(prompts: Any, rows: Sequence[Row], share: Share) -> Any:
-    """`prompts`, a `DataProto`, with what their answers have, a row each."""
+    """Add to `prompts`, a `DataProto`, the answers so far (one row per prompt) and the share that ends the rollout."""
     column = np.empty(len(rows), dtype=object)
     column[:] = rows
     prompts.non_tensor_batch[ROWS] = column
@@ -25,7 +25,7 @@ def with_rows(prompts: Any, rows: Sequence[Row], share: Share) -> Any:
 
 
 def take_rows(prompts: Any) -> tuple[list[Row], Share] | None:
-    """What `with_rows` added, which is taken out again; None for other prompts, such as those of a validation."""
+    """Remove and return what `with_rows` added; None for other prompts, such as those of a validation."""
     if ROWS not in prompts.non_tensor_batch:
         return None
     return list(prompts.non_tensor_batch.pop(ROWS)), prompts.meta_info.pop(_SHARE)
@@ -33,7 +33,7 @@ def take_rows(prompts: Any) -> tuple[list[Row], Share] | None:
 
 @contextmanager
 def going_on(llm: Any, rows: Sequence[Row], share: Share) -> Iterator[list[Any]]:
-    """Within, verl's call of `llm.generate` takes answers up where they were left; yields what it has returned."""
+    """Let verl's call of `llm.generate` continue the answers in `rows` within this context; yields its outputs."""
     seen: list[Any] = []
 
     def instead(prompts: Sequence[Any], sampling_params: Any, **_: Any) -> list[Any]:
@@ -48,7 +48,7 @@ def going_on(llm: Any, rows: Sequence[Row], share: Share) -> Iterator[list[Any]]
 
 
 def with_progress(generated: Any, outputs: Sequence[Any]) -> Any:
-    """`generated`, a `DataProto` of answers, with how many tokens each has, and whether it is finished (int64)."""
+    """Add to `generated`, a `DataProto` of answers, how many tokens each has and whether it is finished (int64)."""
     answers = [answer for output in outputs for answer in output.outputs]
     device = generated.batch["responses"].device
     generated.batch[TOKENS] = torch.tensor([len(answer.token_ids) for answer in answers], device=device)

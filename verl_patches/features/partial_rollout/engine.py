@@ -1,4 +1,4 @@
-"""One engine's part of a rollout that may end before its last answers, and of taking them up again."""
+"""One engine's part of a rollout that may end before its last answers, and that continues earlier ones."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from verl_patches.features.dp_sync.sync_window import LocalState, ReducedState
 from verl_patches.features.rollout_rebalance.requests import LEFT_ALONE
 
 LEFT = "abort"
-"""vLLM's reason for which an answer ended that goes on in a later step."""
+"""vLLM's finish reason of an answer that continues in a later step."""
 
 
 @dataclass(frozen=True)
 class Begun:
-    """What an answer has: tokens with their log-probs; finished: it is only to be returned."""
+    """An answer so far: its tokens and their log-probs; a finished one is only returned."""
 
     tokens: Sequence[int] = ()
     log_probs: Sequence[float] = ()
@@ -28,7 +28,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Row:
-    """The answers to one prompt; due: the rollout does not end before they are finished."""
+    """The answers to one prompt; if they are due, the rollout does not end before they are finished."""
 
     answers: Sequence[Begun]
     due: bool = False
@@ -36,19 +36,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Share:
-    """The rollout ends when `groups` of all `rows` are finished; of an instance's rows, as many of them."""
+    """The share of groups that ends a rollout: `groups` of all `rows`; an instance needs the same share of its rows."""
 
     groups: int
     rows: int
 
     def of(self, rows: int) -> int:
-        """Of so many rows, rounded up: of 10 rows where 4 of 16 are enough, 3."""
+        """Return the groups needed out of `rows`, rounded up: 3 out of 10 rows if 4 out of 16 are enough."""
         return -(-self.groups * rows // self.rows)
 
 
 class Ending:
-    """When the rollout ends: `needed` groups of the instance are finished, and all that are due, here and elsewhere.
-    unfinished: answers by row."""
+    """The end of a rollout: when `needed` groups of the instance have finished, and all due ones on every engine.
+
+    Args:
+        needed: groups of the whole instance.
+        unfinished: number of unfinished answers, by row of this engine.
+        due: whether the answers are due, by row.
+    """
 
     def __init__(self, needed: int, unfinished: list[int], due: Sequence[bool]) -> None:
         self.needed, self.unfinished, self.due = needed, unfinished, due
@@ -56,7 +61,7 @@ class Ending:
 
     @property
     def finished(self) -> int:
-        """Groups of this engine."""
+        """Number of finished groups of this engine."""
         return sum(not answers for answers in self.unfinished)
 
     @property
@@ -75,13 +80,13 @@ class Ending:
 
 
 def generate(llm: Any, prompts: Sequence[Sequence[int]], params: Any, rows: Sequence[Row], share: Share) -> list[Any]:
-    """What `llm.generate` returns, vLLM's RequestOutputs in the order of `prompts`, each with `params.n` answers.
+    """Generate as `llm.generate` does: vLLM's RequestOutputs in the order of `prompts`, each with `params.n` answers.
 
-    An answer goes on behind the tokens that it has, which its output begins with; one that is left behind has the
-    reason `LEFT`. Every engine of an instance must call this, with as many prompts.
+    An answer continues after its earlier tokens, with which its output begins; an unfinished one has the finish reason
+    `LEFT`. Every engine of an instance must call this with the same number of prompts.
 
     Raises:
-        ValueError: an answer could not go on alike; names the parameter.
+        ValueError: a sampling parameter depends on where an answer began; the message names it.
     """
     check_parameters(params)
     engine = llm.llm_engine
@@ -109,10 +114,10 @@ def generate(llm: Any, prompts: Sequence[Sequence[int]], params: Any, rows: Sequ
 
 
 def check_parameters(params: Any) -> None:
-    """An answer goes on with a prompt that is longer, and with other random numbers.
+    """Check that answers can continue, which they do with a longer prompt and with other random numbers.
 
     Raises:
-        ValueError: a parameter depends on where the answer began; names it.
+        ValueError: a parameter depends on where the answer began; the message names it.
     """
     for name, value in {**LEFT_ALONE, "seed": None, "stop": [], "bad_words": None}.items():
         found = getattr(params, name)
@@ -124,12 +129,12 @@ def check_parameters(params: Any) -> None:
 
 
 def resumed_prompt(prompt: Sequence[int], answer: Begun) -> dict[str, list[int]]:
-    """What the engine gets for a prompt: the tokens that the answer has, too."""
+    """Return the engine's prompt for an answer that continues: the prompt's tokens and the answer's."""
     return {"prompt_token_ids": [*prompt, *answer.tokens]}
 
 
 def parameters_left(params: Any, done: int) -> Any:
-    """SamplingParams for one answer that has `done` tokens."""
+    """Return the SamplingParams for one answer that already has `done` tokens."""
     from vllm.sampling_params import RequestOutputKind
 
     left = params.clone()
@@ -140,7 +145,7 @@ def parameters_left(params: Any, done: int) -> Any:
 
 @contextmanager
 def _ends_by(engine: Any, ending: Ending) -> Iterator[Callable[[], bool]]:
-    """Within, what is returned says whether the rollout is over; engines that form one model agree on it."""
+    """Yield a function that returns whether the rollout is over; engines that form one model agree on it."""
     if engine.dp_group is None:
         yield lambda: may_end([ending.finished], ending.needed, ending.held)
         return
@@ -155,7 +160,7 @@ def _ends_by(engine: Any, ending: Ending) -> Iterator[Callable[[], bool]]:
 
 
 def _left_behind(engine: Any, places: dict[str, tuple[int, int]]) -> dict[tuple[int, int], Any]:
-    """What the unfinished requests have, by their places; they leave the engine."""
+    """Remove unfinished requests from the engine; return their outputs so far, by their places."""
     from vllm.v1.engine import FinishReason
 
     states = engine.output_processor.request_states
@@ -167,7 +172,7 @@ def _left_behind(engine: Any, places: dict[str, tuple[int, int]]) -> dict[tuple[
 
 
 def _output(number: int, prompt: Sequence[int], row: Row, found: dict[tuple[int, int], Any]) -> Any:
-    """vLLM's RequestOutput of a row: every answer with what it had, and then what was sampled now."""
+    """Return vLLM's RequestOutput of a row: every answer with its earlier tokens followed by the new ones."""
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sequence import Logprob
 

@@ -1,4 +1,4 @@
-"""The feature partial_rollout: its configuration, its switch, and what it cannot be combined with."""
+"""The feature partial_rollout: its configuration, its switch, and the settings that exclude it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PartialRolloutSettings:
 
 
 def check_numbers(config: Mapping[str, Any], settings: Any) -> None:
-    """What falls due in a step fits into its batch."""
+    """Check the range of the threshold, within which the due answers of a step fit into its batch."""
     threshold = settings.partial_rollout.threshold
     if not LEAST_THRESHOLD <= threshold <= 1:
         raise ConfigurationError(
@@ -43,7 +43,7 @@ def check_numbers(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_company(config: Mapping[str, Any], settings: Any) -> None:
-    """Features that it needs, and features that take answers for finished."""
+    """Check that the features it needs are on, and that features which expect finished answers are off."""
     if not settings.recompute_old_log_prob:
         raise ConfigurationError(
             f"{_SWITCH}=true trains on tokens of older weights, and actor_rollout_ref.actor.recompute_old_log_prob="
@@ -66,7 +66,7 @@ def check_company(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_rollout(config: Mapping[str, Any], settings: Any) -> None:
-    """Engines agree on the end of a rollout, and answers can be taken up where they were left."""
+    """Check that engines can agree on the end of a rollout, and that answers can continue where they stopped."""
     node = config["actor_rollout_ref"]["rollout"]
     experts, tensor_parallel = settings.rollout.expert_parallel_size, node["tensor_model_parallel_size"]
     if experts > tensor_parallel and not settings.dp_sync.enabled:

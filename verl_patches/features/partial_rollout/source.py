@@ -1,6 +1,6 @@
-"""The batch of a step where a rollout ends before its last answers.
+"""The source of batches with partial rollouts.
 
-Which prompts of those in flight a step trains on is known only after the rollout.
+Only the rollout decides on which of the prompts in flight a step trains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ _LOG_PROBS = "rollout_log_probs"
 
 
 class PartialRolloutBuffer:
-    """`rows[i]` are prompts, made into a batch by `collate`; `answers` to each. Its last batch is the last step's."""
+    """Fills every step's batch with finished groups, and keeps the others in flight.
+
+    Args:
+        rows: `rows[i]` is a prompt.
+        collate: makes a batch of prompts.
+        queue: the order of prompts.
+        policy: how many groups are in flight, and how long.
+        answers: answers to each prompt.
+        steps: steps of the run; after the batch of the last one there is none.
+    """
 
     ended_by = None
 
@@ -40,10 +49,10 @@ class PartialRolloutBuffer:
         self._groups: GroupsInFlight[Answers] = GroupsInFlight(policy)
         self._given = 0
         self.metrics: dict[str, float] = {}
-        """Of the step's answers, as metrics."""
+        """Metrics of the step's answers."""
 
     def collect(self, step: Step, workers: Workers) -> Collected | None:
-        """The batch of a step; None after the last one, and where all epochs have ended."""
+        """Collect the batch of a step; None after the last step, and when the prompts of all epochs have run out."""
         if self._given >= self._steps:
             return None
         epoch, policy = self._queue.epoch, replace(self._groups.policy, multiple=workers.multiple)
@@ -59,7 +68,7 @@ class PartialRolloutBuffer:
         return Collected(epoch, prompts, asked, answers)
 
     def _generated(self, step: Step, workers: Workers) -> tuple[list[Group[Answers]], Any]:
-        """The groups that the step trains on, which leave, and their answers as the workers give them."""
+        """Generate; remove and return the groups that the step trains on, with their answers from the workers."""
         from verl import DataProto
 
         groups, policy, n = self._groups.groups, self._groups.policy, self._answers
@@ -96,7 +105,7 @@ class PartialRolloutBuffer:
         return tuple(grown)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the source is, as JSON holds it."""
+        """Return the position of the source and the answers in flight as JSON values."""
         in_flight = [
             {"prompt": list(group.prompt), "begun": group.begun, "answers": [each.state() for each in group.content]}
             for group in self._groups.groups
@@ -104,10 +113,10 @@ class PartialRolloutBuffer:
         return {"given": self._given, "queue": self._queue.state_dict(), "in_flight": in_flight}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` says.
+        """Restore the position and the answers in `state`.
 
         Raises:
-            DataOrderError: it is of other data or settings, or of a run without partial rollouts.
+            DataOrderError: it belongs to other data or settings, or to a run without partial rollouts.
         """
         try:
             in_flight = [
@@ -140,7 +149,7 @@ def _row(answers: Answers, due: bool) -> Row:
 
 
 def metrics_of(step: int, taken: Sequence[Group[Answers]], waiting: int) -> dict[str, float]:
-    """Metrics of the groups that `step` trains on; `waiting`: prompts that stay in flight."""
+    """Return the metrics of the groups that `step` trains on; `waiting`: prompts that stay in flight."""
     tokens: dict[int, int] = {}
     for group in taken:
         for answer in group.content:

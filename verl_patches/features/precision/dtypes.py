@@ -9,15 +9,15 @@ import torch
 
 
 def run_dtype(precision: str) -> torch.dtype:
-    """The torch type for `overlay.precision`."""
+    """Return the torch type for `overlay.precision`."""
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[precision]
 
 
 def as_if_half(model_config: Any) -> Any:
-    """A copy of vLLM's model configuration that says bfloat16 where it says float32.
+    """Return vLLM's model configuration, or if it is float32 a copy that claims bfloat16.
 
     vLLM's check for its V1 engine rejects float32 because its CUDA attention kernels are half precision; on an NPU the
-    attention kernels come from vLLM-Ascend, so every other question of that check still matters and this one does not.
+    attention kernels come from vLLM-Ascend, so only this part of the check does not apply.
     """
     if model_config.dtype != torch.float32:
         return model_config
@@ -35,7 +35,7 @@ def optimizer_in_float32(optimizer_config: Any) -> Any:
 
 
 def sharded_in_float32(fsdp_config: Any) -> Any:
-    """A copy of verl's `fsdp_config` (a DictConfig) under which weights, gradients and buffers are float32."""
+    """Return a copy of verl's `fsdp_config` (a DictConfig) under which weights, gradients and buffers are float32."""
     from omegaconf import OmegaConf
 
     values = OmegaConf.to_container(fsdp_config, resolve=True)

@@ -1,4 +1,4 @@
-"""The feature precision: one key, because there is one choice to make."""
+"""The feature precision: one key, for training and rollout together."""
 
 from typing import Literal
 

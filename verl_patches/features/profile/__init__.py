@@ -1,1 +1,1 @@
-"""Recording what ranks compute, in the steps that are asked for."""
+"""Profiles of chosen ranks in chosen steps."""

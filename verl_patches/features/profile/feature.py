@@ -1,4 +1,4 @@
-"""The feature profile: its configuration, and what cannot be recorded. Without a step it records nothing."""
+"""The feature profile: its configuration and its check. Without a step it records nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProfileSettings:
 
 
 def check_steps(config: Mapping[str, Any], settings: Any) -> None:
-    """Steps and ranks are there, and so is a folder to write to."""
+    """Check that the chosen steps and ranks exist, and that there is a folder to write to."""
     chosen, trainer = settings.profile, config["trainer"]
     if not chosen.steps:
         return

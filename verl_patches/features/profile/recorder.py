@@ -1,4 +1,4 @@
-"""A worker's side of a recording: torch_npu's profiler between two calls of the driver."""
+"""A worker's side of a recording: it runs torch_npu's profiler between two calls of the driver."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Recorder:
         self._profiler: Any = None
 
     def turn_to(self, step: int | None, rank: int, chosen: ProfileSettings, folder: Path) -> None:
-        """Write the recording that is under way, and begin that of `step`, unless it is None or another rank's."""
+        """End and write the current recording; begin that of `step`, unless it is None or this rank is not chosen."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
         if step is not None and rank in chosen.ranks:
-            torch.npu.synchronize()  # or kernels of what came before are recorded, too
+            torch.npu.synchronize()  # otherwise kernels of earlier work are recorded too
             self._profiler = _profiler(folder / "profile" / f"step_{step}", f"rank_{rank}", chosen)
             self._profiler.start()
             self._profiler.add_metadata_json("training_step", str(step))
@@ -43,7 +43,7 @@ def _profiler(folder: Path, name: str, chosen: ProfileSettings) -> Any:
 
 
 def method_of_worker() -> Callable[[Any, int | None], None]:
-    """The method of a worker that verl's driver calls on all of them: `profile_step(step)`, and None to end one."""
+    """Return the worker method that verl's driver calls on all workers: `profile_step(step)`, with None to end one."""
     from verl.single_controller.base.decorator import Dispatch, register
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

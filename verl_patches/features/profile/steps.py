@@ -1,4 +1,4 @@
-"""The driver's side of a recording: it begins with the first generation of a chosen step and ends with its update."""
+"""The driver's side of a recording, from the first generation of a chosen step to the end of its update."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 
 class ProfiledSteps:
-    """Tells all workers which step to record, before they generate for it and after they have updated.
+    """Starts the recording of a chosen step on all workers before they generate for it, and ends it after the update.
 
-    steps: the chosen numbers. now: the number of the step that the driver is at. tell: the workers' `profile_step`.
+    Args:
+        steps: numbers of the chosen steps.
+        now: returns the number of the driver's current step.
+        tell: the workers' `profile_step`.
     """
 
     def __init__(self, steps: Collection[int], now: Callable[[], int], tell: Callable[[int | None], Any]) -> None:
@@ -17,7 +20,7 @@ class ProfiledSteps:
         self._recorded: int | None = None
 
     def beginning_first(self, generate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The workers' generation; a validation's begins nothing, and later batches of a step are in its recording."""
+        """Wrap the workers' generation to begin a recording with the step's first batch; validation begins none."""
 
         def generate_sequences(batch: Any) -> Any:
             step = self._now()
@@ -29,7 +32,7 @@ class ProfiledSteps:
         return generate_sequences
 
     def ending_after(self, update: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The workers' update."""
+        """Wrap the workers' update to end the step's recording after it."""
 
         def update_actor(batch: Any) -> Any:
             output = update(batch)

@@ -1,1 +1,1 @@
-"""Every request of a rollout draws random numbers of its own."""
+"""Random numbers of its own for every request of a rollout."""

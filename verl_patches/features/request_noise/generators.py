@@ -1,8 +1,8 @@
 """Random numbers that belong to a request, whatever runs beside it and however its prompt is cut.
 
-Where a prompt is computed in parts, vLLM-Ascend draws a token after each and throws all but the last away. It then sets
-the request's generator back by 4, and torch_npu has set it on by 12 for the draw. So during a part a request has no
-generator in the batch: its row draws from the device's, which gets its state back.
+If a prompt is computed in chunks, vLLM-Ascend draws a token after each chunk and discards all but the last. It then
+rewinds the request's generator by 4, but torch_npu has advanced it by 12 for the draw. So for all chunks but the last a
+request has no generator in the batch: its row draws from the device's generator, whose state is then restored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 def with_noise_of_its_own(params: Any) -> Any:
-    """SamplingParams with a seed from the engine's random numbers, unless they have one or take the likeliest token."""
+    """Return the SamplingParams with a seed drawn by the engine, unless they have one or are greedy."""
     import msgspec
 
     if params.seed is not None or params.temperature == 0:
@@ -24,9 +24,11 @@ def with_noise_of_its_own(params: Any) -> Any:
 
 
 def give_generators(runner: Any, scheduled: Mapping[str, int]) -> None:
-    """Give each row of the batch the generator of its request, and a row none whose tokens end inside the prompt.
+    """Give each row of the batch the generator of its request, but none to a row whose tokens end inside the prompt.
 
-    runner: vLLM-Ascend's, whose batch is ready for a step; scheduled: tokens of the step by request.
+    Args:
+        runner: vLLM-Ascend's model runner, whose batch is ready for a step.
+        scheduled: number of tokens in the step, by request.
     """
     batch = runner.input_batch
     for request_id, row in batch.req_id_to_index.items():
@@ -39,7 +41,7 @@ def give_generators(runner: Any, scheduled: Mapping[str, int]) -> None:
 
 @contextmanager
 def parts_leave_no_trace() -> Iterator[None]:
-    """What a step draws from the device's own random numbers is undone."""
+    """Restore the state of the device's generator after a step, as if nothing had been drawn from it."""
     before = torch.npu.get_rng_state()
     try:
         yield

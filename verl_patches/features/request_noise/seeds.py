@@ -1,5 +1,5 @@
-"""Seeds of requests that the driver gives: a function of the step and of a prompt's place in its batch, so that what a
-prompt samples does not depend on the engine that it is sent to."""
+"""Request seeds from the driver: a function of the step and of a prompt's place in its batch, so that a prompt's
+samples do not depend on the engine that it is sent to."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ if TYPE_CHECKING:
     from verl import DataProto
 
 SEED = "request_seed"
-"""Column of a batch of prompts: int64 [prompts], seed of the first answer to each; the others follow it."""
+"""Column of a batch of prompts: int64 [prompts], the seed of each prompt's first answer; vLLM counts on from it."""
 _LARGEST = 2**48
 
 Call = Callable[[Any], Any]
 
 
 class Seeds:
-    """run: the run's seed for rollouts; step: the number of the step that is being trained; begun: the column that
-    prompts have whose answers go on from an earlier step."""
+    """Draws the seeds of prompts.
+
+    Args:
+        run: the run's seed for rollouts.
+        step: returns the number of the current training step.
+        begun: the column that marks prompts whose answers continue from an earlier step.
+    """
 
     def __init__(self, run: int, step: Callable[[], int], begun: str = "") -> None:
         self._run, self._step, self._begun = run, step, begun
         self._last = (-1, -1)
 
     def sending(self, generate: Call) -> Call:
-        """verl's call for answers, of which those to train on draw from seeds of the driver's.
+        """Wrap verl's call for answers to send seeds with the prompts to train on.
 
         verl marks prompts for validation, and those that are answered greedily for a baseline, in their meta
-        information; they are passed on as they are, as answers that go on from an earlier step.
+        information; they are passed on unchanged, and so are prompts whose answers continue from an earlier step.
         """
 
         def call(prompts: DataProto) -> DataProto:
@@ -48,7 +53,7 @@ class Seeds:
         return call
 
     def draw(self, prompts: int) -> torch.Tensor:
-        """Seeds of the next batch, int64 [prompts]; a step may have several batches."""
+        """Draw the seeds of the next batch, int64 [prompts]; a step may have several batches."""
         step, (last, batches) = self._step(), self._last
         self._last = step, batches + 1 if step == last else 0
         drawn = np.random.Generator(np.random.PCG64((self._run, *self._last)))
@@ -56,13 +61,13 @@ class Seeds:
 
 
 def take_seeds(prompts: DataProto) -> list[int] | None:
-    """What the driver has sent with the prompts, which is taken out; None where it has sent nothing."""
+    """Remove and return the seeds that the driver sent with the prompts; None if it sent none."""
     return prompts.batch.pop(SEED).tolist() if SEED in prompts.batch.keys() else None
 
 
 @contextmanager
 def seeded(llm: Any, seeds: Sequence[int] | None) -> Iterator[None]:
-    """Within, verl's call of `llm.generate`, with one set of parameters for all prompts, gives each its seed."""
+    """Let verl's call of `llm.generate`, which has one set of parameters for all prompts, give each prompt its seed."""
     if seeds is None:
         yield
         return

@@ -1,1 +1,1 @@
-"""The switch of the reshard, and the counter of rollout weights of a process."""
+"""The switch of the reshard, and a process's generation counter of rollout weights."""

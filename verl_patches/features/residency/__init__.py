@@ -1,1 +1,1 @@
-"""Which tensors are on the device in which phase of a training step, and moving them in and out."""
+"""The offload manager: which tensors are on the device in each phase of a training step, and how they move."""

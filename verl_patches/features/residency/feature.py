@@ -1,4 +1,4 @@
-"""The feature residency: its configuration, its switch, and what it does not go together with; and the phases."""
+"""The features residency and phases: configuration, switch, and the settings that exclude residency."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ResidencySettings:
 
     @property
     def reserves_addresses(self) -> bool:
-        """Whether rollout weights come back to the addresses that they had."""
+        """Whether rollout weights return to the addresses that they had before."""
         return self.enabled and self.rollout_addresses == "reserved"
 
 
 def check_offload(config: Mapping[str, Any], settings: Any) -> None:
-    """Residency and verl's own offload switches do not both move the same tensors."""
+    """Check that verl's own offload switches are off, because residency moves the same tensors."""
     of_actor = config["actor_rollout_ref"]
     roles = [("actor_rollout_ref.actor", of_actor["actor"]), ("actor_rollout_ref.ref", of_actor["ref"])]
     if config["algorithm"]["adv_estimator"] == "gae":
@@ -45,14 +45,22 @@ def check_offload(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_addresses(config: Mapping[str, Any], settings: Any) -> None:
-    """Reserved addresses need an allocator that takes memory from pools. The driver has the environment of the dies."""
+    """Check that reserved addresses are possible: torch_npu's allocator must take memory from pools.
+
+    The driver has the same environment as the dies.
+    """
     if settings.residency.reserves_addresses:
         reject_expandable_segments()
 
 
 def reject_expandable_segments() -> None:
-    """Raise ConfigurationError where torch_npu was told to use expandable segments: it then takes no memory from pools,
-    and vLLM-Ascend's allocator, which asks for another vendor's variable, does not notice."""
+    """Reject expandable segments, with which torch_npu takes no memory from pools.
+
+    vLLM-Ascend's allocator does not notice them, because it reads another vendor's variable.
+
+    Raises:
+        ConfigurationError: PYTORCH_NPU_ALLOC_CONF enables them.
+    """
     options = os.environ.get("PYTORCH_NPU_ALLOC_CONF", "").replace(" ", "").split(",")
     if "expandable_segments:True" in options:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Compiling a rollout's graph for weights whose memory comes and goes."""
+"""Graph compilation for rollout weights whose memory is released and taken again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from overlay import ConfigurationError
 
 
 def reject_captured_graphs(runner: Any) -> None:
-    """Raise ConfigurationError for a vLLM-Ascend model runner that captures ACL graphs: unlike torchair's they cannot
-    read the addresses of their weights at every run."""
+    """Reject a vLLM-Ascend model runner that captures ACL graphs: unlike torchair's, they fix the addresses of weights.
+
+    Raises:
+        ConfigurationError: the runner captures ACL graphs.
+    """
     if runner.use_aclgraph:
         raise ConfigurationError(
             "ACL graphs keep the addresses of weights, which actor_rollout_ref.overlay.residency.rollout_addresses="
@@ -21,8 +24,10 @@ def reject_captured_graphs(runner: Any) -> None:
 
 @contextmanager
 def weights_that_move() -> Iterator[None]:
-    """What torchair compiles within this context reads the addresses of its weights at every run. vLLM-Ascend asks for
-    `frozen_parameter`, with which a graph goes on reading where they lay when it was made."""
+    """Let graphs that torchair compiles within this context read the addresses of their weights at every run.
+
+    vLLM-Ascend asks for `frozen_parameter`, with which a graph keeps the addresses from its compilation.
+    """
     import torchair
 
     backend, cached = torchair.get_npu_backend, torchair.inference.cache_compile

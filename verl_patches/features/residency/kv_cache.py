@@ -1,4 +1,4 @@
-"""Creating and freeing the KV cache of a vLLM-Ascend model runner, again and again."""
+"""Frees and recreates the KV cache of a vLLM-Ascend model runner."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
-# Where the adapter keeps the configuration with which the runner made its cache.
+# Attribute of the runner in which the adapter keeps the configuration of its cache.
 CONFIGURATION = "overlay_kv_cache_config"
 
 
 class KvCache:
-    """The runner's KV cache as something that can leave the device. Its contents are dropped: they belong to requests
-    that have finished and to weights that are about to change, so the prefix cache must be reset by whoever frees it.
+    """The runner's KV cache as a resident that can leave the device.
+
+    Its contents are dropped: they belong to finished requests and to weights that are about to change. Whoever frees
+    the cache must therefore reset the prefix cache.
 
     Args:
         runner: vLLM-Ascend's `NPUModelRunner`, whose cache exists; `initialize_kv_cache` makes the same cache again.
@@ -25,7 +27,7 @@ class KvCache:
         self._present = True
 
     def offload(self, changed: bool = True) -> int:
-        """Drop the cache wherever the runner and its attention layers hold it. Nothing is copied."""
+        """Drop the references that the runner and its attention layers hold to the cache. Nothing is copied."""
         if not self._present:
             return 0
         self._runner.kv_caches.clear()
@@ -36,7 +38,7 @@ class KvCache:
         return 0
 
     def onload(self) -> int:
-        """Make the cache with the configuration that vLLM settled on when it started. Nothing is copied."""
+        """Create the cache with the configuration that vLLM chose when it started. Nothing is copied."""
         if self._present:
             return 0
         self._runner.initialize_kv_cache(getattr(self._runner, CONFIGURATION))

@@ -1,9 +1,9 @@
-"""The phases of a training step, and which groups of tensors are on the device in each: one declared state machine.
+"""The phases of a training step, and the groups of tensors that are on the device in each: a declared state machine.
 
-init           models are built one after the other; vLLM sizes its KV cache by what is free
+init           models are built one after the other; vLLM sizes its KV cache by the free memory
 reshard        the training weights are read, the rollout weights written
-rollout        generation: the KV cache is created now, after the training state has left
-idle           generation is over and nobody knows what comes next
+rollout        generation: the KV cache is created only now, after the training state has left
+idle           generation is over and the next phase is not known yet
 old_log_prob   the actor's forward
 ref            the reference policy's forward
 values         the critic's forward
@@ -12,10 +12,10 @@ update         the actor's forward, backward and optimizer step
 checkpoint     weights and optimizer state are read or written
 critic_checkpoint  the critic's likewise
 
-A group leaves only when a phase begins that does not need it, and idle leaves all in place but the KV cache, whose
-contents are worthless by then. So nothing ever leaves that the next phase needs, and nothing is copied out twice:
-a phase declares what it writes, and a group that no phase has written since it came only gives its memory back. The
-reference policy's weights are written by no phase at all.
+A group leaves only when a phase begins that does not need it, and idle leaves everything in place but the KV cache,
+whose contents are worthless by then. So a group that the next phase needs never leaves, and nothing is copied out
+twice: a phase declares which groups it writes, and a group that no phase has written since it came only gives its
+memory back. No phase writes the reference policy's weights.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ GROUPS = (
     "actor_params", "actor_grads", "optimizer", "critic_params", "critic_grads", "critic_optimizer", "ref_params",
     "rollout_weights", "kv_cache",
 )  # fmt: skip
-"""In the order in which they come to the device: the KV cache last, when all else that a phase needs is there."""
+"""In the order in which they come to the device: the KV cache last, after everything else that a phase needs."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """needs: groups that are on the device. writes: those of them whose contents change.
+    """A phase.
 
-    keeps: groups that stay if they are there. after: the only phase that it may follow; None means any.
+    Attributes:
+        needs: groups that are on the device.
+        writes: those of them whose contents change.
+        keeps: groups that stay if they are there.
+        after: the only phase that it may follow; None means any.
     """
 
     needs: frozenset[str] = frozenset()
@@ -72,10 +76,10 @@ PHASES: Mapping[str, Phase] = MappingProxyType(
 
 
 class Residency:
-    """Moves groups of tensors so that the device holds what the phase needs, and meters memory by phase.
+    """The offload manager: keeps the groups on the device that the phase needs, and meters memory by phase.
 
     Args:
-        enabled: asked at every change of phase. While it answers False everything stays on the device.
+        enabled: called at every change of phase. While it returns False, everything stays on the device.
     """
 
     def __init__(self, enabled: Callable[[], bool]):
@@ -86,27 +90,27 @@ class Residency:
 
     @property
     def phase(self) -> str:
-        """The phase that goes on."""
+        """The current phase."""
         return self._phase
 
     def register(self, group: str, resident: Resident) -> None:
-        """Add something that is on the device now to `group`.
+        """Add a resident, which is on the device now, to `group`.
 
         Raises:
-            ValueError: no phase knows the group.
+            ValueError: the group is unknown.
         """
         if group not in GROUPS:
             raise ValueError(f"no phase needs a group {group!r}; groups are {', '.join(GROUPS)}")
         self._groups.setdefault(group, []).append(resident)
 
     def enter(self, phase: str) -> None:
-        """End the phase that goes on and begin `phase`: what it does not need leaves first, then what it needs comes.
+        """End the current phase and begin `phase`: groups that it does not need leave before those that it needs come.
 
-        The peak of a phase counts from when the unneeded has left. Time spent moving is the stage `offload`, and bytes
-        copied are the metrics `residency/device_to_host_bytes` and `residency/host_to_device_bytes`.
+        The peak of a phase counts from when the unneeded groups have left. Time spent moving is the stage `offload`,
+        and bytes copied are the metrics `residency/device_to_host_bytes` and `residency/host_to_device_bytes`.
 
         Raises:
-            ValueError: unknown phase, or one that may not follow the phase that goes on.
+            ValueError: the phase is unknown, or may not follow the current one.
         """
         needs, stays = self._residents_of(phase)
         self.close()
@@ -123,11 +127,12 @@ class Residency:
         self._phase = phase
 
     def copy_out(self, groups: Collection[str]) -> Callable[[torch.Tensor], torch.Tensor | None]:
-        """Bring the host copies of `groups`, which are on the device and stay there, up to date: what their leaving
-        would copy then is not copied again.
+        """Update the host copies of `groups`, which are on the device and stay there; offloading them later copies only
+        what is written after this.
 
-        Returns where the host has the elements of a tensor of the groups; they stay there until a phase that writes
-        the group ends. None for any other tensor.
+        Returns:
+            A function from a tensor of the groups to its host copy, which is valid until a phase that writes the group
+            ends; None for any other tensor.
         """
         record = current_record()
         kept = [(group, resident) for group, resident in self._of(groups) if isinstance(resident, StorageGroup)]
@@ -143,7 +148,7 @@ class Residency:
         return on_host
 
     def _residents_of(self, phase: str) -> tuple[frozenset[str], frozenset[str]]:
-        """The groups that have to be on the device in `phase`, and those that may be."""
+        """Return the groups that must be on the device in `phase`, and those that may be."""
         declared = PHASES.get(phase)
         if declared is None:
             raise ValueError(f"unknown phase {phase!r}; phases are {', '.join(PHASES)}")
@@ -158,8 +163,10 @@ class Residency:
             yield from ((group, resident) for resident in self._groups.get(group, []))
 
     def close(self) -> None:
-        """Record the memory of the phase that goes on; it may go on afterwards. What has no memory behind it does not
-        count; it was so from the moment that the peak is reckoned from, or from its last rise on."""
+        """Record the memory of the current phase, which may continue afterwards.
+
+        Unmapped bytes do not count; they were unmapped when the peak was reset, or at its last rise.
+        """
         unmapped = sum(resident.unmapped_bytes for _, resident in self._of(GROUPS))
         peak, now = torch.npu.max_memory_allocated(), torch.npu.memory_allocated()
         current_record().memory(self._phase, peak - unmapped, now - unmapped)

@@ -1,4 +1,4 @@
-"""Handing the models of one process to its `Residency`."""
+"""Registers the models of one process with its `Residency`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from verl_patches.features.residency.storages import Resident, StorageGroup
 
 
 def register_actor(residency: Residency, chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
-    """The training model's weights, gradients and optimizer."""
+    """Register the training model's weights, gradients and optimizer."""
     _register_trained(residency, chunks, optimizer, "actor", "optimizer")
 
 
 def register_critic(residency: Residency, chunks: Sequence[torch.nn.Module], optimizer: Any) -> None:
-    """The critic's weights, gradients and optimizer."""
+    """Register the critic's weights, gradients and optimizer."""
     _register_trained(residency, chunks, optimizer, "critic", "critic_optimizer")
 
 
 def _register_trained(
     residency: Residency, chunks: Sequence[torch.nn.Module], optimizer: Any, name: str, optimizers: str
 ) -> None:
-    """Gradients come back as zeros: the update begins with zeroing them. In float32 the optimizer's main parameters are
-    views of the weights and belong to those.
+    """Register a trained model's groups.
+
+    Gradients come back as zeros, because the update begins by zeroing them. In float32 the optimizer's main parameters
+    are views of the weights and belong to their group.
     """
 
     def weights() -> Any:
@@ -50,17 +52,22 @@ def _register_trained(
 
 
 def register_reference(residency: Residency, chunks: Sequence[torch.nn.Module]) -> None:
-    """The reference policy's weights."""
+    """Register the reference policy's weights."""
     residency.register("ref_params", StorageGroup(lambda: parameter_tensors(chunks)))
 
 
 def register_rollout(residency: Residency, runner: Any, rewritten: Sequence[torch.Tensor] = ()) -> None:
-    """The weights and the KV cache of a vLLM-Ascend model runner whose cache exists.
+    """Register the weights and the KV cache of a vLLM-Ascend model runner whose cache exists.
 
-    rewritten: weights that every reshard writes completely. They leave without a copy, and from then on the rollout has
-    no weights (`process_generation`) until a reshard has succeeded. MLA's absorbed weights are derived again after it.
-    Buffers that are no weights, such as rotary tables, are constants. What the runner's adapter has put into reserved
-    memory keeps its addresses.
+    Buffers that are no weights, such as rotary tables, are constants. Weights that the runner's adapter has put into
+    reserved memory keep their addresses.
+
+    Args:
+        residency: the offload manager of this process.
+        runner: the model runner.
+        rewritten: weights that every reshard writes completely. They leave without a copy, and from then on the rollout
+            has no weights (`process_generation`) until a reshard has succeeded. MLA's absorbed weights are derived
+            again after it.
     """
     reserved = vars(runner).get(RESERVED)
     model = runner.get_model()
@@ -83,22 +90,24 @@ def register_rollout(residency: Residency, runner: Any, rewritten: Sequence[torc
 
 
 class Constants(StorageGroup):
-    """Tensors that no phase writes, whatever it does to others of their group."""
+    """Tensors that no phase writes, even if it writes others of their group."""
 
     def offload(self, changed: bool = True) -> int:
-        """Give the memory back, after one copy in the life of a process."""
+        """Give the memory back; the contents are copied only once in the life of a process."""
         return super().offload(changed=False)
 
 
 class GivenUpWeights(StorageGroup):
-    """Weights that leave without a copy, because nobody may use them before they have been written again. What an
-    engine has loaded itself is no exception: verl reshards before every generation, also before the first."""
+    """Weights that leave without a copy, because nobody may use them before they have been written again.
+
+    So do weights that an engine has loaded itself: verl reshards before every generation, even the first.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor], generation: WeightsGeneration, gives_back: bool = True):
         super().__init__(lambda: tensors, "rebuilt", gives_back=gives_back)
         self._generation = generation
 
     def offload(self, changed: bool = True) -> int:
-        """Give the memory back, and the weights up. Nothing is copied."""
+        """Give the memory back and mark the rollout as without weights. Nothing is copied."""
         self._generation.discard()
         return super().offload(changed)

@@ -1,8 +1,8 @@
-"""Device memory that comes and goes behind addresses that stay: an allocation keeps its range of virtual addresses for
-the life of the process, and physical memory is mapped there only while a phase needs it.
+"""Device memory with reserved addresses: an allocation keeps its range of virtual addresses for the life of the
+process, and physical memory is mapped there only while a phase needs it.
 
-Mapping is the work of vLLM-Ascend's own allocator (`CaMemAllocator`, which it has for vLLM's sleep mode). Only its pool
-is used: which phase has the weights, and what is copied to the host, `Residency` decides as for all other memory.
+vLLM-Ascend's own allocator (`CaMemAllocator`, made for vLLM's sleep mode) does the mapping. Only its pool is used:
+`Residency` decides, as for all other memory, which phase has the weights and which contents are copied to the host.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from post_training.tensor_parts import copy_in_parts, host_copy
 from verl_patches.features.residency.feature import reject_expandable_segments
 from verl_patches.features.residency.storages import Resident, bytes_of, device_storages
 
-# Where the adapter keeps the reserved memory of a runner's weights.
+# Attribute of the runner in which the adapter keeps the reserved memory of its weights.
 RESERVED = "overlay_reserved_weights"
 
 
 class ReservedMemory:
     """The pool of vLLM-Ascend's allocator, whose memory is unmapped and mapped as a whole.
 
-    Nobody else may use that allocator: vLLM's sleep mode has to be off, which residency sees to.
+    Nothing else may use that allocator: vLLM's sleep mode must be off, which residency ensures.
 
     Args:
         allocator: vLLM-Ascend's `CaMemAllocator`, with nothing in it.
 
     Raises:
-        ConfigurationError: torch_npu was told to use expandable segments, with which it takes no memory from pools.
+        ConfigurationError: expandable segments are enabled, with which torch_npu takes no memory from pools.
     """
 
     def __init__(self, allocator: Any):
@@ -42,15 +42,15 @@ class ReservedMemory:
 
     @property
     def unmapped_bytes(self) -> int:
-        """Bytes without physical memory, which torch's own counters still call allocated: what tensors take of the
-        pool, whose segments are larger."""
+        """Bytes without physical memory that torch's own counters still call allocated: the tensors' part of the pool,
+        whose segments are larger."""
         return 0 if self._mapped else self._allocated
 
     def move(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """Give storages that are on the device memory of the pool, with their contents. Only once: the allocator holds
-        one pool, and entering it again would make another and let the first one go.
+        """Move device storages with their contents into the pool.
 
-        All of them wait on the host together, in ordinary memory, so that the device never holds any of them twice.
+        Call it only once: the allocator holds one pool, and entering it again would replace it by another. All storages
+        wait on the host together, in ordinary memory, so that the device never holds any of them twice.
 
         Raises:
             RuntimeError: the pool did not get the memory.
@@ -71,24 +71,24 @@ class ReservedMemory:
             raise RuntimeError(f"the memory pool holds {got} of {wanted} bytes; torch took the rest from elsewhere")
 
     def unmap(self) -> None:
-        """Give all physical memory back; nothing happens if that was done. Contents are lost, addresses stay."""
+        """Give all physical memory back, unless that was done. Contents are lost, addresses stay."""
         if self._mapped:
             torch.npu.synchronize()
             self._allocator.sleep(offload_tags=())
             self._mapped = False
 
     def map(self) -> None:
-        """Take physical memory for every address; nothing happens if it is there. Its contents are undefined."""
+        """Map physical memory at every address, unless it is there. Its contents are undefined."""
         if not self._mapped:
             self._allocator.wake_up()
             self._mapped = True
 
 
 class ReservedGroup:
-    """Residents in one `ReservedMemory`: they look after contents and leave the memory to it.
+    """Residents in one `ReservedMemory`: they handle their contents, and it handles the memory.
 
     Args:
-        memory: has the memory of all parts.
+        memory: the memory of all parts.
         parts: residents that do not give memory back themselves.
     """
 
@@ -101,21 +101,21 @@ class ReservedGroup:
         return self._memory.unmapped_bytes
 
     def offload(self, changed: bool = True) -> int:
-        """Copy out what is kept, then give the memory of all parts back. Returns the bytes copied."""
+        """Copy out kept contents, then give the memory of all parts back. Returns the bytes copied."""
         copied = sum(part.offload(changed) for part in self._parts)
         self._memory.unmap()
         return copied
 
     def onload(self) -> int:
-        """Take the memory of all parts and restore what is kept. Returns the bytes copied."""
+        """Take the memory of all parts and restore kept contents. Returns the bytes copied."""
         self._memory.map()
         return sum(part.onload() for part in self._parts)
 
 
 def reserve_weights(runner: Any) -> None:
-    """Move all weights of a vLLM-Ascend model runner, its buffers and derived weights among them, to reserved memory.
+    """Move all weights of a vLLM-Ascend model runner, including buffers and derived weights, to reserved memory.
 
-    To be called when the model has been loaded, and before a graph is made of it.
+    Call it after the model has been loaded, and before a graph is made of it.
     """
     from vllm_ascend.device_allocator.camem import CaMemAllocator
 

@@ -1,12 +1,12 @@
-"""An engine that sleeps by vLLM-Ascend's own sleep mode, as residency meters it."""
+"""A resident for an engine in vLLM-Ascend's own sleep mode, so that residency meters its memory."""
 
 from __future__ import annotations
 
 
 class SleepingEngine:
-    """The memory pool of the engine. Asleep, there is no memory behind it, and torch's counters go on counting it.
+    """The memory pool of the engine, which has no memory while it sleeps although torch's counters still count it.
 
-    verl puts the engine to sleep and wakes it; residency moves nothing of it.
+    verl puts the engine to sleep and wakes it; residency does not move it.
     """
 
     def __init__(self) -> None:
@@ -22,9 +22,9 @@ class SleepingEngine:
         return int(CaMemAllocator.get_instance().get_current_usage())
 
     def onload(self) -> int:
-        """Nothing: verl wakes the engine."""
+        """Do nothing: verl wakes the engine."""
         return 0
 
     def offload(self, changed: bool = True) -> int:
-        """Nothing: verl puts it to sleep."""
+        """Do nothing: verl puts the engine to sleep."""
         return 0

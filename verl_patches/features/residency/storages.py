@@ -1,8 +1,8 @@
 """Tensors that enter and leave the device together.
 
 Memory is taken and given back storage by storage (`resize_`), not by swapping `param.data`: every view of a storage,
-whoever holds it, stays valid and none of them keeps the memory alive. The same Tensor objects serve before and after;
-addresses may change.
+whoever holds it, stays valid and none of them keeps the memory alive. Tensor objects stay the same; addresses may
+change.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ Storages = dict[int, torch.UntypedStorage]
 
 
 class Resident(Protocol):
-    """Something that takes device memory and can do without it for a while.
+    """An owner of device memory that can do without it for a while.
 
-    unmapped_bytes: what torch's counters call allocated now although there is no memory behind it.
+    Attributes:
+        unmapped_bytes: bytes that torch's counters call allocated although no memory is behind them now.
     """
 
     @property
     def unmapped_bytes(self) -> int: ...
 
     def onload(self) -> int:
-        """Take the memory and make the contents right; nothing happens if it is on the device. Returns bytes copied."""
+        """Take the memory and restore the contents, unless they are on the device. Returns the bytes copied."""
 
     def offload(self, changed: bool = True) -> int:
-        """Give the memory back; nothing happens if it is not on the device. Returns bytes copied.
+        """Give the memory back, if it is on the device. Returns the bytes copied.
 
-        changed: somebody may have written the contents since they came. If not, an earlier copy serves again.
+        Args:
+            changed: the contents may have been written since they came. If not, an earlier copy is used again.
         """
 
 
@@ -48,8 +50,8 @@ class StorageGroup:
         contents: `kept` copies to pinned host memory and back; `zeroed` comes back as zeros; `rebuilt` comes back
             undefined, for tensors that their owner writes before anybody reads them.
         excluding: tensors whose storages belong to another group.
-        gives_back: whether the group's memory is its own to give back; otherwise somebody takes it away after an
-            offload and puts it back before an onload.
+        gives_back: whether the group frees and takes its memory itself; otherwise its owner removes it after an offload
+            and restores it before an onload.
     """
 
     unmapped_bytes = 0
@@ -64,11 +66,11 @@ class StorageGroup:
         self._away: dict[int, tuple[torch.UntypedStorage, int]] = {}
         self._host: dict[int, torch.Tensor] = {}
         self._written: dict[int, int] = {}
-        # While one lives, no other storage gets the address of the one that it is of.
+        # While such a reference lives, no new storage object can get the address of the one that it refers to.
         self._known: dict[int, StorageWeakRef] = {}
 
     def offload(self, changed: bool = True) -> int:
-        """Copy out what is kept and has no good copy yet, then give every storage back. Returns the bytes copied."""
+        """Copy out kept contents without an up-to-date copy, then give every storage back. Returns the bytes copied."""
         if self._away:
             return 0
         with torch.inference_mode(False), torch.no_grad():
@@ -81,16 +83,16 @@ class StorageGroup:
         return copied
 
     def copy_out(self, changed: bool = True) -> int:
-        """Copy out what is kept and has no good copy yet; everything stays where it is. Returns the bytes copied."""
+        """Copy out kept contents without an up-to-date copy; nothing leaves the device. Returns the bytes copied."""
         if self._away:
             return 0
         with torch.inference_mode(False), torch.no_grad():
             return self._copy_out(self._present(), changed)
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The elements of `tensor` as they were last copied out, without a copy; None if its storage never was.
+        """Return a view of the last host copy of `tensor`'s elements; None if its storage was never copied out.
 
-        They stay until the group is copied out again: until something has written it, and it leaves.
+        The copy is valid until the group is copied out again, after something has written it.
         """
         held = self._host.get(tensor.untyped_storage()._cdata)
         if held is None:
@@ -114,7 +116,7 @@ class StorageGroup:
         return copied
 
     def _present(self) -> Storages:
-        """The group's storages that have memory."""
+        """Return the group's storages that have memory."""
         excluded = device_storages(self._excluding())
         return {key: s for key, s in device_storages(self._tensors()).items() if key not in excluded and s.nbytes()}
 
@@ -134,8 +136,10 @@ class StorageGroup:
         self._known = {key: self._known.get(key) or StorageWeakRef(storage) for key, storage in leaving.items()}
 
     def _without_copy(self, leaving: Storages, changed: bool) -> Storages:
-        """Those of `leaving` whose bytes the host does not hold. A write that nobody declared shows in torch's version
-        counters, if it went through a tensor of the group."""
+        """Return the storages of `leaving` without an up-to-date host copy.
+
+        torch's version counters show undeclared writes too, if they went through a tensor of the group.
+        """
         before, self._written = self._written, _writes(self._tensors())
         return {
             key: storage
@@ -144,7 +148,7 @@ class StorageGroup:
         }
 
     def _host_copy(self, key: int, size: int) -> torch.Tensor:
-        """A pinned host buffer of `size` bytes for the storage `key`, kept from step to step."""
+        """Return a pinned host buffer of `size` bytes for the storage `key`, kept from step to step."""
         held = self._host.get(key)
         if held is None or held.numel() != size:
             held = self._host[key] = torch.empty(size, dtype=torch.uint8).pin_memory()
@@ -152,7 +156,7 @@ class StorageGroup:
 
 
 def device_storages(tensors: Iterable[torch.Tensor]) -> Storages:
-    """The distinct device storages behind `tensors`, by the address of the storage object (not of its memory)."""
+    """Return the distinct device storages behind `tensors`, by the address of the storage object (not its memory)."""
     found: Storages = {}
     for tensor in tensors:
         if tensor.device.type == "npu":
@@ -162,7 +166,7 @@ def device_storages(tensors: Iterable[torch.Tensor]) -> Storages:
 
 
 def _writes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """How often the device storages behind `tensors` were written; inference tensors do not count their writes."""
+    """Return how often each device storage behind `tensors` was written; inference tensors do not count writes."""
     found: dict[int, int] = {}
     for tensor in tensors:
         if tensor.device.type == "npu":
@@ -172,5 +176,5 @@ def _writes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The storage as a tensor [bytes], uint8."""
+    """Return the storage as a tensor [bytes], uint8."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,1 +1,1 @@
-"""Weighing tokens by how likely training finds what the rollout sampled."""
+"""Truncated importance sampling: weights of tokens by their probability in training relative to the rollout."""

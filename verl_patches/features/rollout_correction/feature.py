@@ -1,4 +1,4 @@
-"""The feature rollout_correction: its configuration, its switch, and what it cannot be combined with."""
+"""The feature rollout_correction: its configuration, its switch, and the settings that exclude it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RolloutCorrectionSettings:
 
 
 def check_old_log_probs(config: Mapping[str, Any], settings: Any) -> None:
-    """The weights are known before the update."""
+    """Check that old log-probs, and with them the weights, are known before the update."""
     if not settings.recompute_old_log_prob:
         raise ConfigurationError(
             f"{ROLLOUT_CORRECTION.switch}=True compares old log-probs with the rollout's, and "
@@ -30,7 +30,7 @@ def check_old_log_probs(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_cap(config: Mapping[str, Any], settings: Any) -> None:
-    """Below 1, tokens of which both are equally sure would weigh less too."""
+    """Reject a cap below 1, which would reduce the weight even of tokens that both sides find equally likely."""
     cap = settings.rollout_correction.cap
     if not cap >= 1:
         raise ConfigurationError(
@@ -40,7 +40,7 @@ def check_cap(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_whole_vocabulary(config: Mapping[str, Any], settings: Any) -> None:
-    """A ratio of probabilities compares like with like: training's are over the whole vocabulary."""
+    """Check that the rollout draws from the whole vocabulary, over which training computes probabilities."""
     for name, (value, remedy) in narrowed_by(config["actor_rollout_ref"]["rollout"]).items():
         raise ConfigurationError(
             f"{_ROLLOUT}.{name}={value} is invalid with {ROLLOUT_CORRECTION.switch}=true: the rollout draws from a "

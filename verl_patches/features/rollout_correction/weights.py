@@ -1,10 +1,10 @@
 """Truncated importance sampling between rollout and training (Yao et al., 2025, "Your efficient RL framework secretly
 brings you off-policy RL training").
 
-The rollout samples from p_rollout, which differs from training's p_old by kernels and rounding alone. The gradient of a
-token is corrected by the factor w = min(p_old / p_rollout, cap). Every term of PPO's loss of a token (the ratio's, the
-clipped one's and the dual clip's) is linear in the token's advantage, and w is not negative, so that w on the advantage
-is w on the loss.
+The rollout samples from p_rollout, which differs from training's p_old only by kernels and rounding. The gradient of a
+token is corrected by the factor w = min(p_old / p_rollout, cap). Every term of a token's PPO loss (the ratio's, the
+clipped one's and the dual clip's) is linear in the token's advantage, and w is not negative, so that scaling the
+advantage by w scales the loss by w.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ NEEDED = ("old_log_probs", "rollout_log_probs", "advantages")
 
 
 def truncated_ratios(old: torch.Tensor, rollout: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(exp(old - rollout), cap) of log-probs of the same shape; a ratio that overflows is the cap as well."""
+    """Return min(exp(old - rollout), cap) for log-probs of the same shape; a ratio that overflows gives the cap too."""
     return (old - rollout).exp().clamp(max=cap)
 
 
 def corrected(batch: Any, cap: float) -> tuple[Any, dict[str, float]]:
-    """`batch`, a `DataProto` as verl's loop gives it to the update, with weights on its advantages, and what they are.
+    """Return a copy of `batch`, a `DataProto` as verl's loop passes it to the update, with weighted advantages; and the
+    metrics of the weights.
 
-    The batch itself stays as it is.
+    The batch itself is not changed.
 
     Raises:
         KeyError: a column of `NEEDED` is missing.
@@ -37,20 +38,20 @@ def corrected(batch: Any, cap: float) -> tuple[Any, dict[str, float]]:
     counted = batch.batch["attention_mask"][:, -advantages.size(1) :].bool()
     weights = truncated_ratios(old, rollout, cap)
     tensors = batch.batch.clone(recurse=False)
-    # Behind the end of an answer neither log-prob means anything.
+    # After the end of an answer neither log-prob means anything.
     tensors["advantages"] = torch.where(counted, advantages * weights, advantages)
     logs = (old - rollout)[counted]
     metrics = {
         "rollout_correction/weight_mean": weights[counted].mean().item(),
         "rollout_correction/ratio_max": logs.max().exp().item(),
-        # Of the log-probs' own difference: its exponential in float32 is rounded to the cap from either side.
+        # Compare the difference of log-probs itself: its exponential in float32 is rounded to the cap from either side.
         "rollout_correction/capped_share": (logs.double() > math.log(cap)).double().mean().item(),
     }
     return DataProto(batch=tensors, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info), metrics
 
 
 def correcting(update_actor: Callable[[Any], Any], cap: float) -> Callable[[Any], Any]:
-    """verl's call of the workers' update, with corrected advantages, whose metrics also say how far they moved."""
+    """Wrap verl's call of the workers' update to correct advantages and to report the metrics of the weights."""
 
     def update(batch: Any) -> Any:
         batch, metrics = corrected(batch, cap)

@@ -1,8 +1,8 @@
-"""Where a vLLM engine of one die stands among the data-parallel engines of the rollout.
+"""Tells the vLLM engine of a die its place among the data-parallel engines of the rollout.
 
 vLLM starts one engine in each process of verl's world. With expert parallelism the engines of an instance form one
-model: those with the same tensor-parallel index agree over a data-parallel group of their own, which they find through
-environment variables that vLLM reads.
+model: those with the same tensor-parallel index synchronise over a data-parallel group of their own, which they find
+through environment variables that vLLM reads.
 """
 
 import os
@@ -60,7 +60,7 @@ def check_expert_parallel(place: EnginePlace) -> None:
 
 @contextmanager
 def held_ports(count: int) -> Iterator[list[int]]:
-    """Different TCP ports that nothing else on this machine gets while the context lasts."""
+    """Yield different TCP ports that no other process of this machine can get within this context."""
     with ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -69,7 +69,7 @@ def held_ports(count: int) -> Iterator[list[int]]:
 
 
 def address_towards(peer: str) -> str:
-    """The address of this machine on the network that reaches ``peer``, an address or a name. Nothing is sent."""
+    """Return this machine's address on the network that reaches ``peer``, an address or a name. Nothing is sent."""
     family, kind, protocol, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
@@ -77,10 +77,11 @@ def address_towards(peer: str) -> str:
 
 
 def agreed_meeting_point(place: EnginePlace) -> tuple[str, int]:
-    """Address and port at which this rank's data-parallel group meets: on the machine of its first member.
+    """Return address and port at which this rank's data-parallel group meets, on the machine of its first member.
 
-    The first rank of an instance chooses a port for each tensor-parallel index. All of them hold their ports until
-    everyone knows them, so that two instances on one machine never choose the same. Collective over the default group.
+    The first rank of an instance chooses a port for each tensor-parallel index. All first ranks hold their ports until
+    every rank knows them, so that two instances on one machine never choose the same. Collective over the default
+    group.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""The feature rollout_expert_parallel: its configuration, its switch, and the sizes that it takes."""
+"""The feature rollout_expert_parallel: its configuration, its switch, and the supported sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from overlay import ConfigurationError, Feature
 from post_training.chips import A2
 
-# Dies over which CANN's fused exchange of tokens works on an Atlas A2; on an Atlas A3 it does on 2 and more
+# Numbers of dies that CANN's fused exchange of tokens supports on an Atlas A2; on an Atlas A3 it supports 2 and more
 # (aclnnMoeDistributeDispatchV2: epWorldSize). vLLM-Ascend uses it in graphs, and everywhere from 16 dies on.
 SIZES_OF_A2 = (16, 32, 64, 128, 192, 256, 384)
 _GRAPH = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchair_graph_config.enabled"
@@ -24,7 +24,7 @@ class RolloutSettings:
 
 
 def check_size(config: Mapping[str, Any], settings: Any) -> None:
-    """The dies divide into instances of the rollout, and an instance into whole tensor-parallel groups."""
+    """Check that the dies divide into instances of the rollout, and an instance into whole tensor-parallel groups."""
     dies = config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
     tensor_parallel = config["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"]
     experts = settings.rollout.expert_parallel_size
@@ -37,15 +37,15 @@ def check_size(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def require_fused_exchange(family: str | None, dies: int, in_graph: bool) -> None:
-    """Reject dies over which chips of `family` cannot exchange the tokens of experts.
+    """Reject a number of dies over which chips of `family` cannot exchange the tokens of experts.
 
     Args:
-        family: A2 or A3; None where it is not known, which rejects nothing.
-        dies: those that share the experts of one instance.
+        family: A2 or A3; None if it is not known, which rejects nothing.
+        dies: number of dies that share the experts of one instance.
         in_graph: whether the rollout decodes in a graph, which can hold no other exchange.
 
     Raises:
-        ConfigurationError: the fused operator of an Atlas A2 would be used on a number of dies that it does not take.
+        ConfigurationError: the fused operator of an Atlas A2 would be used on an unsupported number of dies.
     """
     least = SIZES_OF_A2[0]
     if family != A2 or dies in SIZES_OF_A2 or (dies < least and not in_graph):

@@ -1,1 +1,1 @@
-"""Unfinished requests of a rollout change data-parallel ranks, so that all of them can run a smaller graph."""
+"""Request migration: unfinished requests move between data-parallel ranks, so that all can run a smaller graph."""

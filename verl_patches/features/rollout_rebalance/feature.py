@@ -23,7 +23,7 @@ class RolloutRebalanceSettings:
 
 
 def check_rebalance(config: Mapping[str, Any], settings: Any) -> None:
-    """Requests move between windows, and only into smaller graphs."""
+    """Check the settings that migration needs: dp_sync, request_noise, several engines, graphs of several sizes."""
     if not settings.rollout_rebalance.enabled:
         return
     switch, node = ROLLOUT_REBALANCE.switch, config["actor_rollout_ref"]["rollout"]

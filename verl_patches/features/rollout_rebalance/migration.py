@@ -1,8 +1,8 @@
-"""Moving requests between the engines of an instance at the end of a window, and their results back at the end of all.
+"""Moves requests between the engines of an instance at the end of a window, and returns their results at the very end.
 
-Whether anything moves, and how many requests from where to where, every rank finds from the agreement alone
-(`post_training.plan.rebalance`). Which requests they are, only their engine decides. What moves travels in one exchange
-of bytes after one of their numbers, and so do results, once, when nobody has unfinished requests any more.
+Every rank derives from the agreement alone how many requests move from where to where, if any
+(`post_training.plan.rebalance`). An engine itself decides which of its requests these are. Requests travel in one
+exchange of bytes, after an exchange of sizes; so do results, once, when no rank has unfinished requests any more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from verl_patches.features.rollout_rebalance.requests import (
 
 @dataclass(frozen=True)
 class MigratedRequest:
-    """A request of another rank, or one's own that has come back, while it runs here."""
+    """A request of another rank, or one of this rank's own that has come back, while it runs here."""
 
     home: int
     home_id: str
@@ -45,7 +45,7 @@ class MigratedRequest:
 
 
 class RequestMigration:
-    """One rank's part."""
+    """One rank's side of request migration."""
 
     def __init__(self, loop: DecodeLoop) -> None:
         self.loop = loop
@@ -58,17 +58,20 @@ class RequestMigration:
         self._stepping = False
         self._generators: dict[str, bytes] = {}
 
-    # What the decode loop asks.
+    # Called by the decode loop.
 
     def plan(self, agreed: ReducedState, graph_sizes: Sequence[int]) -> bool:
-        """Whether requests move after the forward that has just been agreed on; the same on all ranks."""
+        """Return whether requests move after the forward that has just been agreed on; the same on all ranks."""
         if agreed.with_prefill or agreed.waiting or not graph_sizes:
             return False
         self._due = rebalance(agreed.running, graph_sizes, agreed.headroom)
         return bool(self._due)
 
     def ended(self) -> None:
-        """No rank has unfinished requests: results go home. Collective, where anything moved."""
+        """Send results home and count the moves; called when no rank has unfinished requests.
+
+        Collective: one all-reduce, and an exchange if anything moved.
+        """
         if self._any_moved:
             results: list[list[FinishedRequest]] = [[] for _ in range(self.loop.group.world_size)]
             for migrated in self.migrated_in.values():
@@ -78,17 +81,17 @@ class RequestMigration:
             self._arrived = [output_of(each) for each in self._exchanged(results, FinishedRequest)]
             self.migrated_out.difference_update(output.request_id for output in self._arrived)
         self.migrated_in.clear()
-        # Counted after every rollout, moves or none, so that all ranks have the same metrics.
+        # Counted after every rollout, even without moves, so that all ranks have the same metrics.
         (moved,) = total([self._moved], self.loop.group.device_group)
         current_record().count("rollout/moved_requests", moved)
         current_record().count("rollout/moved_bytes", self._moved_bytes)
         self._moved = self._moved_bytes = 0
 
-    # What the engine's patches ask.
+    # Called by the engine's patches.
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """A step of the engine core goes on."""
+        """Mark a step of the engine core within this context."""
         self._stepping = True
         try:
             yield
@@ -96,11 +99,11 @@ class RequestMigration:
             self._stepping = False
 
     def has_work(self, core: Any) -> bool:
-        """Whether the engine, which has no requests of its own, should make a step for requests of other engines."""
+        """Return whether the engine, without requests of its own, must make a step for requests of other engines."""
         return not self._stepping and core.scheduler.has_requests()
 
     def move(self, core: Any) -> None:
-        """What the last agreement decided, before anything is scheduled under the next."""
+        """Carry out the moves that the last agreement decided, before anything is scheduled under the next."""
         if self.loop.window.agreement is None:
             self.migrated_in.clear()
             self.migrated_out.clear()
@@ -117,7 +120,7 @@ class RequestMigration:
             self._take_in(core, arrived)
 
     def own_outputs(self, core: Any, outputs: dict[int, Any]) -> dict[int, Any]:
-        """The outputs of a step for this engine's own requests, with those that came home; others' are kept."""
+        """Return a step's outputs of this engine's own requests, with results that came home; store migrated ones'."""
         from vllm.v1.engine import EngineCoreOutputs
 
         for of_client in outputs.values():
@@ -132,15 +135,19 @@ class RequestMigration:
         return outputs
 
     def restore_generators(self, runner: Any, scheduled: Any) -> None:
-        """Requests that have arrived go on in their random numbers where they were. `scheduled`: vLLM's output of the
-        scheduler, with which the runner has just made their generators."""
+        """Restore the random states of requests that have arrived.
+
+        Args:
+            runner: the model runner.
+            scheduled: vLLM's scheduler output, from which the runner has just made their generators.
+        """
         for new in scheduled.scheduled_new_reqs:
             if new.req_id in self._generators:
                 content = bytearray(self._generators.pop(new.req_id))
                 runner.requests[new.req_id].generator.set_state(torch.frombuffer(content, dtype=torch.uint8))
 
     def _taken(self, core: Any, number: int) -> list[MovingRequest]:
-        """So many of the engine's requests, those with fewest tokens, which leave it."""
+        """Remove and return the `number` requests of the engine with the fewest tokens."""
         shortest = sorted(core.scheduler.running, key=lambda request: request.num_tokens)[:number]
         return [self._sent(core, request) for request in shortest]
 
@@ -172,7 +179,12 @@ class RequestMigration:
         core.add_request(arriving_request(moving, request_id))
 
     def _exchanged(self, items: Sequence[Sequence[Any]], kind: type[Any]) -> list[Any]:
-        """What all ranks have for this one, by rank; `items`: what this one has for each. Collective."""
+        """Exchange items between all ranks; return those for this rank, by sender. Collective: two all-to-alls.
+
+        Args:
+            items: this rank's items for each rank.
+            kind: the type of the items.
+        """
         outgoing = [encoded(of_rank) for of_rank in items]
         group = self.loop.group.device_group
         sizes = torch.tensor([len(content) for content in outgoing], dtype=torch.int32).npu()
@@ -193,7 +205,7 @@ def _runner(core: Any) -> Any:
 
 @contextmanager
 def migration_of(loop: DecodeLoop) -> Iterator[RequestMigration]:
-    """The migration of this process's engine, which its decode loop asks meanwhile."""
+    """Attach the migration of this process's engine to its decode loop within this context."""
     migration = process_context().find(RequestMigration)
     if migration is None or migration.loop is not loop:
         migration = process_context().keep(RequestMigration(loop))
@@ -205,7 +217,7 @@ def migration_of(loop: DecodeLoop) -> Iterator[RequestMigration]:
 
 
 def restore_generators(runner: Any, scheduled: Any) -> None:
-    """See `RequestMigration.restore_generators`; nothing before anything has moved in this process."""
+    """Call `RequestMigration.restore_generators`, if this process has a migration."""
     migration = process_context().find(RequestMigration)
     if migration is not None:
         migration.restore_generators(runner, scheduled)

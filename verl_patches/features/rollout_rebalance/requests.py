@@ -1,8 +1,8 @@
-"""A request that goes on at another engine, and what comes back of it.
+"""Messages for a request that continues at another engine, and for its result.
 
-A request that moves is a new one for the engine that takes it: the tokens that it has are its prompt, whose keys and
-values are computed again, and what it may still generate is what was left. The engine that it was given to, its home,
-goes on to hold its place among the results, and gets what was sampled elsewhere as if it had sampled it itself.
+A request that moves is a new one for the engine that takes it: its tokens so far become the prompt, whose keys and
+values are computed again, and its limits shrink to what was left. The engine that first got it, its home, keeps its
+place among the results, and treats tokens that were sampled elsewhere as if it had sampled them itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sampled:
-    """Tokens with their log-probs, in vLLM's order: `candidates` and `log_probs` a list a token, or nothing where none
-    were asked for. finish_reason: vLLM's number for it, once the request has finished."""
+    """Sampled tokens with their log-probs.
+
+    Attributes:
+        tokens: token ids.
+        candidates, log_probs: one list per token in vLLM's order; empty if no log-probs were requested.
+        ranks: of the sampled tokens; empty if no log-probs were requested.
+        finish_reason: vLLM's number of the reason, once the request has finished.
+        stop_reason: vLLM's.
+    """
 
     tokens: list[int]
     candidates: list[list[int]]
@@ -27,9 +34,17 @@ class Sampled:
 
 @dataclass(frozen=True)
 class MovingRequest:
-    """home, home_id: the rank that it was given to, and its id there; tokens: prompt and what was generated; params:
-    vLLM's SamplingParams, encoded; generator: the state of the request's random numbers, if it draws any; sampled: what
-    its home has not heard of."""
+    """A request on its way to another engine.
+
+    Attributes:
+        home: the rank that first got it.
+        home_id: its id there.
+        tokens: prompt and generated tokens.
+        params: vLLM's SamplingParams for the rest, encoded.
+        end_token: the id of its end token, if it has one.
+        generator: the state of its random generator, if it has one.
+        sampled: tokens that its home has not received yet.
+    """
 
     home: int
     home_id: str
@@ -42,28 +57,28 @@ class MovingRequest:
 
 @dataclass(frozen=True)
 class FinishedRequest:
-    """What was sampled of a request away from home."""
+    """The result of a request that finished away from home."""
 
     home_id: str
     sampled: Sampled
 
 
 def encoded(items: Sequence[MovingRequest] | Sequence[FinishedRequest]) -> bytes:
-    """As bytes, without pickle; nothing is no bytes."""
+    """Encode items as bytes, without pickle; no items give no bytes."""
     import msgspec
 
     return msgspec.msgpack.encode(items) if items else b""
 
 
 def decoded(content: bytes, kind: type[Any]) -> list[Any]:
-    """What `encoded` was given, of one kind."""
+    """Decode the items, all of type `kind`, that `encoded` was given."""
     import msgspec
 
     return [msgspec.convert(each, kind) for each in msgspec.msgpack.decode(content)] if content else []
 
 
 def joined(outputs: Iterable[Any], before: Sampled | None = None) -> Sampled:
-    """The outputs of one request in their order, vLLM's EngineCoreOutput, behind what it sampled before."""
+    """Append the outputs of one request (vLLM's EngineCoreOutput), in order, to what it sampled `before`."""
     found = before or Sampled([], [], [], [])
     for output in outputs:
         candidates, log_probs, ranks = output.new_logprobs or ([], [], [])
@@ -79,7 +94,7 @@ def joined(outputs: Iterable[Any], before: Sampled | None = None) -> Sampled:
 
 
 def output_of(finished: FinishedRequest) -> Any:
-    """The EngineCoreOutput that the request's home takes for its own."""
+    """Return the result as an EngineCoreOutput for the request's home."""
     from vllm.v1.engine import EngineCoreOutput, FinishReason
     from vllm.v1.outputs import LogprobsLists
 
@@ -95,7 +110,7 @@ def output_of(finished: FinishedRequest) -> Any:
 
 
 def parameters_left(request: Any) -> bytes:
-    """The request's SamplingParams for what it may still generate, encoded."""
+    """Return the request's SamplingParams for the tokens that it may still generate, encoded."""
     import msgspec
 
     params, done = request.sampling_params, request.num_output_tokens
@@ -104,7 +119,7 @@ def parameters_left(request: Any) -> bytes:
 
 
 def arriving_request(moving: MovingRequest, request_id: str) -> Any:
-    """The EngineCoreRequest with which another engine takes it over."""
+    """Return the EngineCoreRequest with which another engine takes over the request."""
     import msgspec
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
@@ -124,8 +139,8 @@ def arriving_request(moving: MovingRequest, request_id: str) -> Any:
     )
 
 
-# What a request must leave alone to be moved: it would look at the tokens that were generated before the move, or is
-# asked of the prompt. Name of the field and the only value that goes.
+# Sampling parameters that prevent a move, because they look at tokens generated before it or at the prompt: the name
+# of the field and the only value that is allowed.
 LEFT_ALONE: dict[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -138,10 +153,10 @@ _EMPTY = ("stop", "bad_words", "extra_args")
 
 
 def require_movable(params: Any, switch: str) -> None:
-    """Reject SamplingParams with which another engine would not go on alike.
+    """Reject SamplingParams with which another engine would continue differently.
 
     Raises:
-        ValueError: names the parameter.
+        ValueError: a parameter prevents a move; the message names it.
     """
     held = [name for name, value in LEFT_ALONE.items() if getattr(params, name) != value]
     held += [name for name in _EMPTY if getattr(params, name)]

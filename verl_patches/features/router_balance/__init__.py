@@ -1,1 +1,1 @@
-"""Every expert gets the same number of tokens, whatever the router says: what a benchmark with random weights needs."""
+"""Forced router balance for benchmarks with random weights: every expert gets the same number of tokens."""

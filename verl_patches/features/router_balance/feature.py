@@ -1,4 +1,4 @@
-"""The feature router_balance: its configuration, its switch, and the runs that it would spoil."""
+"""The feature router_balance: its configuration, its switch, and the checks of the runs that it would spoil."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RouterBalanceSettings:
 
 
 def check_random_weights(config: Mapping[str, Any], settings: Any) -> None:
-    """Weights that were read would be trained with experts that they do not choose."""
+    """Reject loaded weights, which would be trained with experts that they do not choose."""
     if config["actor_rollout_ref"]["actor"].get("load_weight", True):
         raise ConfigurationError(
             f"{ROUTER_BALANCE.switch}=True sends tokens to experts that the weights do not choose, and "
@@ -33,7 +33,7 @@ def check_random_weights(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_model(config: Mapping[str, Any], settings: Any) -> None:
-    """The model is one whose router the overlay knows, where this machine can read its config.json."""
+    """Check that the overlay can balance the model's router, if this machine can read its config.json."""
     from post_training.models.families import families, find_family
 
     folder = config["actor_rollout_ref"]["model"]["path"]

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 @cache
 def _float32_method() -> Any:
-    """vLLM's unquantised linear method, with scores in float32."""
+    """Return vLLM's unquantised linear method, with scores in float32."""
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
     class Float32GateMethod(UnquantizedLinearMethod):

@@ -1,1 +1,1 @@
-"""Batches that stay on the devices: the driver sends handles of samples, and workers exchange the tokens themselves."""
+"""Batches that stay on the devices: the driver sends sample references, and workers exchange the tokens themselves."""

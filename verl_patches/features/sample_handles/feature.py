@@ -1,4 +1,4 @@
-"""The feature sample_handles: its configuration, its switch, and what cannot go with it."""
+"""The feature sample_handles: its configuration, its switch, and the settings that exclude it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SampleHandlesSettings:
 
 
 _SWITCH = "actor_rollout_ref.overlay.sample_handles.enabled"
-# What reads or moves columns on the driver that stay with the workers: key, the value that does, and what it does.
+# Settings whose code reads or moves columns that stay with the workers: the key, the value that does so, and why.
 _IN_THE_WAY = (
     ("algorithm.adv_estimator", "gae", "a critic's worker reads the tokens"),
     ("algorithm.use_kl_in_reward", True, "the driver reads ref_log_prob"),
@@ -28,7 +28,7 @@ _IN_THE_WAY = (
 
 
 def check_combination(config: Mapping[str, Any], settings: Any) -> None:
-    """Nothing but Megatron's workers may read what stays with them."""
+    """Check that only Megatron's workers read the columns that stay with them."""
     strategy = config["actor_rollout_ref"]["actor"]["strategy"]
     if strategy != "megatron":
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What the driver keeps and sends of a batch whose samples are with the workers."""
+"""Sample references: the columns that the driver keeps and sends for a batch whose samples stay with the workers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ if TYPE_CHECKING:
     from verl import DataProto
 
 FIRST, ORDER, WIDTHS, STEP = (f"sample_handles/{name}" for name in ("first", "order", "widths", "step"))
-"""Meta information: the id of a generation's first sample; a batch's ids, its columns of prompts and of responses, and
-the step that it belongs to."""
+"""Keys of meta information: the id of a generation's first sample; a batch's ids in order, the widths of its prompts
+and responses, and the step that it belongs to."""
 ID, LENGTHS, COUNTED = "sample_id", "sample_lengths", "sample_counted"
-"""Columns of a batch: int64 [samples]; int32 [samples, 2], tokens of prompt and response as they were generated; int32
-[samples], tokens of the response that count now."""
+"""Columns of a batch: int64 [samples]; int32 [samples, 2], the numbers of tokens of prompt and response as they were
+generated; int32 [samples], the number of response tokens that count now."""
 REBUILT = ("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask", "rollout_log_probs")
 REFERENCE = "ref_log_prob"
 KEPT = ("old_log_probs", REFERENCE)
-"""What workers compute from the tokens that they have, or have computed."""
+"""Columns that workers have computed and keep; they rebuild those in REBUILT from the tokens that they have."""
 _ON_THE_DRIVER = ("token_level_scores", "token_level_rewards", "returns", "reward_baselines")
 
 Call = Callable[[Any], Any]
 
 
 class DriverOfHandles:
-    """Takes the place of verl's calls of the workers.
+    """Wraps verl's calls of the workers to send sample references.
 
-    put: places an object where all workers can read it. step: the number of the step that is being trained.
+    Args:
+        put: places an object where all workers can read it.
+        step: returns the number of the current training step.
     """
 
     def __init__(self, put: Callable[[Any], Any], step: Callable[[], int]) -> None:
@@ -37,10 +39,10 @@ class DriverOfHandles:
         self._next = 0
 
     def generating(self, generate: Call) -> Call:
-        """verl's call for answers: those to train on have ids, and stay with the workers too.
+        """Wrap verl's call for answers: those to train on get ids, and the workers keep them too.
 
         verl marks prompts for validation, and those that are answered greedily for a baseline, in their meta
-        information; answers to them are only looked at.
+        information; their answers are not kept, because nothing trains on them.
         """
 
         def call(prompts: DataProto) -> DataProto:
@@ -60,15 +62,15 @@ class DriverOfHandles:
         return call
 
     def asking(self, compute: Call) -> Call:
-        """verl's call for log-probs."""
+        """Wrap verl's call for log-probs to send references."""
         return lambda batch: compute(self.handles(batch))
 
     def updating(self, update: Call) -> Call:
-        """verl's call for an update, with the columns that the driver has computed."""
+        """Wrap verl's call for an update to send references and the columns that the driver has computed."""
         return lambda batch: update(self.handles(batch, computed_columns(batch)))
 
     def handles(self, batch: DataProto, columns: Mapping[str, torch.Tensor | np.ndarray] | None = None) -> DataProto:
-        """What stands for a batch: ids, lengths and `columns`, [samples] each."""
+        """Return the references for a batch: ids, lengths and `columns`, [samples] each."""
         from verl import DataProto
 
         responses, attention = batch.batch["responses"], batch.batch["attention_mask"]
@@ -84,7 +86,7 @@ class DriverOfHandles:
 
 
 def computed_columns(batch: DataProto) -> dict[str, torch.Tensor | np.ndarray]:
-    """What the driver has computed for the update, as `packed` gives it; not what workers have or rebuild."""
+    """Return, packed, the columns that the driver has computed for the update; workers have or rebuild the others."""
     known = {*REBUILT, *KEPT, *_ON_THE_DRIVER, ID, LENGTHS}
     width = batch.batch["responses"].size(1)
     counted = batch.batch["attention_mask"][:, -width:].bool()
@@ -96,10 +98,15 @@ def computed_columns(batch: DataProto) -> dict[str, torch.Tensor | np.ndarray]:
 
 
 def packed(values: torch.Tensor, counted: torch.Tensor) -> torch.Tensor | np.ndarray:
-    """A column of token values [samples, width] without what does not count.
+    """Pack a column of token values [samples, width] without the tokens that do not count.
 
-    counted: [samples, width], bool: which tokens count, the first ones of every row. Where all that count in a row are
-    one number, as advantages of GRPO are, that is all: [samples]. Otherwise an array of objects, [length] each.
+    Args:
+        values: the column.
+        counted: [samples, width], bool: which tokens count, the first ones of every row.
+
+    Returns:
+        [samples], if all values that count in a row are one number, like GRPO's advantages; otherwise an array of
+        objects, [length] each.
     """
     first = values[:, 0]
     if torch.equal(torch.where(counted, values, first[:, None]), first[:, None].expand_as(values)):
@@ -110,7 +117,7 @@ def packed(values: torch.Tensor, counted: torch.Tensor) -> torch.Tensor | np.nda
 
 
 def unpacked(column: torch.Tensor | np.ndarray, counted: torch.Tensor) -> torch.Tensor:
-    """The column [samples, width] that `packed` was given, on the device of `counted`, and 0 where nothing counts."""
+    """Restore the column [samples, width] that `packed` was given, on `counted`'s device, with 0 for other tokens."""
     if isinstance(column, torch.Tensor):
         column = column.to(counted.device)
         return torch.where(counted, column[:, None], torch.zeros_like(column)[:, None])

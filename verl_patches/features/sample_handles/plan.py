@@ -1,13 +1,13 @@
-"""Who sends which samples to whom, from nothing but ids: the same on every rank, and without a word between them.
+"""Plans the exchange of samples between ranks from their ids alone: every rank finds the same plan on its own.
 
-A rank of the rollout generates equal shares: of a generation that begins with id 100 and gives 2 samples to each of 4
-ranks, rank 1 has 102 and 103. verl deals the training batch out in order: with 2 data-parallel ranks, the first four of
-eight ids go to every rank of the first one.
+Rollout ranks generate equal shares: in a generation that begins with id 100 and has 2 samples on each of 4 ranks, rank
+1 has 102 and 103. verl distributes the training batch in order: with 2 data-parallel ranks, the first four of eight ids
+go to every rank of the first one.
 
     order [103, 100, 106, 101 | 102, 107, 104, 105], ranks 0 and 1 of the first data-parallel rank, 2 and 3 of the other
     rank 1 sends 103 to ranks 0 and 1, and 102 to ranks 2 and 3
-    rank 0 receives [100, 101] of itself, [103] of rank 1, none of rank 2, [106] of rank 3; its batch takes places
-    2, 0, 3, 1 of these four
+    rank 0 receives [100, 101] from itself, [103] from rank 1, none from rank 2, [106] from rank 3; its batch takes
+    places 2, 0, 3, 1 of these four
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 
 class SampleHandleError(RuntimeError):
-    """A handle says what no worker has; the message is one sentence."""
+    """A reference names a sample that no worker has; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,19 @@ class Generation:
     ranks: int
 
     def holds(self, ids: np.ndarray) -> np.ndarray:
-        """Which of the `ids` [samples] are of this generation, bool [samples]."""
+        """Return which of the `ids` [samples] belong to this generation, bool [samples]."""
         return (ids >= self.first) & (ids < self.first + self.share * self.ranks)
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one rank sends and receives. sent: for each rank, the rows of its own samples, which are numbered through
-    all generations in their order. received: how many samples come from each rank. place: for each sample of the
-    batch, where it comes in what is received."""
+    """The samples that one rank sends and receives.
+
+    Attributes:
+        sent: for each receiving rank, the rows of this rank's samples, numbered through all generations in order.
+        received: how many samples come from each rank.
+        place: for each sample of this rank's batch, its index among the received ones.
+    """
 
     sent: tuple[np.ndarray, ...]
     received: np.ndarray
@@ -47,10 +51,10 @@ class Exchange:
 
 
 def owners(ids: np.ndarray, generations: Sequence[Generation]) -> tuple[np.ndarray, np.ndarray]:
-    """The rank that generated each of the `ids` [samples], and the sample's row there; int64 [samples] each.
+    """Return the rank that generated each of the `ids` [samples], and the sample's row there; int64 [samples] each.
 
     Raises:
-        SampleHandleError: an id is of no generation; a step's samples are gone once it has been trained on.
+        SampleHandleError: an id is in no generation; a step's samples are gone once it has been trained on.
     """
     rank, row = np.full(len(ids), -1), np.zeros(len(ids), dtype=np.int64)
     before = 0
@@ -69,19 +73,22 @@ def owners(ids: np.ndarray, generations: Sequence[Generation]) -> tuple[np.ndarr
 def plan_exchange(
     order: np.ndarray, generations: Sequence[Generation], replica_of_rank: Sequence[int], rank: int
 ) -> Exchange:
-    """The exchange of `rank`, after which it has its part of a batch.
+    """Plan the exchange of `rank`, after which it has its part of a batch.
 
-    order: [samples], int64: the batch's ids as the driver deals them out, a multiple of the data-parallel ranks.
-    replica_of_rank: for each rank, its data-parallel rank.
+    Args:
+        order: [samples], int64: the batch's ids as the driver distributes them, a multiple of the data-parallel ranks.
+        generations: the generations whose samples are held.
+        replica_of_rank: for each rank, its data-parallel rank.
+        rank: this rank.
 
     Raises:
-        SampleHandleError: an id is of no generation.
+        SampleHandleError: an id is in no generation.
     """
     owner, row = owners(order, generations)
     parts = np.split(np.arange(len(order)), max(replica_of_rank) + 1)
     sent = tuple(row[part[owner[part] == rank]] for part in (parts[replica] for replica in replica_of_rank))
     own = owner[parts[replica_of_rank[rank]]]
-    # What is received lies by sender, and of one sender in the batch's order.
+    # Received samples are ordered by sender, and those of one sender in the batch's order.
     place = np.empty(len(own), dtype=np.int64)
     place[np.argsort(own, kind="stable")] = np.arange(len(own))
     return Exchange(sent, np.bincount(own, minlength=len(replica_of_rank)), place)

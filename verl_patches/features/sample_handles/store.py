@@ -31,14 +31,20 @@ if TYPE_CHECKING:
     from verl import DataProto
 
 _NO_LOG_PROB = -1.0
-"""What verl puts behind the end of a response among the rollout's log-probs."""
+"""verl's padding of the rollout's log-probs after the end of a response."""
 _OF_THE_DRIVER = (FIRST, ORDER, WIDTHS, STEP)
 _REBUILT_ON_WORKERS_ALONE = ("input_ids", "position_ids")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The samples of this rank's part of the batch: order [all samples], words of each sample one after another."""
+    """The samples of this rank's part of the batch.
+
+    Attributes:
+        order: ids of the whole batch.
+        words: those of each sample, concatenated.
+        log_probs: columns that were computed from the part, by name.
+    """
 
     order: np.ndarray
     words: torch.Tensor
@@ -48,7 +54,7 @@ class _Part:
 class SampleStore:
     """Samples of one process, from their generation to the end of the update.
 
-    A sample is a run of 32-bit words: its tokens, prompt first, and then the rollout's log-probs of the response where
+    A sample is a run of 32-bit words: its tokens, prompt first, and then the rollout's log-probs of the response, if
     the rollout returned them.
     """
 
@@ -72,7 +78,7 @@ class SampleStore:
 
     @contextmanager
     def forgetting_after_a_failure(self) -> Iterator[None]:
-        """Within this, an exception leaves no sample behind: the next step must not find this one's."""
+        """Forget all samples if this context raises, so that the next step does not find this one's."""
         try:
             yield
         except BaseException:
@@ -80,9 +86,12 @@ class SampleStore:
             raise
 
     def keep(self, answers: DataProto, asked: Mapping[str, Any], device: torch.device) -> DataProto:
-        """Keep the answers that this rank has generated if they are to be trained on; returns what the driver needs.
+        """Keep the answers that this rank has generated, if they will be trained on; return the columns for the driver.
 
-        asked: the meta information of the prompts, as verl's worker has completed it.
+        Args:
+            answers: the generated answers.
+            asked: the meta information of the prompts, as verl's worker has completed it.
+            device: where the samples are kept.
         """
         if FIRST not in asked:
             return answers
@@ -101,12 +110,14 @@ class SampleStore:
         return answers
 
     def batch_of(self, handles: DataProto, replica: int) -> DataProto:
-        """The padded batch that `handles` stand for, on the device; exchanged once for all calls of a step.
+        """Return the padded batch of `handles` on the device; samples are exchanged once for all calls of a step.
 
-        replica: the data-parallel rank of this rank.
+        Args:
+            handles: the driver's references.
+            replica: the data-parallel rank of this rank.
 
         Raises:
-            SampleHandleError: a sample is of an earlier step, or of none.
+            SampleHandleError: a sample is not held, for example because it belongs to an earlier step.
         """
         from verl import DataProto
 
@@ -126,9 +137,9 @@ class SampleStore:
         return DataProto.from_dict(batch, meta_info=meta)
 
     def log_probs(self, compute: Callable[[Any], Any], handles: DataProto, replica: int) -> DataProto:
-        """What `compute` gives for the batch of `handles`; its log-probs are kept for the update.
+        """Return what `compute` returns for the batch of `handles`, and keep its log-probs for the update.
 
-        The reference policy's are not sent to the driver: nothing reads them there.
+        The reference policy's log-probs are not sent to the driver, where nothing reads them.
         """
         with self.forgetting_after_a_failure():
             answer = compute(self.batch_of(handles, replica))
@@ -137,19 +148,19 @@ class SampleStore:
                 if name in answer.batch.keys():
                     self._part.log_probs[name] = answer.batch[name].to(self._part.words.device)
         if REFERENCE in answer.batch.keys():
-            # A column in its place: verl joins the answers of ranks by their columns, and then with the batch.
+            # A small column takes its place: verl joins the answers of ranks by columns, and then with the batch.
             answer.batch = answer.batch.exclude(REFERENCE).update({f"{REFERENCE}_kept": torch.ones(len(answer))})
         return answer
 
     def update(self, train: Callable[[Any], Any], handles: DataProto, replica: int) -> DataProto:
-        """What `train` gives for the batch of `handles`. The samples are forgotten: the weights are others now."""
+        """Train on the batch of `handles` and return the output; forget the samples, as the weights have changed."""
         with self.forgetting_after_a_failure():
             output = train(self.batch_of(handles, replica))
         self.clear()
         return output
 
     def _exchange(self, order: np.ndarray, handles: DataProto, replica: int) -> _Part:
-        try:  # before any collective: what no worker has is an error on every rank alike, and none is left waiting
+        try:  # before any collective: a missing sample is an error on every rank alike, so none is left waiting
             owners(order, self._generations)
         except SampleHandleError as error:
             raise SampleHandleError(f"in step {handles.meta_info[STEP]} {error}") from None
@@ -177,7 +188,7 @@ class SampleStore:
         return _Part(order, incoming.index_select(0, _index(ordered, words.device)))
 
     def _replicas(self, replica: int) -> list[int]:
-        """The data-parallel rank of every rank, asked for once."""
+        """Return the data-parallel rank of every rank. Collective on the first call: one all-gather."""
         if self._replica_of_rank is None:
             own = torch.tensor([replica], dtype=torch.int32, device=self._words[0].device)
             found = own.new_empty(dist.get_world_size())
@@ -186,7 +197,7 @@ class SampleStore:
         return self._replica_of_rank
 
     def _padded(self, words: torch.Tensor, handles: DataProto) -> dict[str, torch.Tensor]:
-        """verl's columns of a batch: prompts end, and responses begin, at one place in every row."""
+        """Build verl's columns of a batch: in every row the prompt ends, and the response begins, at the same place."""
         device = words.device
         prompt_width, width = handles.meta_info[WIDTHS]
         lengths = handles.batch[LENGTHS].to(device).long()
@@ -214,14 +225,14 @@ class SampleStore:
 
 
 def _tokens_of_words(lengths: torch.Tensor, has_log_probs: bool) -> torch.Tensor:
-    """Which words of samples, one after another, are tokens: of lengths [[2, 3]] the first 5 of 5, or of 8."""
+    """Return which words of concatenated samples are tokens: for lengths [[2, 3]], the first 5 of 5 or 8 words."""
     kinds = torch.tensor([True, False], device=lengths.device).repeat(len(lengths))
     runs = torch.stack((lengths.sum(-1), lengths[:, 1] * has_log_probs), dim=-1).flatten()
     return kinds.repeat_interleave(runs)
 
 
 def _sizes_of(lengths: np.ndarray, has_log_probs: bool) -> np.ndarray:
-    """Words of each sample, int64 [samples], from the tokens of prompt and response [samples, 2]."""
+    """Return the number of words of each sample, int64 [samples], from its prompt and response lengths [samples, 2]."""
     return lengths.sum(-1, dtype=np.int64) + has_log_probs * lengths[:, 1].astype(np.int64)
 
 
@@ -231,7 +242,7 @@ def _index(runs: list[np.ndarray], device: torch.device) -> torch.Tensor:
 
 
 def _read(order: Any) -> np.ndarray:
-    """The ids of a batch, which the driver may have put into Ray's store."""
+    """Return the ids of a batch, which the driver may have put into Ray's store."""
     if isinstance(order, np.ndarray):
         return order
     import ray
@@ -240,5 +251,5 @@ def _read(order: Any) -> np.ndarray:
 
 
 def process_store() -> SampleStore:
-    """The store of this process, which verl's actor and reference worker share."""
+    """Return the store of this process, which verl's actor and reference worker share."""
     return process_context().of(SampleStore)

@@ -1,1 +1,1 @@
-"""One importance ratio for a whole response."""
+"""GSPO: one importance ratio for a whole response."""

@@ -1,4 +1,4 @@
-"""The feature sequence_ratio: its configuration, its switch, and what it cannot be combined with."""
+"""The feature sequence_ratio: its configuration, its switch, and the settings that exclude it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SequenceRatioSettings:
 
 
 def check_old_log_probs(config: Mapping[str, Any], settings: Any) -> None:
-    """Where the update's own log-probs are the old ones, every ratio is 1."""
+    """Check that old log-probs are recomputed; if the update used its own for them, every ratio would be 1."""
     if not settings.recompute_old_log_prob:
         raise ConfigurationError(
             f"{SEQUENCE_RATIO.switch}=True compares with old log-probs, and {_ACTOR}.recompute_old_log_prob=False "
@@ -28,7 +28,7 @@ def check_old_log_probs(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_mean(config: Mapping[str, Any], settings: Any) -> None:
-    """Every response counts alike in GSPO's objective."""
+    """Check the aggregation of the loss: every response has the same weight in GSPO's objective."""
     if settings.loss_agg_mode != "seq-mean-token-mean":
         raise ConfigurationError(
             f"{SEQUENCE_RATIO.switch}=True is a mean over responses, and {_ACTOR}.loss_agg_mode="

@@ -13,11 +13,11 @@ import torch
 def old_log_probs_of_sequences(
     log_probs: torch.Tensor, old_log_probs: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """The old log-probs under which token ratios are those of their response. Without gradient.
+    """Return old log-probs that make every token's ratio that of its response; they have no gradient.
 
     Args:
         log_probs, old_log_probs: [responses, response length].
-        mask: of the same shape, not 0 where a token counts; a response without any has the ratio 1.
+        mask: of the same shape, not 0 if a token counts; a response without any has the ratio 1.
     """
     current = log_probs.detach()
     counted = mask.to(current.dtype)

@@ -1,1 +1,1 @@
-"""Handing a part of a batch to all workers that share it, once."""
+"""Storage of each part of a batch once, for all workers that take it."""

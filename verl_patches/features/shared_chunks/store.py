@@ -1,4 +1,4 @@
-"""Which arguments of a call of all workers are one object for several of them, and what takes its place."""
+"""Replaces arguments that several workers of a call share by a reference to one stored copy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def stored_once(
     is_chunk: Callable[[Any], bool],
     put: Callable[[Any], Any],
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of verl's call of all workers, in which `put(chunk)` stands for a chunk that several workers take.
+    """Return the arguments of verl's call of all workers, with `put(chunk)` for every chunk that several workers take.
 
-    verl deals arguments out only if each is a list with an element for every worker; others are left as they are. Four
-    workers of two data-parallel ranks have the list [a, a, b, b], and get [put(a), put(a), put(b), put(b)] from two
-    calls of `put`. What one worker takes alone is handed over as before.
+    verl distributes arguments only if each is a list with an element for every worker; others are left as they are.
+    Four workers of two data-parallel ranks have the list [a, a, b, b], and get [put(a), put(a), put(b), put(b)] from
+    two calls of `put`. A chunk for a single worker is passed on as it is.
     """
     every = [*positional, *named.values()]
     if not all(isinstance(argument, list) and len(argument) == workers for argument in every):

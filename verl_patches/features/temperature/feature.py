@@ -1,4 +1,4 @@
-"""The feature temperature: its configuration, its switch, and the temperatures that it can work with."""
+"""The feature temperature: its configuration, its switch, and the check of the temperature."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class TemperatureSettings:
     enabled: bool = True
 
 
-# Sampling parameters by which vLLM draws from another distribution than the model's at the temperature; the values with
-# which it does not, of which the first is the default.
+# Sampling parameters by which vLLM may draw from another distribution than the model's at the temperature, and the
+# values with which it does not, the default first.
 _WHOLE_VOCABULARY: dict[str, tuple[Any, ...]] = {
     "top_k": (-1, 0),
     "top_p": (1.0,),
@@ -29,13 +29,13 @@ _WHOLE_VOCABULARY: dict[str, tuple[Any, ...]] = {
 
 
 def narrowed_by(rollout: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the keys of verl's node `rollout` that change what is drawn from, with their value and their default."""
+    """Return the keys of verl's node `rollout` that change the distribution of draws, with their value and default."""
     given = ((name, rollout.get(name), plain) for name, plain in _WHOLE_VOCABULARY.items())
     return {name: (value, plain[0]) for name, value, plain in given if value is not None and value not in plain}
 
 
 def check_positive(config: Mapping[str, Any], settings: Any) -> None:
-    """Training log-probs at the rollout temperature exist only for a positive temperature."""
+    """Check that the rollout temperature is positive, as training log-probs at that temperature require."""
     if not settings.rollout_temperature > 0:
         raise ConfigurationError(
             f"actor_rollout_ref.rollout.temperature={settings.rollout_temperature} has no training log-probs; "

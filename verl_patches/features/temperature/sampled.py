@@ -1,12 +1,12 @@
-"""The two log-probs of a sampled token: of what it was drawn from, and of the model at the temperature.
+"""The two log-probs of a sampled token: that of the draw, and that of the model at the temperature.
 
-Top-k, top-p and min-p take tokens away and renormalise what is left, so that a token is drawn more often than the
-model's own distribution says. The engine reports the log-prob of the draw. Training knows the whole vocabulary and not
-which tokens were left, so it has to be compared with the model's own: both are kept where they differ.
+Top-k, top-p and min-p exclude tokens and renormalise the rest, so that a token is drawn more often than the model's own
+distribution says. The engine reports the log-prob of the draw. Training knows the whole vocabulary but not which tokens
+were left, so it must be compared with the model's own log-prob: both are kept if they differ.
 
-vLLM has no field for a second log-prob. It goes where the rank of the token is, which nothing of verl reads and which
-travels with the token through every queue: as the bits of a float32 with the sign bit set, which is never positive, as
-ranks are.
+vLLM has no field for a second log-prob. It takes the place of the token's rank, which verl never reads and which
+travels with the token through every queue: as the bits of a float32 with the sign bit set, which as an integer is never
+positive, whereas ranks are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Draw:
     """The distribution that the tokens of one step are drawn from.
 
     Attributes:
-        narrowed: Whether more than the temperature changes the distribution, and log-probs are asked for.
-        probabilities: [requests, vocabulary] float32, once they have been drawn from.
+        narrowed: Whether more than the temperature changes the distribution, and log-probs are requested.
+        probabilities: [requests, vocabulary] float32, set when tokens are drawn.
     """
 
     narrowed: bool
@@ -39,7 +39,7 @@ _draws: list[Draw] = []
 
 
 def narrows(metadata: Any) -> bool:
-    """Whether vLLM's SamplingMetadata of a batch changes its distribution by more than the temperature."""
+    """Return whether a batch's vLLM SamplingMetadata changes its distribution by more than the temperature."""
     limits = (metadata.top_k, metadata.top_p, metadata.min_p, metadata.allowed_token_ids_mask)
     return (
         any(limit is not None for limit in limits)
@@ -52,7 +52,7 @@ def narrows(metadata: Any) -> bool:
 
 @contextmanager
 def drawing(metadata: Any) -> Iterator[Draw]:
-    """Let `remember` keep what a batch with this SamplingMetadata is drawn from within the block."""
+    """Let `remember` keep the probabilities of a batch with this SamplingMetadata within this context."""
     _draws.append(Draw(metadata.max_num_logprobs is not None and narrows(metadata)))
     try:
         yield _draws[-1]
@@ -61,7 +61,7 @@ def drawing(metadata: Any) -> Iterator[Draw]:
 
 
 def remember(probabilities: torch.Tensor) -> None:
-    """Keep a copy of what tokens are drawn from, if it is needed; vLLM draws in place."""
+    """Keep a copy of the probabilities that tokens are drawn from, if it is needed; vLLM draws in place."""
     if _draws and _draws[-1].narrowed:
         _draws[-1].probabilities = probabilities.clone()
 
@@ -71,7 +71,7 @@ def as_drawn(output: Any, draw: Draw, temperature: torch.Tensor | None) -> Any:
 
     Args:
         output: Its log-probs [requests, 1 + likeliest tokens] are the model's at the temperature.
-        draw: Of the same batch; without probabilities the output stays as it is.
+        draw: The draw of the same batch; without probabilities the output is returned unchanged.
         temperature: [requests] float; a greedy request takes its likeliest token and keeps the model's log-prob.
     """
     found = output.logprobs_tensors
@@ -85,7 +85,7 @@ def as_drawn(output: Any, draw: Draw, temperature: torch.Tensor | None) -> Any:
 
 
 def is_narrowed(reported: Any) -> bool:
-    """Whether a token's vLLM Logprob holds the model's log-prob beside that of the draw."""
+    """Return whether a token's vLLM Logprob holds the model's log-prob beside that of the draw."""
     return reported.rank is not None and reported.rank <= 0
 
 

@@ -1,7 +1,7 @@
-"""Dividing logits by the sampling temperature where a log-prob is taken.
+"""Division of logits by the sampling temperature, wherever log-probs are computed.
 
 The policy that generates is softmax(logits / temperature). Its gradient, its old log-probs, the reference policy's and
-those that the rollout reports must all be of that distribution, or the PPO ratio compares two different policies.
+those that the rollout reports must all belong to that distribution, or the PPO ratio compares two different policies.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ GREEDY_BELOW = 1e-5
 
 
 def at_temperature(processor: Callable[..., Any], temperature: float) -> Callable[..., Any]:
-    """`processor(logits, ...)` fed with logits divided by `temperature`, in place: they are as large as the vocabulary
-    is wide and nobody else reads them. At 1 nothing is divided, so the bits are upstream's."""
+    """Wrap `processor(logits, ...)` to divide the logits by `temperature` first.
+
+    It divides in place, because logits are as large as the vocabulary is wide and nothing else reads them. At 1 it
+    divides nothing, so the bits are upstream's.
+    """
     if temperature == 1.0:
         return processor
 
@@ -33,7 +36,7 @@ _reported: list[torch.Tensor | None] = []
 
 @contextmanager
 def reporting(temperature: torch.Tensor | None) -> Iterator[None]:
-    """Let `as_sampled` use `temperature` ([requests], float) in the block; None means that all requests are greedy."""
+    """Let `as_sampled` use `temperature` ([requests], float) within this context; None: all requests are greedy."""
     _reported.append(temperature)
     try:
         yield
@@ -42,9 +45,9 @@ def reporting(temperature: torch.Tensor | None) -> Iterator[None]:
 
 
 def as_sampled(logits: torch.Tensor) -> torch.Tensor:
-    """A copy of `logits` [requests, vocabulary] at the temperature of each request; greedy requests keep theirs.
+    """Return a copy of `logits` [requests, vocabulary] at each request's temperature; greedy requests keep theirs.
 
-    Outside a `reporting` block, and when every temperature is 1, the logits themselves.
+    Outside a `reporting` context, and if all requests are greedy, it returns the logits themselves.
     """
     temperature = _reported[-1] if _reported else None
     if temperature is None:

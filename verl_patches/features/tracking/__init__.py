@@ -1,1 +1,1 @@
-"""Trackers that continue their own curves after a resume, tell how a run ended, and cannot end it themselves."""
+"""Trackers that continue their curves after a resume, record how a run ended, and cannot make it fail."""

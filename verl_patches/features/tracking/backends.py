@@ -1,7 +1,7 @@
-"""What verl's trackers need beside what verl gives them: where to write, offline modes, run ids, and how to end.
+"""Settings of verl's trackers that verl does not make: folders, offline modes, run ids, and how to end a run.
 
-Everything is said through the variables that the clients themselves read (MLflow's tracking URI and run id, W&B's and
-SwanLab's folder, mode, run id and resume), so that verl's own code makes the runs.
+All of them are passed by the environment variables that the clients themselves read (MLflow's tracking URI and run id,
+W&B's and SwanLab's folder, mode, run id and resume), so that verl's own code makes the runs.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ def _no_variables(*_: object) -> Variables:
 
 @dataclass(frozen=True)
 class Backend:
-    """One tracker of verl's.
+    """One of verl's trackers.
 
-    defaults: variables to set where they are not, by the run's folder.
-    resuming: variables with which the client goes on with a run, by its id.
-    run_id: of the run that verl has made; None where runs have none.
-    end: close the run, by verl's logger and how it ended; None leaves that to verl.
-    purge: make what a resumed run has logged after a step invalid; None where steps cannot be taken back.
-    keeps: whether what was logged is kept where the process is killed; else a resumed run logs it again.
-    takes_nan: whether values that are not finite are sent.
-    name: a metric's name as the tracker takes it.
+    Attributes:
+        defaults: returns variables to set if they are absent, for the run's folder.
+        resuming: returns variables with which the client resumes the run with an id.
+        run_id: returns the id of the run that verl has made; None if runs have none.
+        end: closes the run, from verl's logger and how it ended; the default leaves that to verl.
+        purge: invalidates steps after a given one, which the run before a resume has logged; None if the tracker cannot
+            take steps back.
+        keeps: whether logged steps survive if the process is killed; otherwise a resumed run logs them again.
+        takes_nan: whether values that are not finite are sent.
+        name: returns the tracker's form of a metric's name.
     """
 
     defaults: Callable[[Path], Variables] = _no_variables
@@ -48,7 +50,7 @@ class Backend:
     name: Callable[[str], str] = lambda name: name
 
     def values(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers among the metrics, as the tracker takes them."""
+        """Return the numbers among the metrics, in the tracker's form."""
         numbers = {self.name(name): as_number(value) for name, value in metrics.items()}
         return {
             name: value
@@ -58,14 +60,14 @@ class Backend:
 
 
 def as_number(value: Any) -> float | int | None:
-    """`value` as Python's own number; None where it is none."""
+    """Return `value` as a Python number; None if it is not a number."""
     if getattr(value, "shape", None) in ((), (1,)):
         value = value.item()
     return value if isinstance(value, int | float) else None
 
 
 def _module(name: str) -> Any:
-    """A client that verl has imported."""
+    """Return a client that verl has imported."""
     return sys.modules[name]
 
 
@@ -86,7 +88,7 @@ def _close_tensorboard(adapter: Any, ending: Ending) -> None:
 
 
 def _purge_tensorboard(adapter: Any, step: int) -> None:
-    """Events after `step` count as taken back: torch's writer says so at the head of the file that it opens next."""
+    """Take back events after `step`: torch's writer marks that at the head of the file that it opens next."""
     adapter.writer.close()
     adapter.writer.purge_step = step + 1
 
@@ -116,7 +118,7 @@ BACKENDS: Mapping[str, Backend] = {
         resuming=lambda run: {"MLFLOW_RUN_ID": run},
         run_id=lambda: _module("mlflow").active_run().info.run_id,
         end=_end_mlflow,
-        # The characters that MLflow takes; verl replaces @ itself.
+        # The characters that MLflow allows; verl replaces @ itself.
         name=lambda name: re.sub(r"[^\w\-./: @]", "_", name),
     ),
     "wandb": Backend(
@@ -124,7 +126,7 @@ BACKENDS: Mapping[str, Backend] = {
         resuming=lambda run: {"WANDB_RUN_ID": run, "WANDB_RESUME": "allow"},
         run_id=lambda: _module("wandb").run.id,
         end=_end_wandb,
-        keeps=False,  # as SwanLab's
+        keeps=False,  # as with SwanLab
     ),
     "swanlab": Backend(
         defaults=_swanlab_defaults,
@@ -138,7 +140,7 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 def backend(name: str) -> Backend:
-    """The tracker of that name; of one that is not known here nothing but verl's own ways is used."""
+    """Return the tracker of that name; one that is not known here is left entirely to verl."""
     return BACKENDS.get("wandb" if name == "tracking" else name, Backend())
 
 

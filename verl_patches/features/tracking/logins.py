@@ -1,4 +1,4 @@
-"""Whether a tracker would start without asking anybody: by its own variables and the files of its own logins."""
+"""Checks whether a tracker would start without asking for a login, by its own variables and login files."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 
 
 def has_variable(name: str, *values: str) -> bool:
-    """Whether a variable is set, to one of `values` if there are any."""
+    """Return whether a variable is set, to one of `values` if any are given."""
     given = os.environ.get(name, "")
     return given.lower() in values if values else bool(given)
 
 
 def has_wandb_login() -> bool:
-    """Whether W&B has a key, a login for its server, or was told to stay offline."""
+    """Return whether W&B has a key, a login for its server, or was told to stay offline."""
     offline = has_variable("WANDB_MODE", "offline", "disabled", "dryrun")
     host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("//")[2].partition("/")[0]
     return offline or has_variable("WANDB_API_KEY") or _netrc_knows(host, "~/.netrc", "~/_netrc")
 
 
 def has_swanlab_login() -> bool:
-    """Whether SwanLab has a key, a login, or was told to stay on this machine."""
+    """Return whether SwanLab has a key, a login, or was told to stay on this machine."""
     stored = Path(os.environ.get("SWANLAB_SAVE_DIR") or "~/.swanlab").expanduser() / ".netrc"
     local = has_variable("SWANLAB_MODE", "local", "offline", "disabled")
     return local or has_variable("SWANLAB_API_KEY") or stored.exists()
 
 
 def _netrc_knows(host: str, *files: str) -> bool:
-    """Whether one of the files with logins, in netrc's form, has one for `host`."""
+    """Return whether one of the files, in netrc's format, has a login for `host`."""
     for file in (os.environ.get("NETRC", ""), *files):
         try:
             if file and netrc.netrc(str(Path(file).expanduser())).authenticators(host):

@@ -16,13 +16,13 @@ from verl_patches.features.tracking.backends import MLFLOW_STATUS, Ending, backe
 from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 
 RECORD = "trackers.json"
-"""In the run's folder: for each tracker its run's id and the last step that it was given."""
+"""File in the run's folder with each tracker's run id and the last step that it got."""
 
 CONSOLE = "console"
 
 
 class RunTrackers:
-    """Opens trackers when they are first needed, which is after verl has read the checkpoint that it goes on from.
+    """Opens trackers when they are first needed, which is after verl has read the checkpoint that it resumes from.
 
     Args:
         tracking: verl's Tracking; `tracking.logger` maps a tracker's name to verl's logger.
@@ -30,7 +30,7 @@ class RunTrackers:
             `tracking.logger`.
         names: of the trackers.
         config: the run's configuration, plain.
-        folder: of the run; None where it keeps none.
+        folder: the run's folder; None if it has none.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class RunTrackers:
         tracking.logger = {}
 
     def go_on(self, state: Mapping[str, Any]) -> None:
-        """The run goes on from a checkpoint with this `state`."""
+        """Resume from a checkpoint with this `state`."""
         self._resumed, self._resumed_step = dict(state["runs"]), state["step"]
 
     def state(self) -> dict[str, Any]:
-        """For the checkpoint: the step that was logged last, and the runs' ids by tracker."""
+        """Return the state for a checkpoint: the step that was logged last, and the runs' ids by tracker."""
         self._ensure_open()
         runs = {name: entry["run"] for name, entry in self._record.items() if entry["run"]}
         return {"step": self._logged, "runs": runs}
 
     def log(self, send: Callable[[str, Mapping[str, Any]], None], metrics: Mapping[str, Any], step: int) -> None:
-        """Give a step to every tracker that does not have it; `send` is verl's way to one of them."""
+        """Log a step to every tracker that does not have it; `send` is verl's call for one tracker."""
         self._ensure_open()
         for name in list(self.tracking.logger):
             entry = self._record[name]
@@ -93,25 +93,25 @@ class RunTrackers:
         self.tracking.logger = made
 
     def _opened(self, name: str, known: Mapping[str, Any]) -> dict[str, Any]:
-        """verl's logger of one tracker under its name; `known` is what an earlier start has recorded of it."""
+        """Open one tracker; return verl's logger of it under its name. `known`: the record of an earlier start."""
         kind, run = backend(name), self._resumed.get(name)
         set_variables(kind.defaults(self._folder or Path.cwd()), only_absent=True)
         if run is not None:
             set_variables(kind.resuming(run), only_absent=False)
-        # A run that goes on keeps the configuration that it began with: MLflow rejects another one.
+        # A resumed run keeps the configuration that it began with: MLflow rejects another one.
         self._make(name, None if run is not None and name == "mlflow" else self._config)
         ((actual, logger),) = self.tracking.logger.items()
         last = self._resumed_step
         if last is not None and kind.purge is not None:
             kind.purge(logger, last)
         elif last is not None and run is not None and known.get("run") == run and kind.keeps:
-            last = max(last, known.get("step") or last)  # steps that the killed run logged and that are trained again
+            last = max(last, known.get("step") or last)  # the killed run has logged steps that are trained again
         self._record[actual] = {"run": kind.run_id(), "step": last}
         return {actual: logger}
 
     @contextmanager
     def _dropped_where_it_fails(self, name: str) -> Iterator[None]:
-        """A tracker that raises in the block is not used again; the training goes on."""
+        """Drop a tracker that raises within this context, with a warning; the training goes on."""
         try:
             yield
         except Exception as error:
@@ -135,13 +135,13 @@ class RunTrackers:
 
 
 def begin(trackers: RunTrackers) -> None:
-    """Make these the trackers of this process, whose runs its checkpoints name."""
+    """Make these the trackers of this process, and keep their run ids in its checkpoints."""
     process_context().keep(trackers)
     process_kept_states().register("trackers", trackers.state, trackers.go_on)
 
 
 def process_trackers() -> RunTrackers:
-    """Those of the run in this process, which `begin` has put here."""
+    """Return the trackers of the run in this process, set by `begin`."""
     trackers = process_context().find(RunTrackers)
     assert trackers is not None, "verl's Tracking has not begun a run"
     return trackers
@@ -149,7 +149,7 @@ def process_trackers() -> RunTrackers:
 
 @contextmanager
 def closed_at_the_end() -> Iterator[None]:
-    """End the runs of this process's trackers as the block ends: well, by an exception, or by a signal."""
+    """End the runs of this process's trackers as this context ends: normally, by an exception, or by a signal."""
     ending: Ending = "killed"
     try:
         yield
@@ -164,9 +164,10 @@ def closed_at_the_end() -> Iterator[None]:
 
 
 def end_left_run(folder: Path, ending: Ending) -> None:
-    """End MLflow's run of a training whose process was killed, which would stay RUNNING; the others have no such state.
+    """End MLflow's run if the training's process left it RUNNING, as when it was killed; other trackers have no such
+    state.
 
-    For the process that outlives it. Does nothing where the run has ended, or where there is none.
+    Called by a process that outlives the training. Does nothing if the run has ended, or if there is none.
     """
     try:
         run = json.loads((folder / RECORD).read_text())["mlflow"]["run"]

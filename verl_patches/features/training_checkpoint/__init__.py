@@ -1,1 +1,1 @@
-"""Saving a training so that it goes on bit for bit, under the same layout or another one."""
+"""Training checkpoints: a resumed run continues bit for bit under the same layout, and can change its layout."""

@@ -1,7 +1,7 @@
-"""Writing a checkpoint while training goes on, from the host copies that residency has of the training state anyway.
+"""Writes a checkpoint while training goes on, from the host copies of the training state that residency has anyway.
 
-Between two updates nobody writes weights and optimizer, and the copies of them that let the device give its memory to
-the rollout do not change. A thread writes the rank's file from there; it is waited for before the next update begins.
+Between two updates nothing writes weights and optimizer, so their host copies, made to free the device for the rollout,
+do not change. A thread writes the rank's file from them, and the next update waits for it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from post_training.tensor_parts import host_copy
 from verl_patches.features.training_checkpoint.saving import RankFile
 
 GROUPS = {"actor": ("actor_params", "optimizer"), "critic": ("critic_params", "critic_optimizer")}
-"""Residency's groups in which a checkpoint's tensors lie, by the role that verl's checkpoint manager has."""
+"""Residency's groups with a checkpoint's tensors, by the role of verl's checkpoint manager."""
 
 OnHost = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 class BackgroundWriter:
-    """Writes one file after the other in a thread of its own."""
+    """Writes files one after the other in a thread of its own."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -32,24 +32,26 @@ class BackgroundWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a file was begun that nobody has waited for."""
+        """Whether a file was begun and not finished."""
         return bool(self._going)
 
     def begin(self, file: RankFile, on_host: OnHost) -> None:
-        """Begin to write `file`, on this rank alone. Host tensors of it must stay as they are until `finish`.
+        """Begin to write `file`, on this rank alone. Its host tensors must not change until `finish`.
 
-        on_host: where the host has the elements of a tensor of the device; of one that it does not have, a copy is
-        made.
+        Args:
+            file: the file of this rank.
+            on_host: returns the host copy of a device tensor; if it returns None, a copy is made.
         """
         tensors = {name: _host_view(tensor, on_host) for name, tensor in file.tensors.items()}
         file = replace(file, tensors=tensors)
         self._going.append((file, self._thread.submit(file.write)))
 
     def finish(self) -> None:
-        """Wait for the files that are being written, in the order in which they were begun, and list all ranks' files
-        of each; every rank calls it.
+        """Wait for the files in the order in which they were begun, and write the manifest of all ranks' files for
+        each; every rank calls this.
 
-        Raises CheckpointError on every rank when one of them could not write; there is no manifest then.
+        Raises:
+            CheckpointError: a rank could not write; raised on every rank, and there is no manifest then.
         """
         going, self._going = self._going, []
         for file, writing in going:
@@ -66,5 +68,5 @@ def _host_view(tensor: torch.Tensor, on_host: OnHost) -> torch.Tensor:
 
 
 def process_writer() -> BackgroundWriter:
-    """The one writer of this process."""
+    """Return the writer of this process."""
     return process_context().of(BackgroundWriter)

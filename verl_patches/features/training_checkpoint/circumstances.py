@@ -1,4 +1,4 @@
-"""Under which circumstances a checkpoint was written: configuration, model and software; and what may differ later."""
+"""The circumstances of a checkpoint (configuration, model and software), and which of them may differ in a resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCHES = (
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
 )
-"""Keys that a run keeps for its life: they say what a step is, and with it the place in data and schedule."""
+"""Keys that a run must not change: they define a step, and with it the place in data and schedule."""
 _OF_THIS_START = (
     "actor_rollout_ref.model.path",
     "actor_rollout_ref.overlay.checkpoint.",
@@ -34,7 +34,7 @@ _OF_THIS_START = (
     "trainer.save_freq",
     "trainer.val_before_train",
 )
-"""Beginnings of keys in which two starts of one run may differ: places, records and what is held against more below."""
+"""Prefixes of keys that may differ between two starts of a run: folders, records, and values that are checked below."""
 _NOT_THE_MODEL = ("_name_or_path", "num_nextn_predict_layers", "quantization_config", "torch_dtype",
                   "transformers_version", "use_cache")  # fmt: skip
 _SHOWN = 4
@@ -42,9 +42,12 @@ _PYTHON_ROOT = Path(__file__).resolve().parents[3]
 
 
 def circumstances(config: Any) -> dict[str, Any]:
-    """What `check_circumstances` and `differences` compare, as JSON holds it. config: verl's, an OmegaConf node.
+    """Return the circumstances to keep in a checkpoint, as JSON values; secrets are masked.
 
-    Secrets are masked: it becomes part of a checkpoint.
+    `check_circumstances` and `differences` compare them.
+
+    Args:
+        config: verl's configuration, an OmegaConf node.
     """
     from omegaconf import OmegaConf
 
@@ -54,7 +57,11 @@ def circumstances(config: Any) -> dict[str, Any]:
 
 
 def check_circumstances(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise CheckpointError where the checkpoint in `folder` is of another model, or its steps were other ones."""
+    """Check that the checkpoint in `folder` belongs to this run's model, and that its steps had the same batches.
+
+    Raises:
+        CheckpointError: the model or a key in `_BATCHES` differs.
+    """
     model, given = before.get("model") or {}, now["model"] or {}
     for key in sorted({*model, *given} - set(_NOT_THE_MODEL)) if model and given else ():
         if model.get(key) != given.get(key):
@@ -72,7 +79,7 @@ def check_circumstances(folder: Path, before: Mapping[str, Any], now: Mapping[st
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What else is not as it was when the checkpoint was written, in one line; empty where nothing is."""
+    """Describe in one line the other differences since the checkpoint was written; empty if there are none."""
     found = []
     for part in ("configuration", "software"):
         then, here = (dict(_leaves(each.get(part) or {})) for each in (before, now))
@@ -85,7 +92,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 @cache
 def software() -> dict[str, str]:
-    """What computes: the installed upstreams by name, and digests of the overlay's code and of its fingerprints."""
+    """Return the versions of installed upstreams by name, and digests of the overlay's code and fingerprints."""
     pins = Pins.read()
     folders = [_PYTHON_ROOT / name for name in ("overlay", "post_training", *pins.patch_packages())]
     code = hashlib.sha256()

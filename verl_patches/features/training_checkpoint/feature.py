@@ -1,4 +1,4 @@
-"""The feature training_checkpoint: its configuration, and what verl's keys cannot ask of it."""
+"""The feature training_checkpoint: its configuration, and the checks of verl's keys for it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class CheckpointSettings:
 
 
 def writes_in_background(settings: Any) -> bool:
-    """Whether Megatron's workers write while training goes on. settings: the overlay's."""
+    """Return whether Megatron's workers write while training goes on; `settings`: the overlay's."""
     return settings.checkpoint.write != "at_once" and settings.residency.enabled
 
 
 def check_write(config: Mapping[str, Any], settings: Any) -> None:
-    """What is written in the background lies where residency keeps it."""
+    """Check that residency is on and Megatron trains, as writing from residency's host copies requires."""
     if settings.checkpoint.write != "background":
         return
     strategy = config["actor_rollout_ref"]["actor"]["strategy"]
@@ -60,7 +60,7 @@ def check_write(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_resume(config: Mapping[str, Any], settings: Any) -> None:
-    """A path goes with the mode that reads it."""
+    """Check that resume_from_path is given with the mode that reads it, and only with that."""
     options = config["trainer"]
     mode, path = options["resume_mode"], options["resume_from_path"]
     if mode == "resume_path" and not path:
@@ -74,7 +74,7 @@ def check_resume(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_contents(config: Mapping[str, Any], settings: Any) -> None:
-    """A checkpoint is whole: what a resume needs, and nothing that can be derived from it."""
+    """Check that a checkpoint has all that a resume needs, and nothing that can be derived from it."""
     models = {"actor_rollout_ref.actor": config["actor_rollout_ref"]["actor"]}
     if config["algorithm"]["adv_estimator"] == "gae":
         models["critic"] = config["critic"]
@@ -88,7 +88,7 @@ def check_contents(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_retention(config: Mapping[str, Any], settings: Any) -> None:
-    """verl's key and ours do not both count, and what is kept besides goes with a number of newest ones."""
+    """Check that only one key limits the newest checkpoints, and that there is such a limit if others are kept too."""
     keep, upstream = settings.checkpoint, config["trainer"]["max_actor_ckpt_to_keep"]
     if upstream and keep.keep_last:
         raise ConfigurationError(

@@ -1,17 +1,18 @@
-"""A rank of FSDP as saving and loading see it: its shards of flat parameters, by the names of the parameters in them.
+"""An FSDP rank for saving and loading: its shards of flat parameters, by the names of the parameters in them.
 
-FSDP lays the parameters of a wrapped module into one vector, and each rank has an equal stretch of it. Of two weights
-of 6 and 4 elements the first of two ranks holds five of the first, and the second its last one and all of the other:
+FSDP concatenates the parameters of a wrapped module into one vector, and each rank has an equal stretch of it. With two
+weights of 6 and 4 elements on two ranks, rank 0 has five elements of the first, and rank 1 its last one and all of the
+second:
 
     flat      a0 a1 a2 a3 a4 | a5 b0 b1 b2 b3
     rank 0    a[0:5]
     rank 1                     a[5:6], b[0:4]
 
-A transformers model has its weights under their HuggingFace names, or under names that published ones follow from, each
-whole and row by row, so a stretch of the vector is a stretch of every weight that it touches.
+A transformers model has its weights under their HF names, or under names from which those follow, each whole and row by
+row, so a stretch of the vector is a stretch of every weight that it touches.
 
-FSDP2 gives each rank a share of the rows of every weight: of one of 3 rows of 2, the first of two ranks has a[0:4] and
-the second a[4:6].
+FSDP2 shards the rows of every weight over the ranks: for a weight of 3 rows of 2 elements on two ranks, rank 0 has
+a[0:4] and rank 1 a[4:6].
 """
 
 from __future__ import annotations
@@ -31,10 +32,14 @@ from post_training.layouts.published_names import published_name
 
 @dataclass(frozen=True)
 class FlatShard:
-    """The elements `start` to `stop` of a weight, which lie from `offset` on in this rank's shard of a flat parameter.
+    """The elements `start` to `stop` of a weight, at `offset` in this rank's shard of a flat parameter.
 
-    shape: of the weight as a matrix. flat: the shard, a vector, or the DTensor whose share it is. state: what torch's
-    AdamW keeps of all of it, empty before the first update.
+    Attributes:
+        local: the weight's name.
+        shape: of the weight as a matrix.
+        start, stop, offset: see above.
+        flat: the shard, a vector, or the DTensor that it is the local part of.
+        state: torch AdamW's state for the whole shard, empty before the first update.
     """
 
     local: str
@@ -52,11 +57,11 @@ class FlatShard:
 
     @property
     def steps(self) -> int:
-        """Updates that these elements have had."""
+        """Number of updates that these elements have had."""
         return int(self.state["step"]) if self.state else 0
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """AdamW's averages by name, vectors; none before the first update."""
+        """Return AdamW's moments by name, vectors; none before the first update."""
         return {name: self._part(self.state[name]) for name in MOMENTS if name in self.state}
 
     def _part(self, whole: torch.Tensor) -> torch.Tensor:
@@ -65,9 +70,9 @@ class FlatShard:
 
 @dataclass(frozen=True)
 class FsdpRank:
-    """A `TrainingRank` whose model, of transformers, is sharded by FSDP without `use_orig_params`.
+    """A `TrainingRank` whose transformers model is sharded by FSDP without `use_orig_params`.
 
-    optimizer: torch's AdamW over the flat parameters.
+    Its `optimizer` is torch's AdamW over the flat parameters.
     """
 
     model: torch.nn.Module
@@ -77,7 +82,7 @@ class FsdpRank:
 
     @cached_property
     def _flat(self) -> list[tuple[str, Any]]:
-        """(prefix of its names, FSDP's handle) of each flat parameter."""
+        """(prefix of its names, FSDP's handle) for each flat parameter."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         found = []
@@ -87,7 +92,7 @@ class FsdpRank:
         return found
 
     def _weights(self) -> Iterator[tuple[str, tuple[int, ...], Any, Any]]:
-        """(name, shape, where its elements lie in this rank's shard, handle) of each weight."""
+        """Yield (name, shape, place of its elements in this rank's shard, handle) for each weight."""
         from torch.distributed.fsdp._common_utils import clean_tensor_name
 
         for prefix, handle in self._flat:
@@ -97,7 +102,7 @@ class FsdpRank:
 
     @cached_property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The buffers that belong to the model's state; every rank has them whole."""
+        """The buffers in the model's state; every rank has all of them whole."""
         from torch.distributed.fsdp._common_utils import clean_tensor_name
 
         found = {}
@@ -113,7 +118,7 @@ class FsdpRank:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors of the model by name; tied ones are there once, as FSDP has them."""
+        """Shapes of all tensors of the model by name; tied ones appear once, as in FSDP."""
         return self._weight_shapes | {name: tuple(buffer.shape) for name, buffer in self.tensors.items()}
 
     @cached_property
@@ -122,7 +127,7 @@ class FsdpRank:
 
     @property
     def weights(self) -> list[Shard]:
-        """The buffers: the optimizer's elements are the model's own."""
+        """The buffers only: the optimizer's elements are the model's weights themselves."""
         return [shard for shard in self.shards if shard.local in self.tensors]
 
     @property
@@ -144,7 +149,7 @@ class FsdpRank:
         return found
 
     def create_states(self, steps: int) -> None:
-        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        """Initialise moments of zero after `steps` updates; with 0 steps, no state, like a new optimizer."""
         for _, handle in self._flat:
             state: MutableMapping[str, torch.Tensor] = self.optimizer.state[handle.flat_param]
             state.clear()
@@ -154,14 +159,14 @@ class FsdpRank:
 
 
 class FullyShardedRank(FsdpRank):
-    """The same of a model that FSDP2 has sharded, with torch's AdamW over its DTensors."""
+    """An `FsdpRank` whose model FSDP2 has sharded, with torch's AdamW over its DTensors."""
 
     @cached_property
     def _parameters(self) -> dict[str, Any]:
-        """The DTensors by name."""
+        """The parameters, DTensors, by name."""
         from verl_patches.features.compatibility.fully_sharded import release
 
-        release(self.model)  # what is gathered is no DTensor
+        release(self.model)  # gathered parameters are no DTensors
         return {published_name(name): parameter for name, parameter in self.model.named_parameters()}
 
     @property
@@ -174,7 +179,7 @@ class FullyShardedRank(FsdpRank):
         for name, parameter in self._parameters.items():
             shape, count = as_matrix(parameter.shape), _vector(parameter).numel()
             if count:
-                # torch rounds the rows of all but the last ranks up.
+                # torch rounds the rows per rank up, so the last ranks may have fewer or none.
                 start = self.rank * -(-shape[0] // self.world_size) * math.prod(shape[1:])
                 found.append(
                     FlatShard(name, shape, start, start + count, 0, parameter, self.optimizer.state[parameter])
@@ -191,13 +196,13 @@ class FullyShardedRank(FsdpRank):
 
 
 def _vector(tensor: Any) -> torch.Tensor:
-    """The elements of a vector, or of this rank's share of a DTensor, in the memory where they lie."""
+    """Return a vector, or this rank's part of a DTensor as a vector, without a copy."""
     from torch.distributed.tensor import DTensor
 
     return tensor.detach().to_local().view(-1) if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _shard_of(handle: Any) -> torch.Tensor:
-    """This rank's elements of a flat parameter, whatever its data are at the moment."""
+    """Return this rank's elements of a flat parameter, whether or not it is gathered at the moment."""
     flat = handle.flat_param
     return getattr(flat, "_local_shard", flat.data)

@@ -1,15 +1,15 @@
-"""How the ranks agree on a checkpoint: on the host, for as long as somebody writes.
+"""Agreement of the ranks on a checkpoint, on the host, for as long as any rank makes progress.
 
 Ranks finish their files at different times: over 256 ranks on one storage the spread is minutes to an hour. A
-collective on the device waits only as long as HCCL and torch_npu's watchdog let it, and then kills the job. So each
-rank puts what it has to say into the store of the process group, rank 0 collects it and puts the answer there:
+collective on the device waits only as long as HCCL and torch_npu's watchdog allow, and then kills the job. So each rank
+puts its value into the store of the process group, and rank 0 collects the values and puts the answer there:
 
-    rank r   N/r        what it says in agreement N
-    rank 0   N/all      what all have said, or who is missing
+    rank r   N/r        its value in agreement N
+    rank 0   N/all      the values of all ranks, or which ranks are missing
     rank r   progress/r a number that grows while the rank writes or reads
 
-A rank counts as missing when it has said nothing and made no progress for `silence_s` seconds, however long the
-agreement takes in all.
+A rank is missing if it has put no value and made no progress for `silence_s` seconds, however long the whole agreement
+takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from post_training.process_context import process_context
 from verl_patches.features.watch.feature import WATCH
 
 _POLL_S = 1.0
-# Between two signs of progress in the store, which 256 ranks share.
+# Seconds between two progress reports to the store, which 256 ranks share.
 _BEAT_S = 5.0
 
 
@@ -37,9 +37,10 @@ class HostAgreement:
     """The agreements of one rank, in the order in which all ranks make them.
 
     Args:
-        store: of the process group, for these agreements alone.
-        silence_s: how long a rank may say nothing and make no progress.
-        clock: seconds, from any beginning.
+        store: the process group's, with keys for these agreements only.
+        rank, world_size: in the process group.
+        silence_s: seconds that a rank may go without a value or progress.
+        clock: returns seconds since any origin.
     """
 
     def __init__(
@@ -55,16 +56,16 @@ class HostAgreement:
         self._number, self._beat_at = 0, clock() - _BEAT_S
 
     def progress(self) -> None:
-        """Tell the ranks that wait that this one goes on; any thread may call it, and often."""
+        """Tell waiting ranks that this one makes progress; any thread may call this, and often."""
         if self._clock() - self._beat_at >= _BEAT_S:
             self._beat_at = self._clock()
             self._store.add(f"progress/{self._rank}", 1)
 
     def exchange(self, value: Any) -> list[Any]:
-        """Return every rank's `value`, by rank. All ranks call it.
+        """Return every rank's `value`, by rank. All ranks call this.
 
         Raises:
-            CheckpointError: a rank is missing; on every rank that is not.
+            CheckpointError: a rank is missing; raised on every rank that is not.
         """
         self._number += 1
         mine, answer = f"{self._number}/{self._rank}", f"{self._number}/all"
@@ -82,27 +83,27 @@ class HostAgreement:
         return values
 
     def _collected(self) -> tuple[list[int], list[Any]]:
-        """The ranks that are missing, and what all have said if none is."""
+        """Return the missing ranks, and the values of all ranks if none is missing."""
         keys = [f"{self._number}/{rank}" for rank in range(self._world_size)]
         missing = self._wait(keys, range(self._world_size))
-        if self._number > 1:  # everybody has read the answer before, or would not be here
+        if self._number > 1:  # every rank that is here has read the previous answer
             for rank in range(self._world_size):
                 self._store.delete_key(f"{self._number - 1}/{rank}")
         return missing, [] if missing else [pickle.loads(self._store.get(key)) for key in keys]
 
     def _wait(self, keys: Sequence[str], ranks: Sequence[int]) -> list[int]:
-        """Wait for the key of each rank; those of `ranks` whose key does not come while they make no progress."""
+        """Wait for the key of each rank; return those of `ranks` without a key, once they make no more progress."""
         since, seen = self._clock(), [-1]
         left = dict(zip(ranks, keys, strict=True))
         while True:
             try:
-                # The hang detector takes a rank whose line says wait( for one that others keep waiting.
+                # The hang detector takes a rank whose line contains wait( for one that waits for others.
                 self._store.wait(list(left.values()), timedelta(seconds=min(_POLL_S, self._silence_s)))
                 return []
             except dist.DistStoreError:
                 left = {rank: key for rank, key in left.items() if not self._store.check([key])}
             if self._rank == 0:
-                self.progress()  # the others wait for this rank alone
+                self.progress()  # the other ranks wait only for this one
             moved = [self._store.add(f"progress/{rank}", 0) for rank in left]
             if moved != seen:
                 since, seen = self._clock(), moved
@@ -119,14 +120,14 @@ class HostAgreement:
 
 @dataclass(frozen=True)
 class _OfGroup:
-    """The agreement of a default process group, which is known by its store."""
+    """The agreement of a default process group, which its store identifies."""
 
     store: dist.Store
     agreement: HostAgreement
 
 
 def process_agreement() -> HostAgreement:
-    """The agreements of this process in the default process group."""
+    """Return the agreements of this process in the default process group."""
     store = dist.distributed_c10d._get_default_store()
     kept = process_context().find(_OfGroup)
     if kept is None or kept.store is not store:
@@ -138,9 +139,10 @@ def process_agreement() -> HostAgreement:
 
 
 def agree(problem: str, value: Any = None) -> list[Any]:
-    """Every rank's `value`, or the first problem of any rank, on all of them.
+    """Exchange a problem (empty for none) and a value with all ranks; return every rank's `value`.
 
-    Raises CheckpointError on every rank when one has a problem, or is missing.
+    Raises:
+        CheckpointError: a rank has a problem or is missing; raised on every rank, with the first rank's problem.
     """
     said = process_agreement().exchange((problem, value))
     for trouble, _ in said:
@@ -150,7 +152,7 @@ def agree(problem: str, value: Any = None) -> list[Any]:
 
 
 def checkpoint_progress(_: int) -> None:
-    """Count a part of a checkpoint's file, for the hang detector and for the ranks that wait."""
+    """Report progress on a checkpoint's file, to the hang detector and to waiting ranks."""
     process_signs().progress("checkpoint")
     if dist.is_initialized():
         process_agreement().progress()

@@ -1,4 +1,4 @@
-"""States of the driver that other features keep in a checkpoint: each under a name, as JSON holds it."""
+"""States of the driver that other features keep in a checkpoint, as JSON values by name."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from post_training.process_context import process_context
 
 
 class KeptStates:
-    """What is read when a checkpoint is written, and given back when a run goes on from it.
+    """States that are read when a checkpoint is written, and restored when a run resumes from it.
 
-    `read` is called on the driver after the step's metrics have been logged; `restore` before the first step of the run
-    that goes on, and not where the checkpoint has nothing under the name. A name that is registered again is replaced.
+    `read` is called on the driver after the step's metrics have been logged; `restore` is called before the first step
+    of the resumed run, unless the checkpoint has nothing under the name. Registering a name again replaces it.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
 
     def register(self, name: str, read: Callable[[], Any], restore: Callable[[Any], None]) -> None:
-        """Keep what `read` returns, as JSON holds it, under `name`."""
+        """Keep what `read` returns, JSON values, under `name`."""
         self._known[name] = (read, restore)
 
     def read(self) -> dict[str, Any]:
-        """All of them by name."""
+        """Return all states by name."""
         return {name: read() for name, (read, _) in self._known.items()}
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Give back those of `states` that somebody here knows."""
+        """Restore those of `states` whose names are registered."""
         for name, (_, restore) in self._known.items():
             if name in states:
                 restore(states[name])
 
 
 def process_kept_states() -> KeptStates:
-    """Those of this process."""
+    """Return the kept states of this process."""
     return process_context().of(KeptStates)

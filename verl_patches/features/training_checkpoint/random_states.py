@@ -1,4 +1,4 @@
-"""Every state of random numbers of a process, as tensors and JSON; nothing is pickled."""
+"""All random states of a process, as tensors and JSON; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ States = tuple[dict[str, torch.Tensor], dict[str, str]]
 
 
 def random_states(tracked: Mapping[str, torch.Tensor]) -> States:
-    """(tensors, texts) of torch on the host and the device, Python and NumPy.
+    """Return the random states as (tensors, texts): torch on the host and the device; Python and NumPy.
 
-    tracked: the states of Megatron's tracker by name.
+    Args:
+        tracked: the states of Megatron's tracker by name, added to the tensors.
     """
     tensors = {HOST: torch.get_rng_state(), DEVICE: torch.npu.get_rng_state()}
     return tensors | {TRACKER + name: state for name, state in tracked.items()}, _python_states()
@@ -30,7 +31,7 @@ def restore_random_states(
     texts: Mapping[str, str],
     set_tracked: Callable[[dict[str, torch.Tensor]], None],
 ) -> None:
-    """Put back what `random_states` returned."""
+    """Restore what `random_states` returned; `set_tracked` takes the states of Megatron's tracker."""
     _restore_python_states(texts)
     torch.set_rng_state(tensors[HOST])
     torch.npu.set_rng_state(tensors[DEVICE])
@@ -38,12 +39,12 @@ def restore_random_states(
 
 
 def driver_random_states() -> dict[str, str]:
-    """Those of a process without a device, as JSON holds them."""
+    """Return the random states of a process without a device, as JSON values."""
     return _python_states() | {HOST: torch.get_rng_state().numpy().tobytes().hex()}
 
 
 def restore_driver_random_states(states: Mapping[str, str]) -> None:
-    """Put back what `driver_random_states` returned."""
+    """Restore what `driver_random_states` returned."""
     _restore_python_states(states)
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(states[HOST]), dtype=torch.uint8))
 

@@ -1,4 +1,4 @@
-"""Reading a training checkpoint into the ranks of any layout."""
+"""Reads a training checkpoint into the ranks of any layout."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint holds beside weights and optimizer.
+    """Contents of a checkpoint other than weights and optimizer.
 
-    random: this rank's states of random numbers, as tensors; None where another number of ranks saved them, since
-    there is no state for a rank that was not there.
-    texts: what the file of this rank says, or the first one where there is none.
+    Attributes:
+        random: this rank's random states, as tensors; None if another number of ranks saved the checkpoint, because
+            then no file belongs to this rank.
+        texts: metadata of this rank's file, or of the first file if this rank has none.
     """
 
     random: Mapping[str, torch.Tensor] | None
@@ -32,14 +33,16 @@ class Loaded:
 
 
 def load_training(folder: Path, rank: TrainingRank) -> Loaded:
-    """Fill this rank's weights and optimizer; every rank calls it. Returns what else there is.
+    """Fill this rank's weights and optimizer, and return the other contents; every rank calls this.
 
-    Nothing is written into any rank before all files have been found whole by all ranks, and none returns before all
-    have read theirs. Two agreements on the host.
-    Raises CheckpointError on every rank when one finds a fault.
+    No rank is filled before all ranks have found all files whole, and none returns before all have read theirs. Two
+    agreements on the host.
+
+    Raises:
+        CheckpointError: a rank found a fault; raised on every rank.
     """
     files = _on_all_ranks(lambda: checked_files(folder, rank, checkpoint_progress))
-    # The next collective of the device would wait for the slowest reader, and not as long as that may need.
+    # The next collective on the device would wait for the slowest reader, but not as long as that may need.
     _on_all_ranks(lambda: _fill(files, rank))
     name = file_name(rank.rank, rank.world_size)
     if name not in files.random:
@@ -49,7 +52,11 @@ def load_training(folder: Path, rank: TrainingRank) -> Loaded:
 
 
 def _on_all_ranks(action: Callable[[], Result]) -> Result:
-    """What `action` returns, when it has returned on all ranks. Raises on all of them what it raises on one."""
+    """Run `action` and return its result once it has succeeded on all ranks.
+
+    Raises:
+        CheckpointError: it raised a CheckpointError or an OSError on some rank; raised on every rank.
+    """
     try:
         result = action()
     except (CheckpointError, OSError) as error:

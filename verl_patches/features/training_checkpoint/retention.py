@@ -1,4 +1,4 @@
-"""Which checkpoints of a run may go once a newer one is complete."""
+"""Decides which checkpoints of a run may be deleted once a newer one is complete."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from verl_patches.features.training_checkpoint.feature import CheckpointSettings
 
 
 def steps_to_delete(steps: Collection[int], keep: CheckpointSettings, scores: Mapping[int, float]) -> list[int]:
-    """Those of `steps`, oldest first, that no rule keeps; the newest is kept by every rule.
+    """Return those of `steps`, oldest first, that no rule keeps; the newest is always kept.
 
-    scores: the value of `keep.keep_best.metric` of the steps that have one. Of equal ones the newer is the better.
+    Args:
+        steps: steps with checkpoints.
+        keep: the rules.
+        scores: the value of `keep.keep_best.metric`, by step, for steps that have one. On a tie the newer step wins.
     """
     if not keep.keep_last:
         return []
@@ -27,6 +30,6 @@ def steps_to_delete(steps: Collection[int], keep: CheckpointSettings, scores: Ma
 
 
 def score_of(best: KeepBest, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a checkpoint is remembered by: the metric's name and its value in a step; None where it has none."""
+    """Return the score to keep in a checkpoint, the metric's name and its value in a step; None if it has no value."""
     value = metrics.get(best.metric) if best.metric else None
     return None if value is None or value != value else {"metric": best.metric, "value": float(value)}

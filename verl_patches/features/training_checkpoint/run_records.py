@@ -1,4 +1,4 @@
-"""The records of a run that goes on: damaged lines are set aside, and steps that are trained again are taken back."""
+"""Repairs the records of a resumed run: sets damaged lines aside, and removes steps that will be trained again."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from post_training.checkpoint.durable import write_durably, write_text_durably
 from post_training.report.metrics import PATCHES
 
 BY_STEP = ("metrics.jsonl", "faults.jsonl", "alerts.jsonl")
-# The keys without which a line of a file cannot be used, and what they hold.
+# The keys that a line of a file must have, and the types of their values.
 _NEEDED: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "metrics.jsonl": {"step": int, "time": (int, float), "metrics": dict},
     "faults.jsonl": {"step": (int, NoneType), "time": (int, float), "kind": str, "message": str},
     "alerts.jsonl": {"step": int},
     "events.jsonl": {"time": (int, float), "event": str},
 }
-# The same of every process's own file in the folder `PATCHES`.
+# The same for every process's own file in the folder `PATCHES`.
 _NEEDED_OF_PATCHES: Mapping[str, type] = {"executed": list}
 DAMAGED = ".damaged"
-"""What is added to a file's name for the lines of it that were set aside."""
+"""Suffix of a file's name for its lines that were set aside."""
 
 
 def set_aside_damaged(folder: Path) -> list[str]:
-    """Move the whole lines of the run's records in `folder` that cannot be read into files beside them.
+    """Move complete but unreadable lines of the run's records in `folder` into files beside them.
 
-    Returns a sentence for each file that had such lines. An unfinished last line stays: it may still be being written.
+    An unfinished last line stays, because it may still be being written.
+
+    Returns:
+        A sentence for each file that had such lines.
     """
     sentences = []
     of_patches = dict.fromkeys(sorted((folder / PATCHES).glob("*.jsonl")), _NEEDED_OF_PATCHES)
@@ -60,9 +63,9 @@ def _is_record(line: bytes, needed: Mapping[str, type | tuple[type, ...]]) -> bo
 
 
 def take_back_steps(folder: str, step: int) -> None:
-    """Keep of the run's records in `folder` those of steps up to `step`; an unfinished last line goes too.
+    """Remove the records of steps after `step` from the run's `folder`, and an unfinished last line too.
 
-    Damaged lines are set aside and said. Each file is replaced at once. An empty `folder` has no records.
+    Damaged lines are set aside with a warning. Each file is replaced atomically. An empty `folder` means no records.
     """
     for sentence in set_aside_damaged(Path(folder)) if folder else ():
         print(f"warning: {sentence}", flush=True)

@@ -1,4 +1,4 @@
-"""Writing a training checkpoint: every rank its own file, and the manifest when all files are there."""
+"""Writes a training checkpoint: every rank writes its own file, and rank 0 the manifest once all files are there."""
 
 from __future__ import annotations
 
@@ -30,10 +30,15 @@ from verl_patches.features.training_checkpoint.host_agreement import agree, chec
 
 @dataclass(frozen=True)
 class RankFile:
-    """What one rank writes of a checkpoint.
+    """One rank's file of a checkpoint.
 
-    tensors: by entry, views of what the rank holds. metadata: texts beside them. problem: why there is nothing to
-    write, a sentence; empty where there is.
+    Attributes:
+        folder: the checkpoint's folder.
+        name: of the file.
+        first: whether this is rank 0, which writes the manifest.
+        tensors: views of the rank's tensors, by entry.
+        metadata: further texts of the file.
+        problem: one sentence why the file cannot be written; empty if it can.
     """
 
     folder: Path
@@ -44,7 +49,7 @@ class RankFile:
     problem: str = ""
 
     def write(self) -> tuple[str, Written | None]:
-        """Write the file; returns the problem, empty where there was none, and what was written."""
+        """Write the file; return the problem, empty if there was none, and size and digest of what was written."""
         path = self.folder / self.name
         if self.problem:
             return self.problem, None
@@ -55,10 +60,12 @@ class RankFile:
             return f"{path}: cannot be written ({error.strerror}); give the checkpoint room or another folder", None
 
     def complete(self, problem: str, written: Written | None) -> Manifest:
-        """Agree on what `write` returned on each rank, and list all files; every rank calls it and gets the manifest.
+        """Agree on what `write` returned on each rank, and write the manifest; every rank calls this and gets it.
 
-        Two agreements on the host. Raises CheckpointError on every rank when one had a problem or is missing; there is
-        no manifest then.
+        Two agreements on the host.
+
+        Raises:
+            CheckpointError: a rank had a problem or is missing; raised on every rank, and there is no manifest then.
         """
         files = agree(problem, (self.name, written))
         manifest = Manifest({"tool": "training_checkpoint", "ranks": len(files)}, files=dict(files), complete=True)
@@ -69,7 +76,7 @@ class RankFile:
 def rank_file(
     folder: Path, rank: TrainingRank, random: Mapping[str, torch.Tensor], texts: Mapping[str, str]
 ) -> RankFile:
-    """Weights, optimizer and states of random numbers of this rank. random, texts: its `random_states`."""
+    """Return the file with this rank's weights, optimizer and random states; random, texts: its `random_states`."""
     name, first = file_name(rank.rank, rank.world_size), rank.rank == 0
     try:
         metadata = {STEPS: str(common_steps(rank.optimizer_shards)), **texts}
@@ -79,9 +86,10 @@ def rank_file(
 
 
 def save_training(file: RankFile) -> Manifest:
-    """Write every rank's file now; every rank calls it and gets the manifest.
+    """Write every rank's file now; every rank calls this and gets the manifest.
 
-    Raises CheckpointError on every rank when one of them cannot write; there is no manifest then.
+    Raises:
+        CheckpointError: a rank cannot write; raised on every rank, and there is no manifest then.
     """
     return file.complete(*file.write())
 
@@ -97,10 +105,10 @@ def _write_manifest(manifest: Manifest, folder: Path) -> str:
 
 
 def entries_of(rank: TrainingRank) -> dict[str, torch.Tensor]:
-    """Views of what this rank writes, by the names of the file's entries; what is float32 is not copied.
+    """Return the tensors that this rank writes, by the file's entry names; float32 ones are views and not copied.
 
-    A weight that no optimizer updates, a buffer or a frozen parameter, is written whole by one of the ranks that hold
-    it, in its own type.
+    A weight that no optimizer updates, a buffer or a frozen parameter, is written whole and in its own type by one of
+    the ranks that hold it.
     """
     shards, entries = by_local(rank.owned), {}
     for optimizer_shard in rank.optimizer_shards:

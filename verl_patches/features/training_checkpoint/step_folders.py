@@ -1,7 +1,8 @@
-"""The folders of a run's checkpoints: which are complete, which is the newest, and which may go.
+"""The folders of a run's checkpoints: writing, publishing, finding the newest, and deleting.
 
-A checkpoint is written as `global_step_N.partial` and renamed when everything is in it and on the disk. What has the
-final name is therefore whole, unless something has damaged it since; what has not is left over from a run that ended.
+A checkpoint is written as `global_step_N.partial` and renamed once everything in it is on the disk. A folder with the
+final name is therefore complete, unless something has damaged it since; a partial one is left over from a run that
+ended.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _STEP = re.compile(r"global_step_(\d+)")
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies when it is complete."""
+    """Return the folder of a step's checkpoint once it is complete."""
     return root / f"global_step_{step}"
 
 
 def begin_step(root: Path, step: int) -> Path:
-    """An empty folder to write the checkpoint of a step into; what an earlier try has left there is deleted."""
+    """Make an empty folder for the checkpoint of a step; delete what an earlier attempt has left there."""
     partial = _partial(root, step)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -37,9 +38,10 @@ def begin_step(root: Path, step: int) -> Path:
 
 
 def complete_step(root: Path, step: int, trainer: Mapping[str, Any]) -> None:
-    """Write the trainer's own state and the manifest of the whole beside what the workers have written.
+    """Write the trainer's own state and the manifest of the whole checkpoint beside the workers' files.
 
-    Raises CheckpointError where a file of theirs has gone or changed since it was written.
+    Raises:
+        CheckpointError: a worker's file has gone or changed since it was written.
     """
     partial = _partial(root, step)
     text = json.dumps(trainer, indent=1).encode() + b"\n"
@@ -55,7 +57,7 @@ def complete_step(root: Path, step: int, trainer: Mapping[str, Any]) -> None:
 
 
 def publish_step(root: Path, step: int) -> None:
-    """Give the checkpoint of a step its name."""
+    """Give the checkpoint of a step its final name, and name it in verl's tracker file."""
     final = step_folder(root, step)
     if final.exists():
         _delete(final)
@@ -66,7 +68,7 @@ def publish_step(root: Path, step: int) -> None:
 
 
 def delete_steps(root: Path, steps: Iterable[int]) -> None:
-    """Delete these checkpoints, and what deletions and saves that ended early have left; nothing may be being saved."""
+    """Delete these checkpoints, and leftovers of interrupted deletions and saves; call it only while nothing saves."""
     for step in steps:
         _delete(step_folder(root, step))
     for left in (*root.glob(f"global_step_*{_DELETING}"), *root.glob(f"global_step_*{_PARTIAL}")):
@@ -74,9 +76,12 @@ def delete_steps(root: Path, steps: Iterable[int]) -> None:
 
 
 def set_aside(root: Path, after: int) -> list[Path]:
-    """Rename the checkpoints of steps behind `after`, which a run that went on from there has not written, so that they
-    are neither gone on from nor counted; returns their new names. The newest is first, so that an end in between leaves
-    no gap."""
+    """Rename checkpoints of steps after `after`, which the run that resumed from there has not written; return the new
+    names.
+
+    Renamed checkpoints are neither resumed from nor counted. The newest goes first, so that an interruption leaves no
+    gap.
+    """
     moved = []
     for step in sorted((step for step in saved_steps(root) if step > after), reverse=True):
         number = 1
@@ -88,7 +93,7 @@ def set_aside(root: Path, after: int) -> list[Path]:
 
 
 def scores_of(root: Path, metric: str) -> dict[int, float]:
-    """The value of `metric` by step, of the checkpoints that remember one."""
+    """Return the value of `metric` by step, for the checkpoints that have kept one."""
     found = {}
     for step in saved_steps(root):
         try:
@@ -101,9 +106,9 @@ def scores_of(root: Path, metric: str) -> dict[int, float]:
 
 
 def newest_step(root: Path) -> tuple[int | None, list[str]]:
-    """The newest step whose checkpoint is complete, and a sentence for each newer one that is not.
+    """Return the newest step whose checkpoint is complete, and a sentence for each newer one that is not.
 
-    No tensor is read: the workers hold every file against its digest when they load it.
+    No tensor is read: the workers check every file against its digest when they load it.
     """
     skipped = []
     for step in sorted(saved_steps(root), reverse=True):
@@ -117,9 +122,10 @@ def newest_step(root: Path) -> tuple[int | None, list[str]]:
 
 
 def read_trainer(folder: Path) -> dict[str, Any]:
-    """The trainer's state in a complete checkpoint.
+    """Read the trainer's state of a complete checkpoint.
 
-    Raises CheckpointError if the checkpoint is not complete, or a file of it is not what was written.
+    Raises:
+        CheckpointError: the checkpoint is incomplete, or one of its files is not as it was written.
     """
     manifest = complete_manifest(folder)
     for model in (ACTOR, *([CRITIC] if f"{CRITIC}/{MANIFEST_NAME}" in manifest.files else [])):
@@ -138,7 +144,11 @@ def read_trainer(folder: Path) -> dict[str, Any]:
 
 
 def step_of(folder: Path) -> int:
-    """The step of a checkpoint's folder. Raises CheckpointError for another name."""
+    """Return the step of a checkpoint's folder.
+
+    Raises:
+        CheckpointError: the folder is not named like a checkpoint.
+    """
     named = _STEP.fullmatch(folder.name)
     if named is None:
         raise CheckpointError(f"{folder}: no folder of a checkpoint, which is called global_step_ and a number")
@@ -146,7 +156,7 @@ def step_of(folder: Path) -> int:
 
 
 def saved_steps(root: Path) -> list[int]:
-    """The steps whose checkpoints have their names."""
+    """Return the steps whose checkpoints have their final names."""
     return [int(named[1]) for folder in root.glob("global_step_*") if (named := _STEP.fullmatch(folder.name))]
 
 
@@ -155,7 +165,7 @@ def _partial(root: Path, step: int) -> Path:
 
 
 def _delete(folder: Path) -> None:
-    """Under another name first, so that what is half deleted is not taken for a checkpoint."""
+    """Delete a checkpoint; rename it first, so that a half-deleted one is not taken for a checkpoint."""
     going = folder.with_name(folder.name + _DELETING)
     shutil.rmtree(going, ignore_errors=True)
     folder.rename(going)

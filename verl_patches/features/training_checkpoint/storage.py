@@ -1,4 +1,4 @@
-"""Whether the folder for checkpoints takes them: every node sees it, and it has room; asked before a training."""
+"""Checks of the checkpoint folder before a training: every node must see it, and it must have room."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ from verl_patches.features.training_checkpoint.feature import CheckpointSettings
 from verl_patches.features.training_checkpoint.step_folders import saved_steps
 
 BYTES_OF_AN_ELEMENT = 12
-"""The float32 weight and AdamW's two averages."""
+"""The float32 weight and AdamW's two moments."""
 
 _APPEARS_WITHIN_S, _POLL_S = 30.0, 1.0
 _KEY = "trainer.default_local_dir"
 
 
 def uses_checkpoints(options: Mapping[str, Any]) -> bool:
-    """Whether a run reads or writes any. options: verl's `trainer`."""
+    """Return whether a run reads or writes checkpoints; `options`: verl's `trainer`."""
     return options["save_freq"] > 0 or options["resume_mode"] != "disable"
 
 
 def check_shared(root: Path, read_everywhere: Callable[[str], Mapping[str, str]]) -> None:
-    """Every node reads back what this one writes into `root`; the folder is made if it is not there.
+    """Check that every node reads back what this one writes into `root`; make the folder if it is not there.
 
-    read_everywhere: path -> the file's content by node, as `read_nonce` gives it there.
-    Raises ConfigurationError: the folder takes no file, or a node sees another one or none.
+    Args:
+        root: the checkpoint folder.
+        read_everywhere: path -> the file's content by node, as `read_nonce` returns it there.
+
+    Raises:
+        ConfigurationError: the folder takes no file, or a node sees another folder or none.
     """
     nonce = uuid.uuid4().hex
     file = root / f".seen-by-all-nodes-{nonce}"
@@ -54,11 +58,11 @@ def check_shared(root: Path, read_everywhere: Callable[[str], Mapping[str, str]]
 
 
 def read_nonce(path: str) -> str:
-    """The content of a file that another node has just written; empty where it does not appear within half a minute."""
+    """Read a file that another node has just written; return "" if it does not appear within half a minute."""
     deadline = time.monotonic() + _APPEARS_WITHIN_S
     while True:
         try:
-            os.listdir(os.path.dirname(path))  # a client of NFS asks the server again
+            os.listdir(os.path.dirname(path))  # makes an NFS client ask the server again
             return Path(path).read_text()
         except OSError:
             if time.monotonic() > deadline:
@@ -67,11 +71,16 @@ def read_nonce(path: str) -> str:
 
 
 def check_space(root: Path, model: Mapping[str, Any], keep: CheckpointSettings, models: int = 1) -> None:
-    """The disk has room for the checkpoints that lie there at one time: those that are kept, and the one being written.
+    """Check that the disk has room for the kept checkpoints and the one being written; for one, if all are kept.
 
-    model: the values of config.json; a model without layout is left out. Where all are kept there is room for one.
-    models: 2 with a critic, which is taken for as large.
-    Raises ConfigurationError where there is not.
+    Args:
+        root: the checkpoint folder.
+        model: the values of config.json; a model without a sharding spec is not checked.
+        keep: the rules that keep checkpoints.
+        models: 2 with a critic, which counts as equally large.
+
+    Raises:
+        ConfigurationError: there is not enough room.
     """
     from post_training.models.families import table_for
 

@@ -1,4 +1,4 @@
-"""What verl's trainer saves and goes on from, beside what its workers do."""
+"""Saving and resuming on verl's trainer: the driver's own state, and the order of its workers' work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,14 @@ Finish = Callable[[], Any]
 
 @dataclass(frozen=True)
 class _Save:
-    """finish: waits until the workers have written; None where they have."""
+    """A checkpoint that waits to be published.
+
+    Attributes:
+        root: the folder of checkpoints.
+        step: its step.
+        keep: the rules that keep checkpoints.
+        finish: waits until the workers have written; None if they have.
+    """
 
     root: Path
     step: int
@@ -56,10 +63,12 @@ class _Save:
 
 
 class StepPublisher:
-    """A checkpoint is completed, and gets its name, when the metrics of its step have been written: no resume lacks
-    them, and the driver's own state is that of the end of the step.
+    """Completes and names a checkpoint once the metrics of its step have been written.
 
-    previous: the step that this process has gone on from or published last.
+    So a resume never lacks metrics, and the driver's own state is that at the end of the step.
+
+    Attributes:
+        previous: the step that this process has resumed from or published last.
     """
 
     def __init__(self) -> None:
@@ -68,15 +77,20 @@ class StepPublisher:
         self._logged: tuple[_Save, dict[str, Any]] | None = None
 
     def hold(self, root: Path, step: int, state: State, keep: CheckpointSettings, finish: Finish | None = None) -> None:
-        """Complete the checkpoint of `step` with `state`, and publish it, when its metrics have been logged.
+        """Hold the checkpoint of `step` until its metrics have been logged; then add `state` and publish it.
 
-        finish: waits until the workers have written; then that is done in `finish` of this class, with the state of
-        when the metrics were logged.
+        Args:
+            root: the folder of checkpoints.
+            step: the step.
+            state: returns the driver's state; called when the metrics have been logged.
+            keep: the rules that keep checkpoints.
+            finish: waits until the workers have written; if given, the checkpoint is completed and published by this
+                class's `finish`, with the state from when the metrics were logged.
         """
         self._waiting = _Save(root, step, keep, finish), state
 
     def logged(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The metrics of `step` are in their file."""
+        """Take note that the metrics of `step` are in their file; publish its checkpoint if the workers are done."""
         if self._waiting is None or self._waiting[0].step != step:
             return
         (save, state), self._waiting = self._waiting, None
@@ -88,7 +102,7 @@ class StepPublisher:
                 "actor_rollout_ref.overlay.checkpoint.keep_best.metric"
             )
         with _rejected_by(save.root):
-            # As JSON holds it: what of the state is still the driver's own goes on with the next step.
+            # A copy by way of JSON: the driver's own objects in the state change with the next step.
             self._logged = save, json.loads(json.dumps({**state(), "score": score}))
         if save.finish is None:
             self.finish()
@@ -96,7 +110,8 @@ class StepPublisher:
     def finish(self) -> None:
         """Publish the checkpoint whose metrics have been logged, if there is one, once the workers have written it.
 
-        Raises CheckpointError or what Ray makes of a worker's: it could not be written; the one before it stays.
+        Raises:
+            CheckpointError: it could not be written, and the one before it stays; a worker's comes wrapped by Ray.
         """
         if self._logged is None:
             return
@@ -113,7 +128,7 @@ class StepPublisher:
             delete_steps(root, steps_to_delete(saved_steps(root), keep, scores_of(root, keep.keep_best.metric)))
 
     def finishing_first(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """`update`, which changes what may still be being written, after `finish`."""
+        """Wrap `update` to call `finish` first, because it changes tensors that may still be being written."""
 
         def run(*arguments: Any, **options: Any) -> Any:
             self.finish()
@@ -123,7 +138,7 @@ class StepPublisher:
 
     @contextmanager
     def finishing_at_end(self, unreachable: type[Exception]) -> Iterator[None]:
-        """`finish` after the block, also where it fails; not with an `unreachable`, after which no worker answers."""
+        """Call `finish` after this context, even if it raises; but not after `unreachable`, when no worker answers."""
         try:
             yield
         except unreachable:
@@ -131,21 +146,24 @@ class StepPublisher:
         except Exception:
             try:
                 self.finish()
-            except Exception as second:  # the first one is what the run ends with
+            except Exception as second:  # the run ends with the first exception
                 print(f"warning: the last checkpoint could not be completed: {second}")
             raise
         self.finish()
 
 
 def process_publisher() -> StepPublisher:
-    """The one publisher of this process."""
+    """Return the publisher of this process."""
     return process_context().of(StepPublisher)
 
 
 def save_step(trainer: Any, keep: CheckpointSettings, in_background: bool = False) -> None:
-    """Save the step that verl's trainer is in: its workers' state now, its own when the step has been logged.
+    """Save the current step of verl's trainer: its workers' state now, its own when the step has been logged.
 
-    in_background: the workers only begin to write; `StepPublisher.finish` waits for them.
+    Args:
+        trainer: verl's trainer.
+        keep: the rules that keep checkpoints.
+        in_background: the workers only begin to write; `StepPublisher.finish` waits for them.
     """
     process_publisher().finish()
     options, step = trainer.config.trainer, trainer.global_steps
@@ -162,13 +180,13 @@ def save_step(trainer: Any, keep: CheckpointSettings, in_background: bool = Fals
 
 
 def _has_critic(trainer: Any) -> bool:
-    """Whether verl's trainer trains one."""
+    """Return whether verl's trainer trains a critic."""
     return getattr(trainer, "use_critic", False)
 
 
 @contextmanager
 def _rejected_by(root: Path) -> Iterator[None]:
-    """A write that fails in the block is told in one sentence."""
+    """Turn a failed write within this context into a CheckpointError with one sentence."""
     try:
         yield
     except OSError as error:
@@ -178,7 +196,7 @@ def _rejected_by(root: Path) -> Iterator[None]:
 
 
 def trainer_state(trainer: Any) -> dict[str, Any]:
-    """The driver's own state, as JSON holds it."""
+    """Return the driver's own state as JSON values."""
     controller = getattr(trainer, "kl_ctrl_in_reward", None)
     return {
         "step": trainer.global_steps,
@@ -192,17 +210,18 @@ def trainer_state(trainer: Any) -> dict[str, Any]:
 
 
 def data_digests(files: str | Iterable[str]) -> list[str]:
-    """SHA-256 of the training data's files, in their order."""
+    """Return the SHA-256 of the training data's files, in their order."""
     listed = [files] if isinstance(files, str) else list(files)
     return [hash_file(Path(file).expanduser(), file_progress).sha256 for file in listed]
 
 
 def resume_step(trainer: Any, output_dir: str) -> None:
-    """Go on from the checkpoint that the configuration asks for; from none, nothing changes.
+    """Resume from the checkpoint that the configuration asks for; without one, change nothing.
 
-    What else than the checkpoint's has been configured or installed is said in one warning.
-    Raises CheckpointError for a checkpoint that is asked for and cannot be used, or of another model, other data or
-    other batches.
+    Other differences of configuration or software since the checkpoint are reported in one warning.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used, or belongs to another model, other data or other batches.
     """
     process_publisher().previous = 0
     folder, skipped = folder_to_resume(trainer.config.trainer)
@@ -232,30 +251,39 @@ def resume_step(trainer: Any, output_dir: str) -> None:
         trainer.critic_wg.load_checkpoint(str(folder / CRITIC), del_local_after_load=False)
     if state["kl_coefficient"] is not None and hasattr(trainer, "kl_ctrl_in_reward"):
         trainer.kl_ctrl_in_reward.value = state["kl_coefficient"]
-    if "random" in state:  # a checkpoint of an earlier version has no more than the above
+    if "random" in state:  # a checkpoint of an earlier version has only the above
         restore_driver_random_states(state["random"])
         process_kept_states().restore(state["kept"])
     process_publisher().previous = trainer.global_steps = state["step"]
     if not trainer.config.trainer.get("val_only"):
-        # It was before step 1: once more, it would draw from the rollout's random numbers and log this step twice.
+        # Validation came before step 1; again, it would draw from the rollout's random numbers and log this step twice.
         trainer.config.trainer.val_before_train = False
     take_back_steps(output_dir, state["step"])
     print(f"going on after step {state['step']} from {folder}")
 
 
 def kept_in_checkpoint(options: Mapping[str, Any], name: str) -> Any:
-    """What a checkpoint holds under a name of `KeptStates`, for who needs it before `resume_step` restores it; None
-    where the run begins at step 1 or the checkpoint has nothing under the name. options: verl's `trainer`.
+    """Return the state under a name of `KeptStates`, for callers that need it before `resume_step` restores it.
 
-    Raises CheckpointError for a checkpoint that is asked for and not complete.
+    Args:
+        options: verl's `trainer`.
+        name: of the state.
+
+    Returns:
+        The state; None if the run begins at step 1 or the checkpoint has nothing under the name.
+
+    Raises:
+        CheckpointError: the requested checkpoint is not complete.
     """
     folder, _ = folder_to_resume(options)
     return None if folder is None else read_trainer(folder).get("kept", {}).get(name)
 
 
 def folder_to_resume(options: Mapping[str, Any]) -> tuple[Path | None, list[str]]:
-    """The folder that `trainer.resume_mode` means: none, the newest complete one, or `trainer.resume_from_path`; and a
-    sentence for each newer one that is not complete."""
+    """Return the folder to resume from by `trainer.resume_mode`, and a sentence for each newer, incomplete one.
+
+    The folder is None, the newest complete one, or `trainer.resume_from_path`.
+    """
     if options["resume_mode"] == "disable":
         return None, []
     if options["resume_mode"] == "resume_path":

@@ -10,7 +10,8 @@ from post_training.hang_detection.settings import WatchSettings, limit_problems
 
 
 def check_limits(config: Mapping[str, Any], settings: Any) -> None:
-    """A process is named before the run is ended for it, and no heartbeat is late before it is due."""
+    """Check the limits: a process must be reported before the run ends for it, and no heartbeat be late before it is
+    due."""
     for problem in limit_problems(settings.watch, WATCH.section):
         raise ConfigurationError(problem)
 

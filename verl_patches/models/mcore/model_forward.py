@@ -1,4 +1,4 @@
-"""Log-probs of training: at the temperature of the rollout, in chunks of the vocabulary; and the experts of tokens."""
+"""Patches of Megatron's forward in verl: log-probs at the rollout's temperature and in chunks, and expert choices."""
 
 from __future__ import annotations
 

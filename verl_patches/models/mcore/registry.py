@@ -1,7 +1,7 @@
-"""verl builds families of models from this project's modules.
+"""Patches of verl's model registry, which build families of models from this project's modules.
 
 verl 0.4.0 has entries of its own for them, which need megatron-core 0.12 and transformer_engine, so its registry
-functions are wrapped: they answer for these families and leave every other model to upstream.
+functions are wrapped: they handle these families and leave every other model to upstream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REMOVE_WHEN = "the pinned megatron-core has the attention and the routers of th
 
 
 def _own_model(hf_config: Any) -> MegatronModel | None:
-    """This project's modules for a model; None where verl's are used."""
+    """Return this project's modules for a model; None if verl's are used."""
     from post_training.models.families import find_family
 
     family = find_family(hf_config)
@@ -38,7 +38,7 @@ def _own_model(hf_config: Any) -> MegatronModel | None:
 
 
 def _mindspeed_model(hf_config: Any) -> MindspeedModel | None:
-    """MindSpeed-LLM's modules for a model; None where it has none."""
+    """Return MindSpeed-LLM's modules for a model; None if it has none."""
     from post_training.models.families import find_family
 
     family = find_family(hf_config)

@@ -1,4 +1,4 @@
-"""The vision tower of Qwen2.5-VL in transformers on an NPU: its rotary embedding, and its patches as one product."""
+"""Patches of the vision tower of Qwen2.5-VL in transformers for an NPU: rotary embedding, and patches as one matmul."""
 
 from __future__ import annotations
 

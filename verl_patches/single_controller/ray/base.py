@@ -1,4 +1,4 @@
-"""verl's group of Ray workers gets each distinct part of a batch into Ray's store once."""
+"""Patch of verl's group of Ray workers: it puts each distinct part of a batch into Ray's store once."""
 
 from __future__ import annotations
 

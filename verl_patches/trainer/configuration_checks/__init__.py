@@ -1,9 +1,9 @@
-"""What the driver checks before it starts anything, so that a bad run ends in a sentence and not in a hang.
+"""The driver's checks before it starts anything, so that a bad run ends with an error message and not in a hang.
 
-`check_configuration` holds the values against their types and ranges and against each other: it needs nothing but the
-configuration and, where this machine has it, the model's config.json. `check_machine` looks at what the run needs of
-the driver's machine. Each raises `ConfigurationError` with one sentence that says what is wrong and what to change. The
-features bring their own checks. Nothing here imports upstream.
+`check_configuration` checks the values against their types and ranges and against each other: it needs only the
+configuration and, where this machine has it, the model's config.json. `check_machine` checks that the driver's machine
+has what the run needs. Each raises `ConfigurationError` with one sentence that says what is wrong and what to change.
+The features bring their own checks. Nothing here imports upstream.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
     Args:
         config: the whole configuration.
         model: the values of the model's config.json; without them they are read from actor_rollout_ref.model.path,
-            and what depends on them is left out where there are none.
+            and the checks that depend on them are skipped if this machine has no such file.
 
     Raises:
         ConfigurationError: a value is wrong, or a combination of values cannot run.
@@ -120,14 +120,14 @@ def check_configuration(config: Mapping[str, Any], model: Mapping[str, Any] | No
 
 
 def check_machine(config: Mapping[str, Any], model_is_there: bool = True) -> None:
-    """Look for what the run needs of this machine; call after `check_configuration`.
+    """Check that this machine has what the run needs; call after `check_configuration`.
 
     Args:
         config: the whole configuration.
-        model_is_there: false where the model will only be made.
+        model_is_there: false if the model has yet to be made.
 
     Raises:
-        ConfigurationError: a chip, a package, a login, a file, a variable of the environment, or room on a disk.
+        ConfigurationError: a chip, package, login, file, environment variable or disk is missing or unsuitable.
     """
     values = resolved(config)
     check_interpreter()

@@ -1,4 +1,4 @@
-"""Which back-end a configuration trains with. Its keys decide: verl has a file of its own for each."""
+"""The back-end that a configuration trains with. Its keys tell: verl has one configuration file per back-end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES: Mapping[Backend, str] = {"megatron": "Megatron", "fsdp": "FSDP"}
 
 
 def backend_of(config: Mapping[str, Any]) -> Backend:
-    """The back-end of a composed configuration; its strategy decides where it has the keys of both or of none."""
+    """Return the back-end of a composed configuration; its strategy decides if it has the keys of both or neither."""
     node: Any = config
     for name in ("actor_rollout_ref", "actor"):
         node = node.get(name) if isinstance(node, Mapping) else None

@@ -1,4 +1,4 @@
-"""What only dies of an Atlas A3 have, and a job asks for."""
+"""Rejects jobs that need an Atlas A3 and run on another chip."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from verl_patches.features.rollout_parallel.feature import require_fused_exchang
 
 
 def check_chip(config: Mapping[str, Any], family: str | None = None) -> None:
-    """Reject what the job's dies cannot do.
+    """Check that the job's dies can run the rollout's expert parallelism.
 
     Args:
         config: plain values, every reference followed.
-        family: A2 or A3, where the dies are not those of this machine.
+        family: A2 or A3, if the dies are not those of this machine.
 
     Raises:
-        ConfigurationError: experts over dies of an Atlas A2 that cannot exchange their tokens.
+        ConfigurationError: experts are spread over Atlas A2 dies, which cannot exchange their tokens.
     """
     node = config["actor_rollout_ref"]
     dies = node["overlay"]["rollout"]["expert_parallel_size"]

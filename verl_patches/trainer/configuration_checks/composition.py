@@ -1,4 +1,4 @@
-"""One sentence for what Hydra rejects while it composes a configuration."""
+"""Error messages of one sentence for overrides and files that Hydra rejects while it composes a configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHOICES = re.compile(r"Available options in '[^']*':\n((?:\t.*(?:\n|$))+)")
 
 
 def sentence_of(error: Exception) -> str:
-    """What Hydra says in several lines, with the nearest key where there is no such key."""
+    """Condense Hydra's error into one sentence, and suggest the nearest key for an unknown one."""
     if isinstance(error, OverrideParseException):
         cause = [line for line in error.message.splitlines() if "Error parsing" not in line and line.strip()]
         return (
@@ -37,7 +37,7 @@ def sentence_of(error: Exception) -> str:
 
 
 def _not_there(key: str, said: str) -> str:
-    """A key that the configuration does not have, of which Hydra has `said` that it may be appended."""
+    """Describe a key that the configuration does not have; `said` is Hydra's message, which offers to append it."""
     if key not in known_keys():
         return unknown_key(key)
     named = only_back_end(key)

@@ -1,4 +1,4 @@
-"""What PPO's critic needs beside its schema: a model that reads the actor's tokens, and batches that divide."""
+"""Checks of PPO's critic beyond its schema: its model must read the actor's tokens, and its batches must divide."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GAE = "algorithm.adv_estimator=gae"
 
 
 def check_critic(config: Mapping[str, Any]) -> None:
-    """With GAE there is a critic, and what is asked of it can run; without, nothing reads its keys."""
+    """Check that the critic can run as configured. Only GAE has a critic; otherwise nothing reads its keys."""
     if config["algorithm"]["adv_estimator"] != "gae":
         return
     _check_model(config)
@@ -74,7 +74,7 @@ def _check_batches(config: Mapping[str, Any]) -> None:
 
 
 def _check_megatron(config: Mapping[str, Any]) -> None:
-    """Actor and critic are in one process with one set of parallel groups, which are the actor's, and cut alike."""
+    """Check that the critic is cut as the actor is: both live in one process and share the actor's parallel groups."""
     critic, actor = config["critic"], config["actor_rollout_ref"]["actor"]
     for name in _SIZES:
         own, actors = critic["megatron"][name] or 1, actor["megatron"][name] or 1
@@ -109,7 +109,7 @@ def _check_megatron(config: Mapping[str, Any]) -> None:
 
 
 def _check_tokens(config: Mapping[str, Any]) -> None:
-    """verl's splitter takes no limit below the width of the batch."""
+    """Check the critic's token limits: verl's splitter rejects a limit below the width of the batch."""
     critic, data = config["critic"], config["data"]
     width = data["max_prompt_length"] + data["max_response_length"]
     for name in ("ppo_max_token_len_per_gpu", "forward_max_token_len_per_gpu"):

@@ -1,11 +1,11 @@
-"""One sentence for whatever a run ended with."""
+"""Error messages of one sentence for the exceptions that end a run."""
 
 from __future__ import annotations
 
 from post_training.start_status import Cause
 
 KNOWN_FAILURES: tuple[tuple[str, Cause, str], ...] = (
-    # Ray's sentence about the host, which names "the out of memory issue" too, so it comes before the dies'.
+    # Ray's message about host memory contains "the out of memory issue" too, so it comes before the dies'.
     (
         "exceeds the memory usage threshold",
         "host_memory",
@@ -28,7 +28,7 @@ KNOWN_FAILURES: tuple[tuple[str, Cause, str], ...] = (
 
 
 def describe_failure(error: BaseException) -> tuple[str, Cause | None]:
-    """One sentence for an exception out of the run, with a remedy and a cause where it is a known one."""
+    """Describe an exception of the run in one sentence, with a remedy and a cause if it is a known one."""
     text = str(error)
     for sign, cause, sentence in KNOWN_FAILURES:
         if sign.lower() in text.lower():

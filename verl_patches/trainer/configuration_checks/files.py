@@ -25,7 +25,7 @@ _OUR_RULES = Path(__file__).resolve().parents[2] / "utils" / "reward" / "rule_re
 
 
 def check_interpreter() -> None:
-    """Ray's workers can be started with this Python."""
+    """Check that Ray can start its workers with this Python."""
     if not is_found_by_raylets():
         raise ConfigurationError(
             f"Python lies at {sys.executable}, and Ray starts no workers from there, because it takes the quotes in "
@@ -34,7 +34,7 @@ def check_interpreter() -> None:
 
 
 def check_model_folder(config: Mapping[str, Any]) -> None:
-    """The model's folder is there with its config.json; a path on a remote file system is left to verl."""
+    """Check that the model's folder is there with its config.json; a path on a remote file system is left to verl."""
     path = config["actor_rollout_ref"]["model"]["path"]
     if "://" not in path and not (Path(path).expanduser() / "config.json").is_file():
         raise ConfigurationError(
@@ -46,12 +46,12 @@ def check_model_folder(config: Mapping[str, Any]) -> None:
         _check_end_tokens(Path(path).expanduser(), config["actor_rollout_ref"]["rollout"])
 
 
-# Where transformers looks, in the order of its releases: a file, and a folder for several.
+# transformers looks for templates here, in the order of its releases: in one file, and in a folder for several.
 _TEMPLATES = ("chat_template.jinja", "additional_chat_templates")
 
 
 def _check_end_tokens(folder: Path, rollout: Mapping[str, Any]) -> None:
-    """Something ends an answer, and the files that say what are readable."""
+    """Check that some token ends an answer, and that the files that name it are readable."""
     engine = rollout["engine_kwargs"]["vllm"] or {}
     try:
         ends = end_tokens(
@@ -71,7 +71,10 @@ def _check_end_tokens(folder: Path, rollout: Mapping[str, Any]) -> None:
 
 
 def _check_chat_template(folder: Path) -> None:
-    """The tokenizer can make a prompt of messages, which verl does with every row. A folder without one is verl's."""
+    """Check that the tokenizer has a chat template, with which verl makes a prompt of every row's messages.
+
+    A folder without tokenizer_config.json is left to verl.
+    """
     file = folder / "tokenizer_config.json"
     try:
         values = dict(json.loads(file.read_text(encoding="utf-8")))
@@ -89,7 +92,7 @@ def _check_chat_template(folder: Path) -> None:
 
 
 def check_checkpoint_space(config: Mapping[str, Any], settings: Any) -> None:
-    """The disk has room for the checkpoints of a run that saves."""
+    """Check that the disk has room for the checkpoints of a run that saves."""
     options = config["trainer"]
     model = described(config["actor_rollout_ref"]["model"]["path"])
     if options["save_freq"] > 0 and model is not None:
@@ -100,9 +103,9 @@ def check_checkpoint_space(config: Mapping[str, Any], settings: Any) -> None:
 
 
 def check_reward(config: Mapping[str, Any]) -> None:
-    """The file of the reward function defines the function, which takes the arguments that it is given.
+    """Check that the reward file defines the reward function and that it takes the configured arguments.
 
-    The file is read and not executed.
+    The file is parsed, not executed.
     """
     section = config[_REWARD]
     if section["path"] is None:
@@ -126,7 +129,7 @@ def check_reward(config: Mapping[str, Any]) -> None:
 
 
 def _bound_names(body: list[ast.stmt]) -> set[str]:
-    """Names that the statements of a module bind by importing, assigning and defining, at any depth."""
+    """Return the names that the statements of a module bind by importing, assigning and defining, at any depth."""
     bound = set()
     for node in (each for statement in body for each in ast.walk(statement)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -161,9 +164,9 @@ def _check_our_rule(given: Mapping[str, Any]) -> None:
 
 
 def check_shared_copy(config: Mapping[str, Any], folder: Path = Path("/dev/shm/verl-cache")) -> None:
-    """Rejects use_shm where verl's folder for it belongs to another user, which each worker would fail on.
+    """Reject use_shm if verl's folder for it belongs to another user, because every worker would fail on it.
 
-    verl has one such folder for all users of a machine (verl.utils.fs:copy_to_shm), and keeps what it copied there.
+    verl has one such folder for all users of a machine (verl.utils.fs:copy_to_shm), and keeps its copies there.
     """
     groups = {
         "actor_rollout_ref.model": config["actor_rollout_ref"]["model"],

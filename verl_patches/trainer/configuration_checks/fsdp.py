@@ -1,5 +1,5 @@
-"""What a configuration for FSDP must satisfy beside its schema: which features it can have, what FSDP2 reads, and how
-sequences are shared."""
+"""Checks of FSDP configurations beyond their schema: the features that FSDP supports, the keys that FSDP2 reads, and
+Ulysses sequence parallelism."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WRITTEN_FOR_MEGATRON = (
 
 
 def check_features(config: Mapping[str, Any], settings: OverlaySettings) -> None:
-    """Nothing is on that moves or changes what only Megatron has."""
+    """Reject features that are written for Megatron only."""
     for key, needed, instead in _WRITTEN_FOR_MEGATRON:
         value: Any = settings
         for name in key.removeprefix(f"{_OVERLAY}.").split("."):
@@ -35,7 +35,10 @@ def check_features(config: Mapping[str, Any], settings: OverlaySettings) -> None
 
 
 def check_sequence_sharing(config: Mapping[str, Any]) -> None:
-    """Ulysses cuts sequences whose padding is removed, of actor and reference policy alike; a critic's it does not."""
+    """Check Ulysses: it needs removed padding and one size for actor and reference policy, and excludes a critic.
+
+    Also rejects torch.compile together with removed padding, for which torch has no compiler on NPUs.
+    """
     node, key = config[_NODE], f"{_NODE}.actor.ulysses_sequence_parallel_size"
     size, of_reference = (node[name]["ulysses_sequence_parallel_size"] for name in ("actor", "ref"))
     if node["model"]["use_remove_padding"] and node["actor"]["use_torch_compile"]:
@@ -62,7 +65,7 @@ def check_sequence_sharing(config: Mapping[str, Any]) -> None:
 
 
 def check_token_limits(config: Mapping[str, Any]) -> None:
-    """verl's splitter takes no limit below the width of a batch, padding included."""
+    """Check the token limits: verl's splitter rejects a limit below the width of a batch, padding included."""
     node, data = config[_NODE], config["data"]
     width, sharing = (
         data["max_prompt_length"] + data["max_response_length"],
@@ -84,7 +87,7 @@ def check_token_limits(config: Mapping[str, Any]) -> None:
 
 
 def check_strategies(config: Mapping[str, Any]) -> None:
-    """Reference policy and critic are sharded as the actor is, by keys that do something there."""
+    """Check that reference policy and critic use the actor's strategy, and that FSDP2 reads the keys that are set."""
     key, strategy = f"{_NODE}.actor.strategy", config[_NODE]["actor"]["strategy"]
     others = [(f"{_NODE}.ref", config[_NODE]["ref"])]
     shardings = [(f"{_NODE}.{name}.fsdp_config", config[_NODE][name]["fsdp_config"]) for name in ("actor", "ref")]
@@ -103,7 +106,7 @@ def check_strategies(config: Mapping[str, Any]) -> None:
 
 
 def _check_read_by_fsdp2(name: str, node: Mapping[str, Any]) -> None:
-    """Nothing is set that verl reads for FSDP1 alone."""
+    """Reject keys that verl reads for FSDP1 only."""
     policy, precision = node["wrap_policy"], node.get("mixed_precision") or {}
     for key, value, default in (
         ("wrap_policy.min_num_params", policy.get("min_num_params", 0), 0),

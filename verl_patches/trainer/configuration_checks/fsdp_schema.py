@@ -1,6 +1,6 @@
-"""The keys of verl's PPO configuration for FSDP, as `schema` has those for Megatron.
+"""The keys of verl's PPO configuration for FSDP; `schema` has those for Megatron.
 
-What has not been run with this overlay is rejected by its value: LoRA, hybrid sharding, a critic without padding.
+Values that have not been run with this overlay are rejected: LoRA, hybrid sharding, a critic without padding.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FsdpModel(Group):
 
 
 class ShardedOptim(Group):
-    """What actor and critic have of an optimizer."""
+    """Optimizer keys that actor and critic share."""
 
     lr: NotNegative
     lr_warmup_steps: Annotated[int, Field(ge=-1)] = -1
@@ -163,7 +163,7 @@ class FsdpRewards(Rewards):
 
 
 class FsdpConfiguration(Group):
-    """The whole of it."""
+    """The whole configuration."""
 
     data: Data
     actor_rollout_ref: FsdpActorRolloutRef

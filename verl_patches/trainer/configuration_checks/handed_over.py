@@ -1,7 +1,7 @@
-"""Keys that verl hands on whole: the names that vLLM's engine and Megatron's configuration take.
+"""Checks of the groups that verl passes through: the arguments of vLLM's engine and of Megatron's configuration.
 
-Names are read from the installed sources without importing them, because that takes longer than all other checks; where
-a package is not installed its names are not checked.
+The known names are read from the installed sources without importing them, because an import takes longer than all
+other checks; if a package is not installed, its names are not checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from verl_patches.trainer.configuration_checks.schema.values import SEE
 from verl_patches.trainer.configuration_checks.values import shown
 
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-# What verl itself gives the engine, and which of its keys it takes it from; given twice, Python rejects the call.
+# Arguments that verl itself passes to the engine, and the key that each comes from, if any. Python rejects a call in
+# which an argument is given twice.
 GIVEN_BY_VERL = {
     "model": "actor_rollout_ref.model.path",
     "tensor_parallel_size": "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -43,8 +44,8 @@ GIVEN_BY_VERL = {
     "enable_sleep_mode": None,
 }
 _EXPERTS = "actor_rollout_ref.overlay.rollout.expert_parallel_size decides it"
-# Arguments with which the engine would compute something else than training, or not run: their values that change
-# nothing, and why no other one is taken. A key without a value is left out by verl.
+# Arguments with which the engine would not run, or compute something else than training does: the values that change
+# nothing, and why all others are rejected. verl leaves out a key whose value is null.
 NOT_SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "quantization": ((), "training sends bfloat16 weights after every update, and nothing quantises them again"),
     "kv_cache_dtype": (("auto",), "log-probs of a cache in another type are not those of training"),
@@ -66,7 +67,7 @@ NOT_SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tokenizer": ((), "training and rollout share the tokenizer of actor_rollout_ref.model.path"),
     "enable_multimodal_encoder_data_parallel": ((False,), "reshard sends each die its part of the vision tower"),
 }
-# What training reads too, or is compared with (`post_training/plan/rotary_findings.py`).
+# Overrides that training reads too, or is compared with (`post_training/plan/rotary_findings.py`).
 OVERRIDDEN_OF_A_MODEL = frozenset({"rope_scaling", "rope_theta", "max_position_embeddings"})
 _TRANSFORMER = (
     ("core/model_parallel_config.py", "ModelParallelConfig"),
@@ -76,7 +77,7 @@ _TRANSFORMER = (
 
 
 def check_engine_arguments(config: Mapping[str, Any]) -> None:
-    """vLLM's engine takes every argument that it is given, and verl does not give it too."""
+    """Check that vLLM's engine takes every given argument, and that verl does not pass the same one itself."""
     known = _fields("vllm", ("engine/arg_utils.py", "EngineArgs"))
     for name, value in (config["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"] or {}).items():
         if value is None:  # verl leaves such a key out
@@ -104,7 +105,7 @@ def _check_model_overrides(value: Any) -> None:
 
 
 def check_transformer_options(config: Mapping[str, Any]) -> None:
-    """Megatron's configuration of the model has every field that is overridden."""
+    """Check that Megatron's configuration of the model has every field that is overridden."""
     known = _fields("megatron", *_TRANSFORMER)
     trained = config["actor_rollout_ref"]
     roles = {
@@ -128,7 +129,7 @@ def _require_known(group: str, name: str, known: frozenset[str], what: str) -> N
 
 @cache
 def _fields(package: str, *classes: tuple[str, str]) -> frozenset[str]:
-    """Annotated names in the bodies of classes, given by file and name; empty where the package is not installed."""
+    """Return the annotated names in classes, given by file and name; empty if the package is not installed."""
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return frozenset()

@@ -1,4 +1,4 @@
-"""What a job needs whose prompts may hold images."""
+"""Checks of jobs whose prompts may hold images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NODE = "actor_rollout_ref"
 
 
 def reads_images(path: str) -> bool:
-    """Whether prompts of the model in this folder may hold images; false where this machine has no such folder."""
+    """Return whether prompts of the model in this folder may hold images; False if this machine has no such folder."""
     return _reads_images(described(path))
 
 
@@ -24,7 +24,7 @@ def _reads_images(model: Mapping[str, Any] | None) -> bool:
 
 
 def check_truncation(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """A prompt that is cut loses some of its image tokens, and the model has one for each vector of an image."""
+    """Reject truncation of prompts with images: the model needs one token for each vector of an image."""
     how = config["data"]["truncation"]
     if _reads_images(model) and how != "error":
         raise ConfigurationError(
@@ -34,7 +34,7 @@ def check_truncation(config: Mapping[str, Any], model: Mapping[str, Any] | None)
 
 
 def check_micro_batches(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """verl cuts the rows of a die into equal micro batches where they hold images, and ends where it cannot."""
+    """Check that micro batches divide a die's rows: verl cuts rows with images into equal parts, or fails."""
     if not _reads_images(model):
         return
     node, answers = config[_NODE], config[_NODE]["rollout"]["n"]

@@ -1,4 +1,4 @@
-"""The model's config.json against the layout that the configuration gives it."""
+"""Checks of the model's config.json against the layout in the configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATH = "actor_rollout_ref.model.path"
 
 
 def check_model_path(config: Mapping[str, Any]) -> None:
-    """The model's folder is named; a configuration that cannot know it holds null."""
+    """Check that the model's folder is given; configurations that cannot know it hold null."""
     if not config["actor_rollout_ref"]["model"]["path"]:
         raise ConfigurationError(
             f"{_PATH} is not set; give the folder with the model's config.json, tokenizer and weights"
@@ -24,10 +24,10 @@ def check_model_path(config: Mapping[str, Any]) -> None:
 
 
 def described(path: str) -> Mapping[str, Any] | None:
-    """config.json of a model's folder; None where this machine has none.
+    """Read config.json of a model's folder; None if this machine has none.
 
     Raises:
-        ConfigurationError: there is one, and it describes no model.
+        ConfigurationError: the file is there but describes no model.
     """
     file = Path(path).expanduser() / "config.json"
     try:
@@ -39,9 +39,9 @@ def described(path: str) -> Mapping[str, Any] | None:
 
 
 def check_model(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:
-    """The job can train and serve the model, of which `model` are the values of config.json; and train its critic.
+    """Check that the job can train and serve the model, and train its critic; `model` holds the values of config.json.
 
-    Without a config.json on this machine the workers ask the same.
+    Without a config.json on this machine the workers run the same check.
     """
     backend, node = backend_of(config), config["actor_rollout_ref"]
     if model is not None:

@@ -1,4 +1,4 @@
-"""The names of keys: which are known, which one a user may have meant, and what keys of others are called here."""
+"""The names of keys: which are known, which one a user may have meant, and what foreign keys are called here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODE = "actor_rollout_ref.actor.loss_agg_mode"
 _MEGATRON = "actor_rollout_ref.actor.megatron"
 _RECOMPUTED = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint"
 
-# Keys, or groups of them, of verl's recipes and of guides to verl, and what they are called.
+# Keys, or groups of them, from verl's recipes and from guides to verl, and their names here.
 RENAMED = {
     "algorithm.clip_ratio_low": "actor_rollout_ref.actor.clip_ratio_low",
     "algorithm.clip_ratio_high": "actor_rollout_ref.actor.clip_ratio_high",
@@ -45,7 +45,7 @@ RENAMED = {
     "memory_config.recomputation.checkpoint_layer": f"{_RECOMPUTED}_num_layers",
     "performance.torch_compile": "actor_rollout_ref.actor.use_torch_compile",
 }
-# What their values are called, where not the same.
+# Values of such keys that have another name here, by the key's name here.
 _VALUES = {_MODE: {"true": "token-mean", "false": "seq-mean-token-mean"}}
 
 # Keys, or groups of them, that are known elsewhere (verl's recipes, other trainers), and what to do instead.
@@ -68,8 +68,12 @@ ELSEWHERE = {
 
 
 def unknown_key(key: str, value: str | None = None) -> str:
-    """One sentence for a key that nothing reads: what it and its value are called here, or the nearest key that there
-    is. The value, if it is known, is written as a user would."""
+    """Describe a key that nothing reads in one sentence: its name and value here, or the nearest key that exists.
+
+    Args:
+        key: the whole name of the key.
+        value: its value as a user would write it, if it is known.
+    """
     for group in _groups(key):
         if group in RENAMED:
             name = RENAMED[group] + key.removeprefix(group)
@@ -87,7 +91,7 @@ def unknown_key(key: str, value: str | None = None) -> str:
 
 
 def _then(name: str, value: str | None) -> str:
-    """What to do with a key's right name."""
+    """Say how to use a key under its right name."""
     for group in _groups(name):
         if group in ELSEWHERE:
             return f", which {ELSEWHERE[group]}"
@@ -97,20 +101,20 @@ def _then(name: str, value: str | None) -> str:
 
 
 def _groups(key: str) -> Iterator[str]:
-    """The key and every group that it lies in, the smallest first."""
+    """Yield the key and every group that it lies in, the smallest first."""
     while key:
         yield key
         key = key.rpartition(".")[0]
 
 
 def only_back_end(key: str) -> str | None:
-    """The name of the only back-end that has a key; None if none has it, or both."""
+    """Return the name of the only back-end that has a key; None if neither has it, or both."""
     having = [NAMES[backend] for backend, schema in SCHEMAS.items() if key in schema_keys(schema)]
     return having[0] if len(having) == 1 else None
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
-    """The key that `key` was probably meant to be: a sibling first, then one of the same name elsewhere, then any."""
+    """Return the key that `key` was probably meant to be: a sibling, else a namesake in another group, else any."""
     known = sorted(known)
     parent, _, name = key.rpartition(".")
     siblings = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == parent}
@@ -125,7 +129,7 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 @cache
 def known_keys() -> frozenset[str]:
-    """Every key of the schemas and of the overlay, groups included."""
+    """Return every key of the schemas and of the overlay, groups included."""
     return frozenset().union(*map(schema_keys, SCHEMAS.values())) | frozenset(
         _keys_of_settings(OverlaySettings, f"{NODE}.", SET_ELSEWHERE)
     )
@@ -133,7 +137,7 @@ def known_keys() -> frozenset[str]:
 
 @cache
 def schema_keys(schema: type[BaseModel] = Configuration) -> frozenset[str]:
-    """Every key of a schema, groups included; of the overlay only its group."""
+    """Return every key of a schema, groups included; the overlay's keys appear as their group only."""
     return frozenset(_keys_of(schema, ""))
 
 

@@ -1,4 +1,4 @@
-"""What the rollout's engine cannot do."""
+"""Rejects settings that the rollout's engine cannot run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _ONLY_FOR_GRAPHS = (
 
 
 def _ascend_options(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """torchair_graph_config and ascend_scheduler_config, empty where they are not given."""
+    """Return torchair_graph_config and ascend_scheduler_config, each empty if it is not given."""
     engine = config["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"] or {}
     additional = engine.get("additional_config") or {}
     return additional.get("torchair_graph_config") or {}, additional.get("ascend_scheduler_config") or {}
 
 
 def check_lengths(config: Mapping[str, Any]) -> None:
-    """The longest sequence fits into the engine, and into one forward where prompts are not cut into chunks."""
+    """Check that the longest sequence fits into the engine, and into one forward if prompts are not cut into chunks."""
     data, rollout = config["data"], config["actor_rollout_ref"]["rollout"]
     needed = data["max_prompt_length"] + data["max_response_length"]
     longest = rollout["max_model_len"] or needed
@@ -55,7 +55,7 @@ def check_lengths(config: Mapping[str, Any]) -> None:
 
 
 def check_graphs(config: Mapping[str, Any]) -> None:
-    """A graph is asked for once; of what kind the model has one, `check_model` knows."""
+    """Check that the graph settings agree; `check_model` checks which kind of graph the model supports."""
     rollout, (graph, _) = config["actor_rollout_ref"]["rollout"], _ascend_options(config)
     if not rollout["enforce_eager"] and rollout["free_cache_engine"]:
         raise ConfigurationError(
@@ -76,7 +76,7 @@ def check_graphs(config: Mapping[str, Any]) -> None:
 
 
 def check_cache_format(config: Mapping[str, Any]) -> None:
-    """A KV cache in the NPU's private format serves steps that are all prefill or all decode."""
+    """Reject a KV cache in the NPU's private format unless every step is all prefill or all decode."""
     graph, scheduler = _ascend_options(config)
     separate = scheduler.get("enabled") and not scheduler.get("enable_chunked_prefill")
     if graph.get("enable_kv_nz") and not separate:
@@ -89,9 +89,9 @@ def check_cache_format(config: Mapping[str, Any]) -> None:
 
 
 def check_task_queue(config: Mapping[str, Any]) -> None:
-    """torch_npu captures no ACL graph with TASK_QUEUE_ENABLE=2 (its NPUGraph.cpp).
+    """Reject ACL graphs with TASK_QUEUE_ENABLE=2, with which torch_npu captures none (its NPUGraph.cpp).
 
-    The driver has the environment of the dies.
+    The driver has the same environment as the dies.
     """
     graph, _ = _ascend_options(config)
     captures = not config["actor_rollout_ref"]["rollout"]["enforce_eager"] and not graph.get("enabled")

@@ -1,4 +1,4 @@
-"""How many dies there are, how models and batches divide among them, and what Ray needs to place them."""
+"""Checks of sizes: the number of dies, the division of models and batches among them, and Ray's slots for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from overlay import ConfigurationError
 from verl_patches.trainer.configuration_checks.backends import backend_of
 
-# Beside the worker of every die Ray places verl's task runner and, while the first worker starts, its register center.
+# Besides one worker per die, Ray places verl's task runner and, while the first worker starts, its register center.
 SLOTS_BESIDE_WORKERS = 2
 # A socket's path has at most 107 bytes, of which Ray takes /session_DATE_TIME_MICROSECONDS_PID/sockets/plasma_store.
 _LONGEST_RAY_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -17,12 +17,12 @@ _LAST_PORT = 65535
 
 
 def number_of_dies(config: Mapping[str, Any]) -> int:
-    """Dies of the whole run."""
+    """Return the number of dies of the whole run."""
     return config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
 
 
 def training_data_parallel_size(config: Mapping[str, Any]) -> int:
-    """Replicas of the training model; call after `check_parallel_sizes`."""
+    """Return the number of replicas of the training model; call after `check_parallel_sizes`."""
     return number_of_dies(config) // _model_parallel_size(config)
 
 
@@ -38,7 +38,7 @@ def _model_parallel_size(config: Mapping[str, Any]) -> int:
 
 
 def check_parallel_sizes(config: Mapping[str, Any]) -> None:
-    """The dies divide evenly into training replicas and rollout instances."""
+    """Check that the dies divide evenly into training replicas and rollout instances."""
     dies, parallel = number_of_dies(config), _model_parallel_size(config)
     if backend_of(config) == "fsdp" and dies % parallel:
         raise ConfigurationError(
@@ -61,7 +61,7 @@ def check_parallel_sizes(config: Mapping[str, Any]) -> None:
 
 
 def _check_experts(config: Mapping[str, Any]) -> None:
-    """Experts lie across whole data-parallel replicas, with the tensor parallelism of the rest."""
+    """Check that experts are spread over whole data-parallel replicas, with the other weights' tensor parallelism."""
     megatron = config["actor_rollout_ref"]["actor"]["megatron"]
     key, replicas = "actor_rollout_ref.actor.megatron", training_data_parallel_size(config)
     experts, tensor = megatron["expert_model_parallel_size"], megatron["expert_tensor_parallel_size"]
@@ -77,7 +77,7 @@ def _check_experts(config: Mapping[str, Any]) -> None:
 
 
 def check_batch_sizes(config: Mapping[str, Any]) -> None:
-    """Every split of a batch that verl makes is even and holds at least one micro batch."""
+    """Check that every split of a batch that verl makes is even and holds at least one micro batch."""
     actor = config["actor_rollout_ref"]["actor"]
     prompts, responses = config["data"]["train_batch_size"], config["actor_rollout_ref"]["rollout"]["n"]
     dies, replicas = number_of_dies(config), training_data_parallel_size(config)
@@ -113,7 +113,7 @@ def check_batch_sizes(config: Mapping[str, Any]) -> None:
 
 
 def check_ray(config: Mapping[str, Any]) -> None:
-    """The address leads to a Ray, which has as many nodes as the run, and Ray's sockets fit into its folder."""
+    """Check Ray's address, that its Ray can have as many nodes as the run, and the length of its folder's path."""
     ray, nodes = config["ray_init"], config["trainer"]["nnodes"]
     address, folder = ray["address"], ray.get("temp_dir")
     host, _, port = address.rpartition(":")
@@ -135,12 +135,12 @@ def check_ray(config: Mapping[str, Any]) -> None:
 
 
 def required_ray_slots(config: Mapping[str, Any]) -> int:
-    """CPU slots without which Ray's placement group waits for ever."""
+    """Return the number of CPU slots that Ray's placement group needs; with fewer it waits forever."""
     return number_of_dies(config) + SLOTS_BESIDE_WORKERS
 
 
 def check_ray_slots(config: Mapping[str, Any]) -> None:
-    """The number of CPU slots given to a Ray of our own is enough for verl's actors."""
+    """Check that an isolated local Ray gets enough CPU slots for verl's actors."""
     slots, needed = config["ray_init"]["num_cpus"], required_ray_slots(config)
     if slots is not None and slots < needed:
         raise ConfigurationError(
@@ -150,9 +150,10 @@ def check_ray_slots(config: Mapping[str, Any]) -> None:
 
 
 def check_cluster_resources(config: Mapping[str, Any], resources: Mapping[str, float]) -> None:
-    """A Ray that runs has what verl's placement group asks for.
+    """Check that a running Ray has the resources that verl's placement group asks for.
 
     Args:
+        config: plain values, every reference followed.
         resources: Ray's totals by name, as `ray.cluster_resources()` returns them.
     """
     dies, slots = number_of_dies(config), required_ray_slots(config)

@@ -1,7 +1,7 @@
-"""What the trackers of `trainer.logger` need on the machine of the driver: their packages and their credentials.
+"""Checks that the driver's machine has the packages and credentials of the trackers in `trainer.logger`.
 
-verl builds them after every model has been loaded, and one that asks for a login waits for ever. The variables are
-those that each tracker's own client reads.
+verl builds them after every model has been loaded, and a tracker that asks for a login waits forever. The environment
+variables are those that each tracker's own client reads.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from verl_patches.features.tracking.logins import has_swanlab_login, has_variabl
 
 @dataclass(frozen=True)
 class Tracker:
-    """What one needs. `ready` says whether it would start without asking anybody; `remedy` what to do otherwise.
+    """Requirements of one tracker.
 
-    offline: with overlay.tracking it stays offline where it is not ready.
+    Attributes:
+        package: the package that it imports.
+        ready: whether it would start without asking for a login.
+        remedy: what to do if it would not.
+        offline: with overlay.tracking it stays offline if it is not ready.
     """
 
     package: str
@@ -59,7 +63,7 @@ TRACKERS = {
 
 
 def check_trackers(config: Mapping[str, Any]) -> None:
-    """Every tracker can be imported and would start without asking for a login."""
+    """Check that every tracker can be imported and would start without asking for a login."""
     given = config["trainer"]["logger"]
     stays_offline = OverlaySettings.from_config(config["actor_rollout_ref"]).tracking.enabled
     for name in [given] if isinstance(given, str) else given:

@@ -1,4 +1,4 @@
-"""What training would ignore or do wrongly."""
+"""Rejects settings that training would ignore or apply wrongly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from overlay import ConfigurationError
 
 
 def check_group_size(config: Mapping[str, Any]) -> None:
-    """The advantage of a response is what it is above those to the same prompt: one alone has none."""
+    """Reject one response per prompt for estimators that compare a response with the others of its prompt."""
     responses, estimator = config["actor_rollout_ref"]["rollout"]["n"], config["algorithm"]["adv_estimator"]
     if responses == 1 and estimator in ("grpo", "grpo_passk", "rloo", "opo"):
         raise ConfigurationError(
@@ -19,7 +19,7 @@ def check_group_size(config: Mapping[str, Any]) -> None:
 
 
 def check_reward_manager(config: Mapping[str, Any]) -> None:
-    """verl's main_ppo makes every reward manager with the same arguments."""
+    """Reject the dapo reward manager: verl's main_ppo passes the same arguments to all, without dapo's penalty."""
     if config["reward_model"]["reward_manager"] == "dapo":
         raise ConfigurationError(
             "reward_model.reward_manager=dapo is the naive one with a penalty whose settings verl's main_ppo does not "
@@ -28,7 +28,7 @@ def check_reward_manager(config: Mapping[str, Any]) -> None:
 
 
 def check_recomputation(config: Mapping[str, Any]) -> None:
-    """What is recomputed is chosen where recomputation is switched on."""
+    """Check that granularity, method and number of layers are given if recomputation is switched on."""
     model = config["actor_rollout_ref"]["model"]
     key, asked = "actor_rollout_ref.model.gradient_checkpointing_kwargs", model["gradient_checkpointing_kwargs"]
     granularity = asked["activations_checkpoint_granularity"]

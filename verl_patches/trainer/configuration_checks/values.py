@@ -1,4 +1,4 @@
-"""Every value of the composed configuration held against its type and range, before anything else looks at it."""
+"""Checks every value of the composed configuration against its type and range, before anything else reads it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _ABSENT = "{key} was taken away, and it is read in every run; leave it in the co
 
 
 def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as plain values, every reference followed.
+    """Return the configuration as plain values, every reference followed.
 
     Raises:
-        ConfigurationError: a reference leads nowhere, or a value that has to be given is not.
+        ConfigurationError: a reference leads nowhere, or a mandatory value is not given.
     """
     if not OmegaConf.is_config(config):
         return dict(config)
@@ -43,7 +43,11 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_groups(config: Mapping[str, Any]) -> None:
-    """Name a group that is not there, before the references into it are blamed."""
+    """Report a missing group itself, rather than the references into it.
+
+    Raises:
+        ConfigurationError: a required group is missing or holds a single value.
+    """
     raw = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     schema = SCHEMAS[backend_of(raw)]
     for key in sorted(schema_keys(schema)):
@@ -60,7 +64,7 @@ def _require_groups(config: Mapping[str, Any]) -> None:
 
 
 def check_values(config: Mapping[str, Any]) -> None:
-    """Hold plain values against the schema of their back-end.
+    """Check plain values against the schema of their back-end.
 
     Raises:
         ConfigurationError: a key is unknown or missing, or its value is of the wrong type or out of range; the sentence
@@ -88,7 +92,7 @@ def _sentence(error: Mapping[str, Any], schema: type[BaseModel]) -> str:
 
 
 def _first_value(key: str, value: Any) -> tuple[str, str]:
-    """The first value of a group, and its key; a value itself where it is none."""
+    """Return the key and value of a group's first leaf; of a single value, its own key and itself."""
     while isinstance(value, dict) and value:
         name, value = next(iter(value.items()))
         key = f"{key}.{name}"
@@ -96,13 +100,13 @@ def _first_value(key: str, value: Any) -> tuple[str, str]:
 
 
 def _remedy(place: tuple[str | int, ...], schema: type[BaseModel]) -> str | None:
-    """The description of a field, found by its place in the configuration; of an element, that of its list."""
+    """Return the description of the field at a place in the configuration; an element of a list has its list's."""
     field = field_at((part for part in place if isinstance(part, str)), schema)
     return field.description if field else None
 
 
 def shown(value: Any) -> str:
-    """A value on one line, as a user would write it, shortened."""
+    """Return a value on one line, as a user would write it, shortened to 80 characters."""
     text = value if isinstance(value, str) and value.isprintable() and value else _as_json(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 

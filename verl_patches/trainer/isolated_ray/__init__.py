@@ -1,8 +1,8 @@
-"""A Ray of our own on one machine: it listens on loopback alone, lies in a private folder, and is gone at the end.
+"""An isolated local Ray: it listens on loopback only, lives in a private folder, and is gone at the end.
 
-`ray.init` as it comes opens every server of Ray on all interfaces, among them an agent that runs shell commands for
-whoever asks, and makes its folder writable for all users. Torch's stores listen on all interfaces too, whatever their
-address. And where a worker is killed, its sockets and its shared memory stay.
+By default `ray.init` opens every server of Ray on all interfaces, among them an agent that runs shell commands for
+whoever connects, and makes its folder writable for all users. Torch's stores listen on all interfaces too, whatever
+their address. A killed worker leaves its sockets and its shared memory behind.
 """
 
 from verl_patches.trainer.isolated_ray.confinement import confine_worker, name_shared_memory

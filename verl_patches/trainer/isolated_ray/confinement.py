@@ -1,4 +1,4 @@
-"""What a worker of a Ray of our own does before anything else: its stores on loopback, shared memory by name."""
+"""Confines a worker of an isolated local Ray: torch's stores listen on loopback, shared memory is named by its run."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from verl_patches.trainer.isolated_ray.folder import shared_memory_prefix
 
 
 def confine_worker() -> None:
-    """Torch's stores of this process listen on loopback alone, if that is their address."""
+    """Make torch's stores of this process listen on loopback only, if that is their address."""
     # Not by an import statement: the package has a function of the same name.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     rendezvous.TCPStore = listening_at_its_address(rendezvous.TCPStore)
 
 
 def name_shared_memory() -> None:
-    """Shared memory that this process makes gets a name that tells its run, which removes it at the end.
+    """Name shared memory that this process makes after its run, which removes it at the end.
 
-    Ray kills a worker together with Python's tracker of its shared memory, and then nobody else would. The run is told
-    by the folder for temporary files, which is its own.
+    Ray kills a worker together with Python's tracker of its shared memory, so nobody else would remove it. The name
+    comes from the folder for temporary files, which each run has to itself.
     """
     prefix = f"/{shared_memory_prefix(Path(tempfile.gettempdir()))}"
     vars(shared_memory)["_make_filename"] = lambda: prefix + secrets.token_hex(4)
 
 
 def listening_at_its_address(store: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a maker of torch's TCPStore that listens on loopback alone where its address is of loopback.
+    """Wrap torch's TCPStore so that it listens on loopback only, if its address is a loopback address.
 
-    Torch's server listens on all interfaces, whatever its address. It takes a socket that listens already.
+    Torch's server listens on all interfaces, whatever its address, but accepts a socket that already listens.
     """
 
     @functools.wraps(store, updated=())
@@ -47,7 +47,7 @@ def listening_at_its_address(store: Callable[..., Any]) -> Callable[..., Any]:
             listener = _listen(host_name, port)
             if listener is not None:
                 port = listener.getsockname()[1]
-                # Torch 2.5 rejects such a socket with libuv; the other server speaks the same.
+                # Torch 2.5 rejects such a socket with libuv; the other server speaks the same protocol.
                 options |= {"master_listen_fd": listener.detach(), "use_libuv": False}
         return store(host_name, port, world_size, is_master, *rest, **options)
 
@@ -62,7 +62,7 @@ def _is_loopback(host_name: str) -> bool:
 
 
 def _listen(host_name: str, port: int) -> socket.socket | None:
-    """A listening socket, or None where another store of this process may be there already, which torch then shares."""
+    """Open a listening socket; None if the port is taken, maybe by a store of this process, which torch then shares."""
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,7 +1,7 @@
-"""A folder of one run: nobody else can look into it, and it does not outlive the run for long.
+"""A run's private folder: no other user can read it, and it does not outlive the run for long.
 
-While the run lives it holds a lock on a file in the folder. The kernel gives the lock back however the run ends, so the
-next run knows what a killed one has left, and removes it.
+While the run lives, it holds a lock on a file in the folder. The kernel releases the lock however the run ends, so the
+next run recognises what a killed one has left behind, and removes it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class FolderError(OSError):
 def private_folder(
     kind: str, base: str | os.PathLike[str] | None = None, on_removal: Callable[[str], None] = lambda name: None
 ) -> Iterator[Path]:
-    """A new folder ``KIND-RANDOM`` that only its user can enter; removed at the end with the run's shared memory.
+    """Make a folder ``KIND-RANDOM`` that only its user can enter; remove it at the end with the run's shared memory.
 
-    What killed runs of the same user left in the same place is removed first. ``on_removal`` is called with the name of
-    each folder that is removed.
+    Folders that killed runs of the same user left in the same place are removed first.
 
     Args:
         kind: a short word.
-        base: where to make it; by default the folder for temporary files, or /tmp where sockets in it would have longer
+        base: where to make it; by default the folder for temporary files, or /tmp if sockets in it would have longer
             paths than the kernel takes.
+        on_removal: called with the name of each folder that is removed.
 
     Raises:
-        FolderError: ``base`` cannot hold it.
+        FolderError: the folder cannot be made in ``base``.
     """
     parent = Path(base) if base else _default_base(kind)
     _remove_abandoned(kind, parent, on_removal)
@@ -55,7 +55,7 @@ def private_folder(
         ) from error
     try:
         fcntl.flock(mark, fcntl.LOCK_EX)
-        # Only now, under the lock, others can take it for what it is.
+        # Written under the lock: until then no other run can recognise the folder, and take it for an abandoned one.
         os.write(mark, _MARK.encode())
         yield folder
     finally:
@@ -64,7 +64,7 @@ def private_folder(
 
 
 def shared_memory_prefix(folder: Path) -> str:
-    """How the names of a run's shared memory begin: `psm_`, and the folder of its temporary files.
+    """Return the prefix of the names of a run's shared memory: `psm_`, and the folder of its temporary files.
 
     For /tmp/run-abcdefgh that is `psm_tmp-run-abcdefgh_`. scripts/lib/ray_node.sh removes by the same names.
     """
@@ -93,7 +93,7 @@ def _remove_abandoned(kind: str, parent: Path, on_removal: Callable[[str], None]
 
 
 def _remove(folder: Path, on_removal: Callable[[str], None]) -> None:
-    """Removes a folder, what runs inside it have made beside it, and last the mark by which it is known."""
+    """Remove a folder, the shared memory of its run and of runs inside it, and last the mark that identifies it."""
     for each in (folder, *(mark.parent for mark in folder.glob(f"*/{_MARK}"))):
         for memory in _SHARED_MEMORY.glob(f"{glob.escape(shared_memory_prefix(each))}*"):
             memory.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""The Python of Ray's workers where its path holds blanks or quotes.
+"""The Python of Ray's workers when its path contains blanks or quotes.
 
-Ray 2.46 writes the path of the driver's Python into two command lines: the raylet's, where a path with a blank is put
-in double quotes and any other stands bare, and, for a worker with a runtime environment, a shell's, where it always
-stands bare. A worker that cannot start is never missed: the run waits for it for ever.
+Ray 2.46 writes the path of the driver's Python into two command lines: the raylet's, which puts a path with a blank in
+double quotes and leaves any other bare, and, for a worker with a runtime environment, a shell's, which always leaves
+it bare. Ray does not report a worker that cannot start: the run waits for it forever.
 
-`python -I -S interpreter.py PATH` fails where a Python at PATH would not be found. The set-up asks so before all else.
+`python -I -S interpreter.py PATH` fails if Ray would not find a Python at PATH. The set-up runs it before all else.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 
 
 def python_of_workers() -> dict[str, str]:
-    """The entry of a runtime environment that lets a shell find this Python; empty where Ray's own way does."""
+    """Return the entry of a runtime environment that lets a shell find this Python; empty if Ray needs no such help."""
     quoted = shlex.quote(sys.executable)
     return {} if quoted == sys.executable else {"py_executable": quoted}
 
 
 def is_found_by_raylets(python: str | None = None) -> bool:
-    """Whether a raylet, which takes its command line apart as a shell does, can start workers with this Python."""
+    """Return whether a raylet, which splits its command line as a shell does, can start workers with this Python."""
     command = [python or sys.executable]
     try:
         return shlex.split(subprocess.list2cmdline(command)) == command

@@ -1,4 +1,4 @@
-"""Ray 2.46 without the HTTP server of its agents, which runs commands for whoever connects; no option closes it."""
+"""Ray 2.46 without its agents' HTTP server, which runs commands for whoever connects; no option turns it off."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PROBE = "ray.dashboard.optional_deps"
 
 @contextmanager
 def without_job_servers() -> Iterator[None]:
-    """Ray that is started inside has agents without HTTP: no jobs (port 52365), no metrics.
+    """Start Ray's agents without HTTP within this context: no jobs (port 52365), no metrics.
 
-    Ray leaves the server away where the packages that it needs are missing, and finds that out by an import; inside,
-    this process misses them. Ray's processes get the answer on their command line.
+    Ray omits the server if the packages that it needs are missing, and finds that out by an import, which fails within
+    this context. Ray's processes get the result on their command line.
     """
     missing = object()
     found = sys.modules.get(_PROBE, missing)
@@ -25,4 +25,4 @@ def without_job_servers() -> Iterator[None]:
         if found is missing:
             del sys.modules[_PROBE]
         else:
-            sys.modules[_PROBE] = found  # type: ignore[assignment]  # what was there before
+            sys.modules[_PROBE] = found  # type: ignore[assignment]  # the earlier entry

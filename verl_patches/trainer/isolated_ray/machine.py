@@ -1,4 +1,4 @@
-"""Bringing up a Ray of our own and ending everything of it."""
+"""Starts an isolated local Ray and ends all of its processes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ from verl_patches.trainer.isolated_ray.folder import private_folder
 from verl_patches.trainer.isolated_ray.job_servers import without_job_servers
 
 LOOPBACK = "127.0.0.1"
-# How long Ray's processes may take to end by themselves once Ray was asked to, and to vanish once they were killed.
+# Seconds that Ray's processes get to end by themselves once Ray was asked to, and to vanish once they were killed.
 _GRACE_S = 10.0
 _KILL_S = 20.0
 _LOOK_S = 2.0
-# Ray would start a worker for each processor, which nobody asked for, and answer the driver when they are there; for a
-# worker that is not there within a minute, as on a busy machine, it would wait for ever. And it would let every other
-# process of the machine go before its workers, which are those that train (niceness 15).
+# By default Ray starts a worker for each processor, which nobody needs, and answers the driver once all are there; if
+# one is not there within a minute, as on a busy machine, it waits forever. It also gives its workers, which train, a
+# niceness of 15, behind every other process of the machine.
 _RAY_SETTINGS = {"prestart_worker_first_driver": False, "worker_niceness": 0}
 
 
 @dataclass
 class IsolatedRay:
-    """A Ray of our own: its private folder, and the processes without which there is no Ray."""
+    """An isolated local Ray.
+
+    Attributes:
+        folder: its private folder.
+        vital: process ids by name, of the raylet and the GCS server; Ray has ended if one of them has.
+    """
 
     folder: Path
     vital: dict[str, int] = field(default_factory=dict)
 
     def start(self, **arguments: Any) -> None:
-        """`ray.init` with `arguments`, on loopback, in the private folder, with agents that take no jobs.
+        """Call `ray.init` with `arguments`, on loopback, in the private folder, with agents that take no jobs.
 
         Raises:
-            RuntimeError: Ray has taken another address.
+            RuntimeError: Ray has taken an address other than loopback.
         """
         import ray
 
@@ -61,7 +66,7 @@ class IsolatedRay:
             self.vital[name] = started[name][0].process.pid
 
     def describe_end(self) -> str | None:
-        """One sentence if a process without which there is no Ray has gone, though nobody asked it to; else None."""
+        """Describe in one sentence that a vital process has gone although nobody ended it; None if all are there."""
         gone = self._gone()
         if not gone:
             return None
@@ -72,9 +77,9 @@ class IsolatedRay:
 
     @contextmanager
     def reporting_end(self, report: Callable[[str], None]) -> Iterator[None]:
-        """Call `report` with a clause, once, where such a process goes while the block lasts.
+        """Call `report` with a clause, once, if a vital process goes within this context.
 
-        Workers compute on without Ray's server for a while, so a run may come to its end; what they print is lost.
+        Workers go on without Ray's server for a while, so the run may finish, but the lines that they print are lost.
         """
         over = threading.Event()
         reported: list[str] = []
@@ -99,15 +104,15 @@ class IsolatedRay:
             look()
 
     def _gone(self) -> str:
-        """The names of the vital processes that do not run."""
+        """Return the names of the vital processes that no longer run."""
         return " and ".join(name for name, process in self.vital.items() if not runs(process))
 
 
 @contextmanager
 def isolated_ray(base: str | None = None) -> Iterator[IsolatedRay]:
-    """What a Ray of our own needs around it; nothing that was started inside is left at the end.
+    """Prepare the surroundings of an isolated local Ray; end every process that was started inside.
 
-    The environment of the processes started inside says: loopback, and temporary files in the private folder.
+    The environment of those processes tells them to use loopback and to put temporary files in the private folder.
 
     Args:
         base: where to make the private folder; see `private_folder`.
@@ -124,7 +129,7 @@ def isolated_ray(base: str | None = None) -> Iterator[IsolatedRay]:
 
 
 def _forget_ray_where_errors_are_shown() -> None:
-    """Ray tells its server of an error that ends the process first, and waits a minute for one that is gone."""
+    """Restore Python's own excepthook: Ray's first reports an error to its server, and waits a minute if it is gone."""
     worker = sys.modules.get("ray._private.worker")
     if worker is not None and sys.excepthook is worker.custom_excepthook:
         sys.excepthook = worker.normal_excepthook
@@ -154,7 +159,7 @@ def _environment(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """A second Ctrl-C does not cut a clean end short; it is bounded."""
+    """Ignore ending signals, so that a second Ctrl-C does not cut the clean end short, which has its own time limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

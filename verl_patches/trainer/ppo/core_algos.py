@@ -1,4 +1,4 @@
-"""verl's policy loss compares whole responses where it is asked to, and its value loss counts answers alone."""
+"""Patches of verl's losses: a policy loss over whole responses (GSPO), and a value loss over answer tokens only."""
 
 from __future__ import annotations
 

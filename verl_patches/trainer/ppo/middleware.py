@@ -1,4 +1,4 @@
-"""What features add to a step of the training loop, in their order: around its calls and around the whole training."""
+"""Feature hooks of the training loop, in order: around its calls of the workers and around the whole training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from verl_patches.features.watch.feature import WATCH
 
 Call = Callable[..., Any]
 Additions = Mapping[str, Callable[[Call], Call]]
-"""By the name of a call: what makes of it the one that does more."""
+"""Decorators of calls, by the name of the call."""
 GENERATE, LOG_PROBS, REFERENCE = "generate_sequences", "compute_log_prob", "compute_ref_log_prob"
 UPDATE, UPDATE_CRITIC = "update_actor", "update_critic"
 REWARD, VALIDATION_REWARD, LOG = "reward_fn", "val_reward_fn", "log"
@@ -34,11 +34,14 @@ REWARD, VALIDATION_REWARD, LOG = "reward_fn", "val_reward_fn", "log"
 
 @dataclass(frozen=True)
 class Middleware:
-    """What a feature adds.
+    """The hooks of one feature.
 
-    around: for a trainer whose workers are ready, what goes around its calls, by their names above. before_workers:
-    called before there are workers. training: around the whole training. outside: features whose additions are within
-    this one's.
+    Attributes:
+        feature: the feature.
+        around: returns decorators of the calls above, by name, for a trainer whose workers are ready.
+        before_workers: called before the workers exist.
+        training: returns a context manager around the whole training.
+        outside: features whose hooks this feature's hooks enclose.
     """
 
     feature: Feature
@@ -49,13 +52,13 @@ class Middleware:
 
 
 def in_force() -> list[Middleware]:
-    """Of the features that are on, the nearest to the workers first."""
+    """Return the middleware of the active features, the nearest to the workers first."""
     return [each for each in MIDDLEWARE if each.feature.is_in_force()]
 
 
 def dress(trainer: Trainer, middleware: list[Middleware]) -> None:
-    """Put what features add around the calls of a trainer whose workers are ready."""
-    in_actor = getattr(trainer, "ref_in_actor", False)  # verl's commit of the cluster knows no LoRA
+    """Decorate the calls of a trainer whose workers are ready."""
+    in_actor = getattr(trainer, "ref_in_actor", False)  # the cluster's commit of verl has no LoRA
     owners = {name: trainer.actor_rollout_wg for name in (GENERATE, LOG_PROBS, UPDATE)}
     owners |= {name: trainer for name in (REWARD, VALIDATION_REWARD, LOG)}
     if trainer.use_reference_policy:
@@ -69,14 +72,14 @@ def dress(trainer: Trainer, middleware: list[Middleware]) -> None:
 
 
 def _alerts(trainer: Trainer) -> Additions:
-    """A metric that is not what it should be is said as its step is logged, and before the step is published; a
-    run that it ends has logged the step."""
+    """Report anomalous metrics when their step is logged, before its checkpoint is published; log the step before an
+    alert ends the run."""
     from verl_patches.features.alerts.watcher import StoppedByAlert, process_alerts
     from verl_patches.features.training_checkpoint.trainer import process_publisher
 
     def logging(log: Call) -> Call:
         def run(metrics: dict[str, Any]) -> None:
-            step = trainer.global_steps  # of which verl's metrics before training are no new ones after a resume
+            step = trainer.global_steps  # after a resume, verl's validation before training logs an old step again
             stop = process_alerts().take(step, metrics) if step > process_publisher().previous else ""
             log(metrics)
             if stop:
@@ -96,7 +99,7 @@ def _until_an_alert(trainer: Trainer) -> AbstractContextManager[None]:
 
 
 def _checkpoint(trainer: Trainer) -> Additions:
-    """An update changes what the checkpoint of the step before it may still be being written from."""
+    """Finish the previous step's checkpoint before an update: its tensors may still be being written."""
     from verl_patches.features.training_checkpoint.trainer import process_publisher
 
     return dict.fromkeys((UPDATE, UPDATE_CRITIC), process_publisher().finishing_first)
@@ -111,7 +114,7 @@ def _to_the_last_checkpoint(trainer: Trainer) -> AbstractContextManager[None]:
 
 
 def _handles(trainer: Trainer) -> Additions:
-    """Workers keep what they generate, and are sent ids of it."""
+    """Keep generated samples with the workers, and send them sample ids only."""
     import ray
 
     from verl_patches.features.sample_handles.handles import DriverOfHandles
@@ -122,7 +125,7 @@ def _handles(trainer: Trainer) -> Additions:
 
 
 def _placement(trainer: Trainer) -> Additions:
-    """Prompts are dealt out to engines by the lengths of their last answers."""
+    """Distribute prompts among engines by the lengths of their last answers."""
     from verl_patches.features.first_placement.driver import STATE, Placement
     from verl_patches.features.training_checkpoint.kept_states import process_kept_states
 
@@ -133,7 +136,7 @@ def _placement(trainer: Trainer) -> Additions:
 
 
 def _seeds(trainer: Trainer) -> Additions:
-    """What a prompt samples does not depend on the engine that it is sent to."""
+    """Send a seed with every prompt, so that its samples do not depend on the engine that it is sent to."""
     from verl_patches.features.partial_rollout.columns import ROWS
     from verl_patches.features.request_noise.seeds import Seeds
 
@@ -142,22 +145,21 @@ def _seeds(trainer: Trainer) -> Additions:
 
 
 def _number_of_the_step(trainer: Trainer) -> Additions:
-    """The learning rate depends on it."""
+    """Send the number of the step with updates, because the learning rate depends on it."""
     from verl_patches.features.learning_rate.rates import sending_step
 
     return dict.fromkeys((UPDATE, UPDATE_CRITIC), partial(sending_step, step=lambda: trainer.global_steps))
 
 
 def _without_truncated(trainer: Trainer) -> Additions:
-    """Answers that were cut count in no loss."""
+    """Leave truncated answers out of every loss."""
     from verl_patches.features.overlong.filtering import filtering
 
     return dict.fromkeys((UPDATE, UPDATE_CRITIC), partial(filtering, end_tokens=trainer.end_tokens().tokens))
 
 
 def _measure(trainer: Trainer) -> Additions:
-    """Answers are judged together, what the batch was is reported with its update, and a step is written as it is
-    logged."""
+    """Score answers together, report batch metrics with the update, and write each step when it is logged."""
     from verl_patches.features.critic.warmup import ending_warmup
     from verl_patches.features.measure.batch_metrics import with_batch_metrics
     from verl_patches.features.measure.judged_rewards import judged_together
@@ -194,7 +196,7 @@ def _measure(trainer: Trainer) -> Additions:
 
 @contextmanager
 def _with_faults(trainer: Trainer) -> Iterator[None]:
-    """What verl lets pass makes a run fail at its end."""
+    """Make the run fail at its end if there were faults that verl tolerates."""
     from verl_patches.features.measure.run_end import faults_of_run
     from verl_patches.features.measure.run_files import RunFiles
 
@@ -211,14 +213,14 @@ def _penalty(trainer: Trainer) -> Additions:
 
 
 def _correction(trainer: Trainer) -> Additions:
-    """Advantages are weighed by how far training's policy is from the rollout's."""
+    """Weight advantages by how far training's policy is from the rollout's."""
     from verl_patches.features.rollout_correction.weights import correcting
 
     return {UPDATE: partial(correcting, cap=ROLLOUT_CORRECTION.current().cap)}
 
 
 def _profile(trainer: Trainer) -> Additions:
-    """Workers record the chosen steps, from the first generation to the update."""
+    """Record the chosen steps on the workers, from the first generation to the update."""
     from verl_patches.features.critic.warmup import ending_warmup
     from verl_patches.features.profile.steps import ProfiledSteps
 
@@ -238,7 +240,7 @@ def _with_trackers(trainer: Trainer) -> AbstractContextManager[None]:
 
 
 def _give_signs_of_life(trainer: Trainer) -> None:
-    """The training loop can stop as its workers can."""
+    """Send heartbeats from the training loop too, because it can hang like its workers."""
     from post_training.hang_detection.progress import count_answers
     from post_training.hang_detection.signs import TRAINER, start_in_ray
 
@@ -248,7 +250,7 @@ def _give_signs_of_life(trainer: Trainer) -> None:
 
 
 def _watched(trainer: Trainer) -> AbstractContextManager[None]:
-    """What the loop does itself between its calls of the workers has a limit too."""
+    """Put the loop's own work between its calls of the workers into the phase `driver`, which has a time limit too."""
     from post_training.hang_detection.signs import process_signs
 
     process_signs().step = lambda: getattr(trainer, "global_steps", None)
@@ -275,4 +277,4 @@ MIDDLEWARE = (
     Middleware(TRACKING, training=_with_trackers, outside=(MEASURE,)),
     Middleware(WATCH, before_workers=_give_signs_of_life, training=_watched, outside=(TRACKING,)),
 )
-"""From the nearest to the workers to the outermost."""
+"""From the innermost, nearest to the workers, to the outermost."""

@@ -1,4 +1,4 @@
-"""verl's trainer, which becomes ours as it is made: by whatever program, and under whatever name it was imported."""
+"""Turns verl's trainer into the overlay's at construction, whatever program makes it and whatever it is imported as."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 _TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
-# What our trainer keeps the contract of, or calls.
+# Methods whose contract the overlay's trainer keeps, or that it calls.
 _METHODS = (
     "fit",
     "init_workers",

@@ -1,4 +1,4 @@
-"""verl's rewards: a function that fails is counted, although verl passes over it."""
+"""Patches of verl's rewards: failures of the reward function are counted, although verl passes over them."""
 
 from __future__ import annotations
 

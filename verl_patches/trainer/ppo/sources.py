@@ -1,4 +1,4 @@
-"""Where the batches of a run come from, by its configuration."""
+"""Builds the source of a run's batches from its configuration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from verl_patches.features.step import Source, Trainer
 
 
 def order_of(trainer: Trainer, batch: int | None = None) -> DataOrder:
-    """The order in which a trainer goes through its data, in batches of `batch` rows, by default of its loader's."""
+    """Return the order in which a trainer goes through its data, in batches of `batch` rows or else of its loader's."""
     data = trainer.config.data
     batch = batch or data.get("gen_batch_size", data.train_batch_size)
     return DataOrder(len(trainer.train_dataset), batch, data.get("seed", 1) if data.shuffle else None)
 
 
 def source_of(trainer: Trainer, sampler: PlacedSampler, collate: Callable[[Sequence[Any]], Any]) -> tuple[Source, Any]:
-    """The source of a trainer that has verl's loader, and what of it a checkpoint holds the place of."""
+    """Return the source of a trainer that has verl's loader, and the object whose position a checkpoint keeps."""
     config, rows, steps = trainer.config, trainer.train_dataset, trainer.total_training_steps
     size, answers = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     epochs = config.trainer.total_epochs

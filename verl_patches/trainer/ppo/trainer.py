@@ -1,8 +1,8 @@
-"""The training loop: one step is `OverlayTrainer.train_step`, a method for each stage, and what features add to the
-stages is listed in `middleware.MIDDLEWARE`.
+"""The training loop: one step is `OverlayTrainer.train_step`, with a method for each stage. Features hook into the
+stages by `middleware.MIDDLEWARE`.
 
 It keeps the contract of verl's `RayPPOTrainer.fit`: the same calls of the workers in the same order, the same columns
-and the same metrics. `ray_trainer` puts it in the place of verl's and holds the fingerprint of verl's loop.
+and the same metrics. `ray_trainer` puts it in the place of verl's and checks the fingerprint of verl's loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Collate = Callable[[Sequence[Any]], Any]
 
 
 def overlaid(trainer: type[RayPPOTrainer]) -> type[RayPPOTrainer]:
-    """The class that a trainer of verl's class, or of a class that somebody derived from it, gets."""
+    """Return the overlay's class for a trainer of verl's class, or of a class that somebody derived from it."""
     if issubclass(trainer, OverlayTrainer):
         return trainer
     return OverlayTrainer if trainer is RayPPOTrainer else type(trainer.__name__, (trainer, OverlayTrainer), {})
@@ -46,7 +46,7 @@ class OverlayTrainer(RayPPOTrainer):
 
     source: Source
 
-    # What there is before the first step -----------------------------------------------------------------------------
+    # Before the first step -------------------------------------------------------------------------------------------
 
     def _create_dataloader(
         self, train_dataset: Any, val_dataset: Any, collate_fn: Collate | None, train_sampler: Any
@@ -57,13 +57,13 @@ class OverlayTrainer(RayPPOTrainer):
         from verl_patches.features.measure.run_files import RunFiles
         from verl_patches.trainer.ppo.sources import order_of, source_of
 
-        sampler = PlacedSampler(lambda: order_of(self))  # verl's keeps no epoch, which a resume begins in
+        sampler = PlacedSampler(lambda: order_of(self))  # verl's does not keep the epoch in which a resume begins
         super()._create_dataloader(train_dataset, val_dataset, collate_fn, sampler)
         self.source, self.train_dataloader = source_of(self, sampler, collate_fn or default_collate_fn)
         RunFiles(MEASURE.current().output_dir).note("data_ready")
 
     def init_workers(self) -> None:
-        """Start the workers, and put what features add around their calls."""
+        """Start the workers, and decorate their calls with the hooks of the features."""
         self.middleware = in_force()
         print(f"features of a step, from the workers outwards: {', '.join(e.feature.name for e in self.middleware)}")
         if self.has_foreign_loop:
@@ -85,18 +85,18 @@ class OverlayTrainer(RayPPOTrainer):
         current = settings.current()
         in_background = self.config.actor_rollout_ref.actor.strategy == "megatron" and writes_in_background(current)
         save_step(self, current.checkpoint, in_background)
-        if self.has_foreign_loop:  # which knows no `publish_checkpoint`
+        if self.has_foreign_loop:  # it never calls `publish_checkpoint`
             self.publish_checkpoint({})
 
     @property
     def has_foreign_loop(self) -> bool:
-        """Whether a class that is derived from verl's brings a loop of its own."""
+        """Whether a class that is derived from verl's has a loop of its own."""
         return type(self).fit is not OverlayTrainer.fit
 
     # The loop --------------------------------------------------------------------------------------------------------
 
     def fit(self) -> None:
-        """Train to the last step, or as long as there are prompts."""
+        """Train to the last step, or until the prompts run out."""
         from verl_patches.features.dynamic_sampling.ending import end_early
 
         with ExitStack() as around:
@@ -112,7 +112,7 @@ class OverlayTrainer(RayPPOTrainer):
                     end_early(self, self.source.ended_by)
 
     def begin(self) -> bool:
-        """Go on from a checkpoint, and validate what there is; whether there is anything to train."""
+        """Resume from a checkpoint if there is one, and validate; return whether there is anything to train."""
         options = self.config.trainer
         self.trackers = tracking.Tracking(
             project_name=options.project_name,
@@ -132,7 +132,7 @@ class OverlayTrainer(RayPPOTrainer):
         return True
 
     def train_step(self) -> bool:
-        """One step, from prompts to updated weights; whether another one follows it."""
+        """Run one step, from prompts to updated weights; return whether another one follows."""
         step = Step(self.global_steps, is_last=self.global_steps >= self.total_training_steps)
         with step.timed("step"):
             collected = self.collect_batch(step)
@@ -157,7 +157,7 @@ class OverlayTrainer(RayPPOTrainer):
     # Its stages ------------------------------------------------------------------------------------------------------
 
     def collect_batch(self, step: Step) -> Collected | None:
-        """Prompts with their answers, with rewards where those decide which prompts are trained on."""
+        """Collect prompts and their answers, with rewards if those decide which prompts are trained on."""
         group = self.actor_rollout_wg
         workers = Workers(
             group.generate_sequences, group.world_size, lambda answers: reward.compute_reward(answers, self.reward_fn)
@@ -165,7 +165,7 @@ class OverlayTrainer(RayPPOTrainer):
         return self.source.collect(step, workers)
 
     def assemble(self, step: Step, collected: Collected) -> DataProto:
-        """The batch of all answers, dealt out to ranks so that each gets as many tokens."""
+        """Build the batch of all answers, ordered so that every rank gets about as many tokens."""
         prompts = collected.prompts
         if self.config.algorithm.adv_estimator == "remax":
             with step.timed("gen_max"):
@@ -183,7 +183,7 @@ class OverlayTrainer(RayPPOTrainer):
         return batch
 
     def reward_baselines(self, collected: Collected) -> torch.Tensor:
-        """[prompts]: the reward of the greedy answer to each."""
+        """Return the reward of the greedy answer to each prompt: [prompts]."""
         asked = DataProto(collected.asked.batch, dict(collected.asked.non_tensor_batch), {"do_sample": False})
         answers = self.actor_rollout_wg.generate_sequences(asked)
         rewards = self.reward_fn(collected.prompts.union(answers)).sum(dim=-1)
@@ -191,7 +191,7 @@ class OverlayTrainer(RayPPOTrainer):
         return rewards
 
     def score(self, batch: DataProto, collected: Collected) -> Callable[[], Rewards]:
-        """Rewards of the answers, for when they are needed: they may be computed meanwhile."""
+        """Compute the rewards of the answers, or start to; return a function that returns them once they are there."""
         if collected.rewards is not None:
             from verl_patches.features.measure.samples import hold_samples
 
@@ -208,7 +208,7 @@ class OverlayTrainer(RayPPOTrainer):
         return lambda: scored
 
     def old_log_probs(self, step: Step, batch: DataProto) -> DataProto:
-        """Of the policy that sampled, where the update does not take its own."""
+        """Add the log-probs of the policy that sampled, unless the update takes its own."""
         if not settings.current().recompute_old_log_prob:
             return batch
         found = self.actor_rollout_wg.compute_log_prob(batch)
@@ -221,7 +221,7 @@ class OverlayTrainer(RayPPOTrainer):
         return batch
 
     def reference_log_probs(self, step: Step, batch: DataProto) -> DataProto:
-        """Of the reference policy, if there is one."""
+        """Add the log-probs of the reference policy, if there is one."""
         if not self.use_reference_policy:
             return batch
         in_actor = getattr(self, "ref_in_actor", False)
@@ -230,14 +230,14 @@ class OverlayTrainer(RayPPOTrainer):
             return batch.union(group.compute_ref_log_prob(batch))
 
     def values(self, step: Step, batch: DataProto) -> DataProto:
-        """Of the critic, if there is one."""
+        """Add the critic's values, if there is one."""
         if not self.use_critic:
             return batch
         with step.timed("values"):
             return batch.union(self.critic_wg.compute_values(batch))
 
     def advantages(self, step: Step, batch: DataProto, scores: Callable[[], Rewards]) -> DataProto:
-        """Of every token, from the rewards."""
+        """Add the advantage of every token, computed from the rewards."""
         options = self.config.algorithm
         batch.batch["token_level_scores"], step.scored = scores()
         batch.non_tensor_batch.update(_columns(step.scored))
@@ -260,7 +260,7 @@ class OverlayTrainer(RayPPOTrainer):
         )
 
     def update(self, step: Step, batch: DataProto) -> None:
-        """The critic's weights, and the actor's behind the warm-up of the critic."""
+        """Update the critic's weights and, after the critic's warm-up, the actor's."""
         if self.use_critic:
             with step.timed("update_critic"):
                 output = self.critic_wg.update_critic(batch)
@@ -272,7 +272,7 @@ class OverlayTrainer(RayPPOTrainer):
             step.metrics.update(reduce_metrics(output.meta_info["metrics"]))
 
     def dump_samples(self, step: Step, batch: DataProto) -> None:
-        """Every answer of the step, where `trainer.rollout_data_dir` asks for them."""
+        """Write every answer of the step into `trainer.rollout_data_dir`, if it is set."""
         folder = self.config.trainer.get("rollout_data_dir", None)
         if not folder:
             return
@@ -282,7 +282,7 @@ class OverlayTrainer(RayPPOTrainer):
             self._dump_generations(*texts, scores, step.scored, folder)
 
     def validate(self, step: Step) -> None:
-        """Every `trainer.test_freq` steps, and at the last one."""
+        """Validate every `trainer.test_freq` steps, and at the last one."""
         if self.val_reward_fn is None or not _is_due(step, self.config.trainer.test_freq):
             return
         with step.timed("testing"):
@@ -292,13 +292,13 @@ class OverlayTrainer(RayPPOTrainer):
             pprint(f"Final validation metrics: {metrics}")
 
     def save(self, step: Step) -> None:
-        """Every `trainer.save_freq` steps, and at the last one; `publish_checkpoint` gives it its name."""
+        """Save a checkpoint every `trainer.save_freq` steps, and at the last one; `publish_checkpoint` names it."""
         if _is_due(step, self.config.trainer.save_freq):
             with step.timed("save_checkpoint"):
                 self._save_checkpoint()
 
     def metrics_of(self, step: Step, batch: DataProto, epoch: int) -> dict[str, Any]:
-        """All that is reported of a step."""
+        """Return all metrics of a step."""
         seconds, dies = step.seconds, self.resource_pool_manager.get_n_gpus()
         return {
             **step.metrics,
@@ -315,13 +315,13 @@ class OverlayTrainer(RayPPOTrainer):
         self.publish_checkpoint(metrics)
 
     def publish_checkpoint(self, metrics: Mapping[str, Any]) -> None:
-        """Give the step's checkpoint, if it has one, its name: with the name, its step has metrics."""
+        """Give the step's checkpoint, if it has one, its final name; a named checkpoint's step always has metrics."""
         from verl_patches.features.training_checkpoint.trainer import process_publisher
 
         process_publisher().logged(self.global_steps, metrics)
 
     def end_tokens(self) -> EndTokens:
-        """The tokens that end an answer, as the workers' engines have them."""
+        """Return the tokens that end an answer, the same as in the workers' engines."""
         from verl.utils.fs import copy_to_local
 
         from verl_patches.features.answer_ends.ends import end_tokens_of
@@ -342,7 +342,7 @@ def _columns(further: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
 
 
 def _preference_feedback(options: Any) -> dict[str, Any]:
-    """What verl 0.4.0 has for reweighing a critic's batch, and the cluster's commit has not."""
+    """Return verl 0.4.0's options for reweighting a critic's batch; empty for the cluster's commit, which has none."""
     if "use_pf_ppo" not in options:
         return {}
     chosen = options.pf_ppo
@@ -354,7 +354,7 @@ def _preference_feedback(options: Any) -> dict[str, Any]:
 
 
 def _distances(batch: DataProto) -> dict[str, float]:
-    """How far the probabilities of rollout and training are from each other, over the tokens of answers."""
+    """Return how far the probabilities of rollout and training differ over answer tokens: max, mean and std."""
     columns = batch.batch
     counted = columns["attention_mask"][:, -columns["responses"].size(1) :].bool()
     distance = (columns["rollout_log_probs"].exp() - columns["old_log_probs"].exp()).abs()[counted]

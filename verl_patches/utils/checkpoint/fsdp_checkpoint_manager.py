@@ -1,4 +1,4 @@
-"""verl's FSDP workers save what can be resumed, and resume it."""
+"""Patches of verl's FSDP checkpoint manager: checkpoints that resume bit for bit and with any number of ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 _UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
-# Names in a checkpoint: the rollout's random numbers, and how many steps the learning rate's schedule has had.
+# Names in a checkpoint: the rollout's random state, and the number of steps of the learning rate's schedule.
 _ROLLOUT, _SCHEDULED = "rollout", "learning_rate_steps"
 
 
@@ -79,7 +79,7 @@ def load_checkpoint(
 
 
 def _rank_of(manager: FSDPCheckpointManager) -> FsdpRank:
-    """The manager's rank with its model and optimizer."""
+    """Return the manager's rank with its model and optimizer."""
     from verl.utils.fsdp_utils import fsdp_version
 
     from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank

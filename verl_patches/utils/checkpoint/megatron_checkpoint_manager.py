@@ -1,4 +1,4 @@
-"""verl's Megatron workers save what can be resumed, and resume it."""
+"""Patches of verl's Megatron checkpoint manager: checkpoints that resume bit for bit and under another layout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save_checkpoint(
     from verl_patches.workers.process_residency import process_residency
 
     tensors, texts = random_states(tensor_parallel.get_cuda_rng_tracker().get_states())
-    torch.npu.synchronize()  # copies of an optimizer that swaps may still be on their way to the host
+    torch.npu.synchronize()  # a swapping optimizer's copies may still be on their way to the host
     file = rank_file(Path(local_path), _rank_of(self), tensors, texts)
     if writes_in_background(settings.current()):
         background.process_writer().begin(file, process_residency().copy_out(background.GROUPS[self.role]))
@@ -87,7 +87,7 @@ def load_checkpoint(
 
 
 def _rank_of(manager: MegatronCheckpointManager) -> MegatronRank:
-    """The manager's rank with its model and optimizer."""
+    """Return the manager's rank with its model and optimizer."""
     from megatron.core.utils import get_model_config
 
     from post_training.checkpoint.training_rank import MegatronRank

@@ -1,4 +1,4 @@
-"""verl's data set reads parquet files that any release of datasets has written, and counts tokens of images."""
+"""Patches of verl's data set: it reads parquet files of any release of datasets, and counts the tokens of images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_files_and_tokenize(upstream: Callable[[RLHFDataset], None], self: RLHFD
 
 @contextmanager
 def _unknown_types_left_out() -> Iterator[None]:
-    """Within the block a file whose noted types are unknown has those of its own schema."""
+    """Let a file with unknown types in its metadata have those of its own schema within this context."""
     from datasets import Features
 
     known = Features.from_arrow_schema
@@ -67,6 +67,6 @@ def leave_out_prompts_with_too_many_image_tokens(upstream: Callable[[RLHFDataset
         return prompt_lengths(processor, [row[prompts]], [sizes_in(row[images])])[0] <= limit
 
     before = len(self.dataframe)
-    # In this process: the processor's tokenizer is not to be forked, and no pixel is processed.
+    # In this process, because the processor's tokenizer must not be forked; no pixel is processed.
     self.dataframe = self.dataframe.filter(fits, desc=f"Filtering images longer than {limit} tokens with their prompts")
     print(f"{before - len(self.dataframe)} prompts have more than {limit} tokens with their images and are left out")

@@ -1,4 +1,4 @@
-"""verl's Megatron code pads and unpads without flash-attn."""
+"""Padding and unpadding for verl's Megatron code without flash-attn."""
 
 from types import ModuleType
 

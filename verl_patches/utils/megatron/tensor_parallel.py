@@ -1,4 +1,4 @@
-"""verl's vocabulary-parallel entropy runs as it is written."""
+"""Patch of verl's vocabulary-parallel entropy, which runs it without torch.compile."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ custom_reward_function.path=verl_patches/utils/reward/rule_reward.py
 custom_reward_function.name=compute_score             # or compute_score_and_accuracy, compute_score_and_format
 +custom_reward_function.reward_kwargs.rule=boxed
 +custom_reward_function.reward_kwargs.time_limit_s=5
-+custom_reward_function.reward_kwargs.budget_s=600    # seconds of algebra a batch
-+custom_reward_function.reward_kwargs.workers=0       # processes of algebra; 0: one a core, 8 at most
++custom_reward_function.reward_kwargs.budget_s=600    # seconds of algebra per batch
++custom_reward_function.reward_kwargs.workers=0       # processes of algebra; 0: one per core, 8 at most
 
 verl executes this file when it builds its reward managers, before any model: the algebra's process imports its library
-while the models are built, and the first sample does not wait for it.
+while the models are built, so that the first sample does not wait for it.
 """
 
 from functools import cache
@@ -39,7 +39,7 @@ def compute_score(
     budget_s: float = Limits.budget_s,
     workers: int = Limits.workers,
 ) -> float:
-    """Scores one response under verl's calling convention; every data source is scored by the same rule.
+    """Score one response under verl's calling convention; every data source is scored by the same rule.
 
     Args:
         data_source: where the prompt comes from; not used.
@@ -64,7 +64,7 @@ def compute_score_and_accuracy(
     budget_s: float = Limits.budget_s,
     workers: int = Limits.workers,
 ) -> dict[str, float]:
-    """The same score, and beside it as acc, which stays what it is when a penalty is taken from the score."""
+    """Return the score of `compute_score`, and the accuracy as acc, which a penalty on the score does not change."""
     found = compute_score(data_source, solution_str, ground_truth, extra_info, rule, time_limit_s, budget_s, workers)
     return {"score": found, "acc": accuracy(found, rule)}
 
@@ -79,9 +79,9 @@ def compute_score_and_format(
     budget_s: float = Limits.budget_s,
     workers: int = Limits.workers,
 ) -> dict[str, float]:
-    """The same score and accuracy, and format: 1.0 where there is an answer where the rule looks for it.
+    """Return score and accuracy, and format: 1.0 if there is an answer in the place where the rule looks for it.
 
-    The form earns nothing; verl's validation shows it as a metric of its own.
+    The format earns no reward; verl's validation shows it as a metric of its own.
     """
     found = compute_score_and_accuracy(
         data_source, solution_str, ground_truth, extra_info, rule, time_limit_s, budget_s, workers

@@ -1,4 +1,4 @@
-"""verl's FSDP actor: float32 where it is asked for, exact losses, a count of the updates that it skips, and FSDP2."""
+"""Patches of verl's FSDP actor: float32 if configured, exact losses, a count of skipped updates, and FSDP2."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def forward_micro_batch(
 ) -> tuple[torch.Tensor | None, ...]:
     entropy, log_probs = upstream(self, micro_batch, *args, **kwargs)
     in_progress = getattr(self, "update_in_progress", None)
-    if in_progress is None:  # log-probs alone
+    if in_progress is None:  # a pass for log-probs only
         return entropy, log_probs
     factors, about = in_progress
     return tuple(factors.weigh(_counted(micro_batch, about), entropy, log_probs))
@@ -122,7 +122,7 @@ def watched_forward_micro_batch(
 
 
 def _counted(batch: TensorDict | dict[str, Any], about: dict[str, Any]) -> torch.Tensor:
-    """[rows, response length]: the tokens of responses that verl's loss counts."""
+    """Return the mask of the response tokens that verl's loss counts: [rows, response length]."""
     column = "loss_mask" if about.get("multi_turn", False) else "attention_mask"
     return batch[column][:, -batch["responses"].size(1) :]
 

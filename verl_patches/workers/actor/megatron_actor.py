@@ -1,5 +1,5 @@
-"""verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's, safe steps
-and exact losses."""
+"""Patches of verl's Megatron actor: log-probs of its own forward as old_log_prob, their distance to the rollout's,
+updates that skip non-finite gradients, dynamic micro batches, and exact losses."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def forward_backward_whole_batch(
     if limit is None:
         return upstream(self, data, forward_only=forward_only, **kwargs)
     rows = len(data.batch)
-    data.meta_info = {**data.meta_info, "micro_batch_size": rows}  # where the cluster's commit looks
+    data.meta_info = {**data.meta_info, "micro_batch_size": rows}  # the cluster's commit reads it here
     asked = kwargs.get("use_dynamic_bsz")
     if asked is not None:
         kwargs.update(use_dynamic_bsz=False, micro_batch_size=rows)
@@ -201,7 +201,7 @@ def forward_backward_recorded(
 def forward_backward_batch(
     upstream: Callable[..., dict[str, Any]], self: MegatronPPOActor, data: DataProto, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    # A storage for each tensor. TensorDict's own clone adds 0 to all of them at once, which CANN does not in 64 bits.
+    # A storage for each tensor. TensorDict's own clone adds 0 to all tensors at once, which CANN cannot do in 64 bits.
     data.batch = data.batch.apply(lambda tensor: tensor.clone())
     return upstream(self, data, *args, **kwargs)
 

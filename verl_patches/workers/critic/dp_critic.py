@@ -1,5 +1,5 @@
-"""verl's FSDP critic: values of answers alone, float32 where it is asked for, an exact loss, and a count of the updates
-that it skips."""
+"""Patches of verl's FSDP critic: values of answers only, float32 if configured, an exact loss, and a count of skipped
+updates."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def forward_weighed_micro_batch(
 
     values = upstream(self, micro_batch)
     factors = getattr(self, "update_in_progress", None)
-    if factors is None:  # values alone
+    if factors is None:  # a pass for values only
         return values
     return factors.weigh(response_mask(micro_batch), values)[0]
 

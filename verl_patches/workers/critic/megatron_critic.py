@@ -1,4 +1,5 @@
-"""verl's Megatron critic: values of answers alone, safe steps, exact losses and micro batches by tokens."""
+"""Patches of verl's Megatron critic: values of answers only, updates that skip non-finite gradients, exact losses, and
+dynamic micro batches."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def forward_backward_whole_batch(
     asked = kwargs.get("use_dynamic_bsz")
     if asked is not None:
         kwargs.update(use_dynamic_bsz=False, micro_batch_size=rows)
-    config.ppo_micro_batch_size_per_gpu = rows  # where the cluster's commit looks
+    config.ppo_micro_batch_size_per_gpu = rows  # the cluster's commit reads it here
     try:
         with limited(limit):
             output = upstream(self, data, forward_only=forward_only, **kwargs)

@@ -1,5 +1,5 @@
-"""verl's `prime` reward manager: an answer whose function failed or ran out of time scores 0, and is counted; every
-answer is progress for the hang detector."""
+"""Patch of verl's `prime` reward manager: it counts answers whose reward function failed or ran out of time, which
+score 0, and reports every answer as progress to the hang detector."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""verl's sharding manager between FSDP and vLLM: on an NPU, its time, and its memory apart from the rollout's."""
+"""Patches of verl's sharding manager between FSDP and vLLM: it runs on an NPU, and its time and memory are measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def init(upstream: Callable[..., None], self: FSDPVLLMShardingManager, *args: An
     from verl.utils import torch_functional
 
     if hasattr(torch_functional, "check_cuda_is_available"):
-        # The vendor's way to let torch.cuda answer for the NPU, as for FSDP2 and Megatron.
+        # The vendor's way to redirect torch.cuda to the NPU, as for FSDP2 and Megatron.
         from torch_npu.contrib import transfer_to_npu  # noqa: F401
 
     upstream(self, *args, **kwargs)

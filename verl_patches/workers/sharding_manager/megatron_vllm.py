@@ -1,4 +1,4 @@
-"""verl's sharding manager between Megatron and vLLM: reshard, then generate, each with only its own tensors."""
+"""Patches of verl's sharding manager between Megatron and vLLM: reshard, then generate, each with only its tensors."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def _run_plan(manager: MegatronVLLMShardingManager) -> None:
     from verl_patches.features.measure.step_record import current_record
 
     report, record = _resharder(manager).run(), current_record()
-    # The first run of a process also plans: counted, the step after a resume would differ from the unbroken run's.
+    # The first run of a process also plans. If that counted, the step after a resume would differ from the unbroken
+    # run's.
     record.count("collectives/all_to_all/count", report.collectives - report.object_collectives)
     record.count("collectives/all_to_all/bytes", report.bytes_sent)
     record.count("reshard/bytes_received", report.bytes_received)
@@ -135,7 +136,7 @@ def _run_plan(manager: MegatronVLLMShardingManager) -> None:
 
 
 def _resharder(manager: MegatronVLLMShardingManager) -> Resharder:
-    """The manager's resharder; it is made at first use, when both models exist."""
+    """Return the manager's resharder, made at first use, when both models exist."""
     if not hasattr(manager, "overlay_resharder"):
         import torch.distributed as dist
 

@@ -3,10 +3,10 @@
 Each module holds the groups of one subject. Those for FSDP are in `fsdp_schema`, over the groups that both have.
 
 One class is one group of keys; a field without a default is a key that verl reads without asking whether it is there.
-Fields with a default are keys that verl reads with `get`, or that only one of the two supported releases has. What verl
-hands on whole is open here and checked where its reader is known: `vllm` and `override_transformer_config` in
-`handed_over`, `overlay` in the settings of the features. `description` is the remedy where the range alone does not say
-it.
+Fields with a default are keys that verl reads with `get`, or that only one of the two supported releases has. Groups
+that verl passes through are open here and checked where their reader is known: `vllm` and `override_transformer_config`
+in `handed_over`, `overlay` in the settings of the features. `description` is the remedy, if the range alone does not
+give it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ActorRolloutRef(Group):
 
 
 class Configuration(Group):
-    """The whole of it."""
+    """The whole configuration."""
 
     data: Data
     actor_rollout_ref: ActorRolloutRef
@@ -59,7 +59,7 @@ class Configuration(Group):
 
 
 def field_at(place: Iterable[str], schema: type[BaseModel] = Configuration) -> FieldInfo | None:
-    """The field of a schema that lies at a place, given by the names of the groups and its own; None for no such."""
+    """Return the field at a place, given by the names of its groups and its own; None if there is no such field."""
     group: type[BaseModel] | None = schema
     field = None
     for part in place:
@@ -71,7 +71,7 @@ def field_at(place: Iterable[str], schema: type[BaseModel] = Configuration) -> F
 
 
 def group_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The group that a field holds, or may hold; None for a single value."""
+    """Return the group that a field holds, or may hold; None for a single value."""
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind

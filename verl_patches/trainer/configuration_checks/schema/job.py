@@ -98,14 +98,14 @@ class RayInit(Group):
 
 
 class RolloutInstance(Group):
-    """Ours: sizes of a rollout instance, for a job to choose from."""
+    """The overlay's own: sizes of a rollout instance, for a job to choose from."""
 
     all_dies: Count
     half_of_the_dies: Count
 
 
 class MiniBatch(Group):
-    """Ours: prompts of an update, for a job with several updates of a batch."""
+    """The overlay's own: prompts per update, for a job with several updates per batch."""
 
     of_several: Count
 
@@ -121,7 +121,7 @@ class Alerting(Group):
 
 
 class Monitoring(Group):
-    """Of guides to verl; `features.alerts.monitoring` says what its names are."""
+    """Monitoring keys from guides to verl; `features.alerts.monitoring` maps their names to metrics."""
 
     metrics: list[Literal["reward_score", "kl_divergence", "entropy", "gpu_utilization", "memory_usage"]] | None = None
     alerting: Alerting | None = None

@@ -63,7 +63,7 @@ class Optim(Group):
 
 
 class TransformerOptions(Group):
-    """Fields of Megatron's configuration of the model; further ones are held against its own names."""
+    """Fields of Megatron's configuration of the model; `handed_over` checks further ones against Megatron's names."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -40,7 +40,7 @@ class OverlongBuffer(Group):
 
 
 class Rewards(Group):
-    """What both have of a reward model, and of the functions that stand in for it."""
+    """Reward keys that Megatron and FSDP share: the reward model, and the functions that stand in for it."""
 
     enable: Literal[False] = Field(
         description=f"a reward model is not supported yet; set custom_reward_function ({PAGE})"

@@ -53,7 +53,7 @@ class AscendScheduler(Group):
 
 
 class AdditionalConfig(Group):
-    """vLLM-Ascend's own."""
+    """vLLM-Ascend's own options."""
 
     refresh: bool = False
     torchair_graph_config: TorchairGraph | None = None
@@ -71,7 +71,7 @@ class AdditionalConfig(Group):
 
 
 class VllmOptions(Group):
-    """Arguments of vLLM's engine; further ones are held against the engine's own names."""
+    """Arguments of vLLM's engine; `handed_over` checks further ones against the engine's own names."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -103,7 +103,7 @@ class MultiTurn(Group):
 
 
 class Generation(Group):
-    """What both have of a rollout."""
+    """Rollout keys that Megatron and FSDP share."""
 
     name: Literal["vllm"] = Field(description=f"vLLM-Ascend is the only rollout that the overlay patches; {SEE}")
     mode: Literal["sync"] = Field(description=f"asynchronous rollouts are not supported; {SEE}")

@@ -1,4 +1,4 @@
-"""Groups of keys of what is trained or scored: actor, reference and critic."""
+"""Groups of keys of the models that train or score: actor, reference policy and critic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SavedContents(Group):
 
 
 class PolicyUpdate(Group):
-    """What Megatron and FSDP have of an actor."""
+    """Actor keys that Megatron and FSDP share."""
 
     ppo_mini_batch_size: Count
     ppo_micro_batch_size: None = Field(description="set ppo_micro_batch_size_per_gpu, which replaces it")
@@ -74,7 +74,7 @@ class Actor(PolicyUpdate):
 
 
 class LogProbs(Group):
-    """What Megatron and FSDP have of a reference policy."""
+    """Reference-policy keys that Megatron and FSDP share."""
 
     use_torch_compile: bool
     log_prob_micro_batch_size: None = Field(description="set log_prob_micro_batch_size_per_gpu, which replaces it")
@@ -98,7 +98,7 @@ class KlControl(Group):
 
 
 class ValueUpdate(Group):
-    """What Megatron and FSDP have of a critic."""
+    """Critic keys that Megatron and FSDP share."""
 
     rollout_n: Count
     ppo_mini_batch_size: Count

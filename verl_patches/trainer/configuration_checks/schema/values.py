@@ -1,4 +1,4 @@
-"""Types of values, their remedies, and the group of keys that all groups are."""
+"""Types of values, their remedies, and the base class of all groups of keys."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ SHARED = f"training and rollout share their dies; {SEE}"
 
 
 class Group(BaseModel):
-    """A group of keys in which every key is known and nothing is converted: "3" is no number, and NaN is none."""
+    """A group of keys that rejects unknown keys and converts nothing: "3" is not a number, and neither is NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())

@@ -1,4 +1,4 @@
-"""verl's rollout draws new samples every time, with whole weights only, and returns how likely they were."""
+"""Patches of verl's rollout: new samples every time, only from whole weights, with log-probs and true answer ends."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def generate_sequences_to_their_ends(
     from verl_patches.features.answer_ends.mask import lengths_of, masked_to_lengths
     from verl_patches.features.measure.rollout_log_probs import observed_outputs
 
-    # A token that there is not: upstream cuts at no token then, where it would not take an empty list.
+    # -1 is no token, so upstream cuts nowhere; it would not take an empty list.
     prompts.meta_info["eos_token_id"] = list(self.end_tokens.tokens) or [-1]
     with observed_outputs(self.inference_engine) as outputs:
         generated = upstream(self, prompts, **options)
