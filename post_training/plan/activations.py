@@ -80,8 +80,8 @@ def _kept_by_layer(job: Job, layer: int, tokens: int) -> int:
     if layer < sizes.dense_layers:
         return tokens * job.itemsize * (attention + (sizes.hidden + 3 * sizes.intermediate) // tp)
     shared = (sizes.hidden + 3 * sizes.shared_width) // tp
-    # In float32 the router's input and the scores of all experts; for every copy of a token four indices of eight
-    # bytes, the row that an expert gets, and the one that it returns, as it is weighed.
+    # The router's input and the scores of all experts, in float32; for every copy of a token four indices of eight
+    # bytes, the row that an expert receives, and the row that it returns, in the type in which it is weighted.
     router = tokens // tp * (sizes.hidden + sizes.experts * 2) * 4
     copies = tokens * sizes.experts_per_token // tp
     returned = sizes.hidden * (4 if job.weighs_in_float32 else job.itemsize)

@@ -218,8 +218,10 @@ def _scaled(size: int, *factors: float) -> list[int]:
 
 
 def _megatron(config: Mapping[str, Any], layers: int, dies: int) -> Iterator[Settings]:
-    """Yield tensor and pipeline parallel sizes, nearest to the configured ones first, with experts over some or all
-    replicas."""
+    """Yield tensor and pipeline parallel sizes, nearest to the configured ones first.
+
+    Experts are spread over some of the replicas, or over all.
+    """
     tp, pp, experts = at(config, _TP), at(config, _PP), at(config, _EP)
     context, given = at(config, _CP) or 1, at(config, _STAGES)
     sizes = product(_scaled(tp, 1, 0.5, 2, 0.25), _scaled(pp, 1, 0.5, 2, 0.25))
@@ -265,8 +267,10 @@ def _micro_batch(config: Mapping[str, Any], replicas: int) -> Settings:
 
 
 def _rollouts(config: Mapping[str, Any], dies: int) -> Iterator[Settings]:
-    """Yield engine sizes: the configured one as far as it divides the dies, then a larger one, which needs less memory
-    on a die, then a smaller one, of which there are more."""
+    """Yield engine sizes: the configured one as far as it divides the dies, then a larger and a smaller one.
+
+    A larger engine needs less memory on a die; of smaller engines there are more.
+    """
     configured, experts = at(config, _ROLLOUT_TP), at(config, _ROLLOUT_EP) or 1
     smallest = gcd(configured, dies)
     tensors = [size for size in (smallest, 2 * smallest, smallest // 2) if size and dies % size == 0]

@@ -255,8 +255,10 @@ def _kept(job: FsdpJob) -> tuple[int, int, int]:
 
 
 def _exported(job: FsdpJob) -> int:
-    """Return the bytes of weights exported to the engine: with FSDP1 on one die copies of all, else whole tensors, one
-    after another."""
+    """Return the bytes of weights on their way to the engine.
+
+    With FSDP1 on one die these are copies of all weights, otherwise whole tensors, one after another.
+    """
     if job.dies == 1 and not job.by_rows:
         return job.elements * MASTER_BYTES
     return 2 * job.sizes.vocabulary * job.sizes.hidden * MASTER_BYTES
@@ -268,16 +270,20 @@ def _layers(job: FsdpJob) -> int:
 
 
 def _layer_activations(job: FsdpJob, tokens: int) -> int:
-    """Return the bytes that a transformers layer keeps for its backward: norms in float32, matrix inputs, attention
-    and gated MLP."""
+    """Return the bytes that a transformers layer keeps for its backward.
+
+    They are float32 norms, inputs of matrices, attention and the gated MLP.
+    """
     sizes = job.sizes
     norms = 2 * sizes.hidden * (4 + job.itemsize)
     return tokens * (norms + job.itemsize * (4 * sizes.hidden + sizes.kept_by_heads + 4 * sizes.intermediate))
 
 
 def _reference_weights(job: FsdpJob) -> int:
-    """Return the bytes of a reference policy that stays on the die. On a single die FSDP1 shards nothing, and the
-    policy was observed to stay there, or on the host."""
+    """Return the bytes of a reference policy that stays on the die.
+
+    On a single die FSDP1 shards nothing, and the policy was observed to stay there, or on the host.
+    """
     return job.elements * job.itemsize if job.dies == 1 and not job.by_rows else 0
 
 

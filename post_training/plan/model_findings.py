@@ -173,8 +173,10 @@ def _context(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def _image_rows(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """Reject dynamic batches and partial rollouts for image models: verl divides rows with images only by number, and
-    a continued answer would lose its images."""
+    """Reject dynamic batches and partial rollouts for image models.
+
+    verl divides rows with images only by number, and a continued answer would lose its images.
+    """
     if not family_of(config).reads_images:
         return
     node, overlay = use.node, use.node.get("overlay") or {}

@@ -204,8 +204,7 @@ def stage_layers(megatron: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _train_placement(megatron: Mapping[str, Any], layers: tuple[int, ...], dies: int) -> TrainPlacement:
-    """Return the training placement. Whole experts are spread over tensor-parallel ranks too: MindSpeed's
-    `moe_tp_extend_ep`."""
+    """Return the training placement; whole experts are spread over tensor ranks too, MindSpeed's `moe_tp_extend_ep`."""
     tp, pp, ep = (megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "expert_model"))
     whole = (megatron["expert_tensor_parallel_size"] or tp) == 1
     return TrainPlacement(

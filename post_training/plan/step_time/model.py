@@ -187,8 +187,10 @@ def _routed(job: StepJob, cluster: Cluster, known: Given, moment: Moment) -> flo
 
 
 def _read(job: StepJob, found: Constants, moment: Moment) -> float:
-    """Return the seconds of a decode step in which a die reads its weights or computes, whichever takes longer, and
-    reads its cache."""
+    """Return the seconds of a decode step for memory and computing.
+
+    A die reads its weights or computes, whichever takes longer, and reads its cache.
+    """
     known, sizes, slots = found.given, job.sizes, moment.slots
     weights = weights_of(sizes).in_rollout(job) / known.die_bytes_a_second
     computing = 2 * sizes.weights_met * slots / job.rollout_tp / (PEAK.teraflops * 1e12)
@@ -274,7 +276,6 @@ def _reshard(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
 
 
 def _offloaded(job: StepJob, cluster: Cluster) -> float:
-    """Return the bytes between a die and its host in a step: weights of rollout, actor and reference, in both
-    directions."""
+    """Return the bytes between a die and its host in a step: rollout, actor and reference, each in both directions."""
     weights = weights_of(job.sizes)
     return 2 * (weights.in_rollout(job) + 2 * weights.in_training(cluster, job))

@@ -170,8 +170,10 @@ def _with_mean(deviations: NDArray[np.float64], mean: float, longest: int) -> ND
 
 
 def _starts(lengths: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
-    """Return the step in which each sequence begins: a rank has `slots` places, and the next sequence takes the first
-    one that becomes free."""
+    """Return the step in which each sequence begins.
+
+    A rank has `slots` places, and the next sequence takes the first one that becomes free.
+    """
     ranks, each = lengths.shape
     starts = np.zeros_like(lengths)
     if each <= slots:
