@@ -10,7 +10,7 @@ _MODEL, _DEVICE, _VENDOR = "language_model", "npu", "huawei"
 
 
 def has_engine(backend: str) -> bool:
-    """Whether verl has a training engine of this backend here: each needs packages that may be missing."""
+    """Return whether verl has a training engine of this backend here: each needs packages that may be missing."""
     return _DEVICE in EngineRegistry._engines.get(_MODEL, {}).get(backend, {})
 
 

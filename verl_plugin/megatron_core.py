@@ -33,7 +33,7 @@ from torch import nn
 import overlay
 from verl_plugin.bridges import BridgeOfTransformers5, DeepseekV3OfTransformers5
 
-# A parameter of one expert, as Megatron-core's own experts are named; TransformerEngine's have the number at the end.
+# Name of an expert's parameter in Megatron-core's own experts; TransformerEngine's have the number at the end.
 _EXPERT = re.compile(r"\.mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<linear>linear_fc[12])\.weight$")
 # Norms that TransformerEngine keeps in the linear layer behind them.
 _LATENT_NORMS = {
@@ -129,7 +129,7 @@ class WithoutTransformerEngine(BridgeOfTransformers5):
         return spec
 
     def _weight_name_mapping_mcore_local_to_global(self, model: nn.Module, consider_ep: bool = True) -> dict[str, str]:
-        """Maps this rank's names to those of the whole model, in TransformerEngine's form, which mbridge knows."""
+        """Map this rank's names to those of the whole model, in TransformerEngine's form, which mbridge knows."""
         names = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep=False)
         first = 0
         if consider_ep and self.mpu.ep_size > 1:

@@ -113,7 +113,7 @@ class OperatorTrace(TorchDispatchMode):
         """Call the operator or its replacement, and keep the sample's rows."""
         kwargs = kwargs or {}
         if func.namespace in ENGINE_NAMESPACES:
-            with self:  # straight to the kernel, which is Python: called by name it would come here again
+            with self:  # straight to the kernel, which is Python: a call by name would be dispatched here again
                 return func.redispatch(_DEVICE, *args, **kwargs)
         name = str(func)
         replaced = self.replacements.get(name)
@@ -129,7 +129,7 @@ class OperatorTrace(TorchDispatchMode):
         self._order += 1
         shapes = tuple(tuple(each.shape) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
         if not shapes or "empty" in name:
-            return  # nothing was computed of the sample, or nothing at all
+            return  # no input tensor, or uninitialised memory: nothing was computed from the sample
         made = [*tree_leaves(results), *written(func, args, kwargs)]
         for number, tensor in enumerate(made):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():

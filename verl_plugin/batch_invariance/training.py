@@ -45,7 +45,7 @@ def install() -> torch.library.Library:
     library.impl("matmul", product, "AutogradPrivateUse1")
     library.impl("matmul", torch.ops.batch_invariant_ops.npu_matmul_batch_invariant, "PrivateUse1")
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)  # which tokens are there: [batch, tokens], or None
+    AttentionMaskInterface.register(NAME, flash_attention_mask)  # [batch, tokens], 0 for padding; or None
     return library
 
 

@@ -195,7 +195,7 @@ def classes_in_files(parts: Iterable[ResumableDistributedOptimizer]) -> list[typ
 
 
 def counts_in_group(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer counts updates in its groups, as MindSpeed's and apex's do, and not for each tensor."""
+    """Return whether an optimizer counts updates in its groups, like MindSpeed's and apex's, and not per tensor."""
     return not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
 
 
