@@ -59,7 +59,7 @@ class Area:
             found = found.t()
         if found.dim() == 1:
             found = found.unsqueeze(0)
-        elif found.dim() > 2:  # contiguous, and cut as a matrix
+        elif found.dim() > 2:  # contiguous, and sharded as a matrix
             found = found.flatten(1)
         rows, columns = found.shape
         return cls(found.storage_offset(), rows, columns, found.stride(0), view.transposed)

@@ -18,7 +18,7 @@ _CURVE_COLOUR = LIGHT[0]
 _DOTS_PER_INCH = 110
 
 
-@mpl.rc_context(dict[Any, Any](PICTURE_STYLE))  # matplotlib makes ticks only when the picture is saved
+@mpl.rc_context(dict[Any, Any](PICTURE_STYLE))  # around all of it: matplotlib makes ticks when the picture is saved
 def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
     """Write a PNG with two panels over the steps: mean reward, and stacked seconds by stage.
 
