@@ -1,8 +1,10 @@
-"""One vLLM engine that runs a sample in many batches: `-m verl_plugin.batch_invariance.worker JOB RESULT`.
+"""One vLLM engine that runs a sample in many batches.
+
+    python -m verl_plugin.batch_invariance.worker JOB RESULT
 
 Without graphs it also searches for operators that depend on the batch, one
-after the other: from then on it computes an operator that was found one row at
-a time, and the search begins again.
+after another: an operator that was found is computed one row at a time from
+then on, and the search begins again.
 """
 
 from __future__ import annotations

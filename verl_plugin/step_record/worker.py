@@ -1,7 +1,10 @@
-"""A rank that replays a recorded step: `torchrun -m verl_plugin.step_record.worker FOLDER RESULT [...]`.
+"""A rank that replays a recorded step.
 
-It is verl's own worker without a rollout, with the engines and modules of the recorded configuration; the samples are
-divided among the data-parallel ranks in the order of the recorded batch, as verl divides them.
+    torchrun -m verl_plugin.step_record.worker FOLDER RESULT [...]
+
+It is verl's own worker without a rollout, with the engines and modules of the
+recorded configuration. The samples are divided among the data-parallel ranks in
+the order of the recorded batch, as verl divides them.
 """
 
 from __future__ import annotations
