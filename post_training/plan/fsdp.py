@@ -43,7 +43,7 @@ class FsdpJob:
 
     Attributes:
         elements: of the whole model.
-        output_layer: elements of a separate output layer, which the root contains; 0 if it is tied.
+        output_layer: elements of a separate output layer, which FSDP1 has in the root unit; 0 if it is tied.
         layer: elements of a layer, which is an FSDP unit.
         engine: elements on a rank of the rollout engine.
         itemsize: bytes of the compute type.
@@ -85,7 +85,7 @@ class FsdpJob:
 
     @property
     def root(self) -> int:
-        """Elements that no layer owns.
+        """Elements of the root unit, which no layer owns.
 
         With FSDP2, embeddings that are not the output layer too are a unit of their own, as large as the output layer.
         """
@@ -314,8 +314,8 @@ def _update(job: FsdpJob) -> int:
     tower = job.images.kept(job.micro_update, job.recomputes) if job.images else 0
     kept += tower
     whole = tokens * vocabulary * job.itemsize
-    # Log-softmax values stay in float32, and with the entropy two more tensors like them; then come gradients of the
-    # logits, beside the logits themselves if the entropy has kept them.
+    # Log-probs over the vocabulary stay in float32, and with the entropy two more tensors like them. Then come the
+    # gradients of the logits, beside the logits themselves if the entropy has kept them.
     answers = whole + (3 if job.entropy else 1) * job.micro_update * answer + 3 * answer
     logits = (root if job.dies > 1 else 0) + kept + max((3 if job.entropy else 2) * whole, answers)
     # The gradient of a unit in the compute type and, before it is reduced, in float32.
