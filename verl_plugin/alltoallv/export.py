@@ -67,7 +67,7 @@ class AlltoallvExport:
 
 
 def _reject_adapters(model_config: Any, quantized: bool) -> None:
-    """Raise HandoverError for adapters and quantized weights, which no layout describes. All ranks reach the same."""
+    """Raise HandoverError, on all ranks alike, for adapters and quantized weights, which no layout describes."""
     rank = max(model_config.lora_rank, model_config.lora.get("rank", 0))
     if rank > 0:
         key = "actor_rollout_ref.model.lora_rank"

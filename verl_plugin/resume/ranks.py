@@ -75,7 +75,7 @@ class LocalElements:
         local: the parameter's name.
         parameter: a DTensor.
         state: torch's AdamW state for it, empty before the first update.
-        start: of the share in itself, always 0.
+        start: first element of the share, always 0.
     """
 
     local: str
