@@ -1,4 +1,4 @@
-"""mbridge 0.15.1 beside transformers 5: what it reads from a configuration, where transformers keeps it now.
+"""Bridges with which mbridge 0.15.1 reads configurations of transformers 5, which keeps some of its keys elsewhere.
 
 Bridges that derive from these work with Megatron-core's own layers and with MindSpeed's.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from mbridge.core import LLMBridge
 from mbridge.models.deepseek_v3 import DeepseekV3Bridge
 
-# Keys of YaRN that Megatron-core calls as transformers does.
+# YaRN keys that have the same names in Megatron-core and transformers.
 _YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings")
 
 
@@ -22,11 +22,11 @@ class BridgeOfTransformers5(LLMBridge):
         super().__init__(hf_config, *args, **kwargs)
 
     def _build_base_config(self, **kwargs: Any) -> Any:
-        # mbridge 0.15.1 has an earlier name of it; Megatron-core 0.16 rejects that.
+        # mbridge 0.15.1 uses an earlier name for this argument, which Megatron-core 0.16 rejects.
         if "max_position_embeddings" in kwargs:
             earlier = kwargs.pop("max_position_embeddings")
             kwargs.setdefault("original_max_position_embeddings", earlier)
-        # Nor are zero layers for the prediction of more tokens none to Megatron-core.
+        # Megatron-core does not take 0 MTP layers to mean none.
         if kwargs.get("mtp_num_layers") == 0:
             del kwargs["mtp_num_layers"]
         return super()._build_base_config(**kwargs)
@@ -54,7 +54,7 @@ class DeepseekV3OfTransformers5(BridgeOfTransformers5, DeepseekV3Bridge):
 
 
 def _restore_rope_keys(hf_config: Any) -> None:
-    """Gives a configuration of transformers 5, which has `rope_parameters` alone, the keys that mbridge reads."""
+    """Give a configuration of transformers 5, which has only `rope_parameters`, the keys that mbridge reads."""
     parameters = getattr(hf_config, "rope_parameters", None) or {}
     if "rope_theta" in parameters and not hasattr(hf_config, "rope_theta"):
         hf_config.rope_theta = parameters["rope_theta"]

@@ -1,4 +1,4 @@
-"""Adds to verl's training engines on NPUs, so that several additions hold at once."""
+"""Extends verl's training engines on NPUs, so that several extensions work together."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _MODEL, _DEVICE, _VENDOR = "language_model", "npu", "huawei"
 
 
 def has_engine(backend: str) -> bool:
-    """Whether verl has a training engine of this backend here: each needs packages that may be missing."""
+    """Return whether verl has a training engine of this backend here: each needs packages that may be missing."""
     return _DEVICE in EngineRegistry._engines.get(_MODEL, {}).get(backend, {})
 
 
 def extend_engine(backend: str, extension: type) -> type:
     """Put the methods of a class before those of the engine that verl takes for `backend` on an NPU.
 
-    verl's registry prefers an engine of the device's vendor to one of the device, and takes one of each: an engine that
-    an earlier extension registered makes way for one that has both. verl's own stays where it is.
+    verl's registry prefers an engine of the device's vendor to one of the device, and takes one of each. So an engine
+    that an earlier extension registered is replaced by one with both extensions; verl's own stays registered.
 
     Args:
         backend: `fsdp2` or `megatron`.
@@ -33,7 +33,7 @@ def extend_engine(backend: str, extension: type) -> type:
     if not has_engine(backend):
         raise ValueError(f"verl has no training engine {backend!r} here: what it needs is not installed.")
     upstream = EngineRegistry.get_engine_cls(_MODEL, backend)
-    # The registry has no way to give an engine up.
+    # The registry has no way to unregister an engine.
     EngineRegistry._engines[_MODEL][backend].pop((_DEVICE, _VENDOR), None)
     names: dict[str, Any] = {"__doc__": extension.__doc__, "__module__": extension.__module__}
     engine = type(extension.__name__, (extension, upstream), names)

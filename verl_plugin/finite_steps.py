@@ -1,7 +1,7 @@
 """Skips updates whose gradients, or their norm, are not finite, in verl's engine for Megatron-core.
 
-verl 0.9.1 skips such an update with FSDP. With Megatron in bfloat16 nobody does: inf and NaN reach the weights. This
-module extends verl's engine `megatron` on NPUs; no rank steps where one of them has such a gradient.
+verl 0.9.1 skips such an update with FSDP, but not with Megatron in bfloat16: inf and NaN reach the weights. This module
+extends verl's engine `megatron` on NPUs; if one rank has such a gradient, no rank steps.
 
     actor_rollout_ref.model.external_lib=[verl_plugin.finite_steps,...]
 
@@ -28,7 +28,7 @@ _REMEDY = f"take {_LIBRARY} out of actor_rollout_ref.model.external_lib to train
 
 
 class FiniteSteps:
-    """verl's engine, whose optimizer stands behind a guard."""
+    """verl's engine, whose optimizer is guarded against gradients that are not finite."""
 
     module: Any
     optimizer: Any
@@ -50,7 +50,7 @@ class FiniteSteps:
             self.optimizer = optimizer
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if guard.skipped else 0
         if guard.skipped:
-            # Bad weights make every later update one to skip.
+            # With weights that are not finite every later update would be skipped.
             check_weights(self.module, "after an update that was skipped, weights", "begin from weights before that")
         if self._skipped_in_a_row >= MOST_IN_A_ROW:
             raise RunError(

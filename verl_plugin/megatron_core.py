@@ -7,7 +7,7 @@ bridge of a model type counts.
 
     VERL_USE_EXTERNAL_MODULES=verl_plugin.megatron_core
 
-These layers take padded batches alone (actor_rollout_ref.actor.megatron.use_remove_padding=false) and one context
+These layers take only padded batches (actor_rollout_ref.actor.megatron.use_remove_padding=false) and one context
 parallel rank.
 """
 
@@ -33,7 +33,7 @@ from torch import nn
 import overlay
 from verl_plugin.bridges import BridgeOfTransformers5, DeepseekV3OfTransformers5
 
-# A parameter of one expert, as Megatron-core's own experts are named; TransformerEngine's have the number at the end.
+# Name of an expert's parameter in Megatron-core's own experts; TransformerEngine's have the number at the end.
 _EXPERT = re.compile(r"\.mlp\.experts\.local_experts\.(?P<expert>\d+)\.(?P<linear>linear_fc[12])\.weight$")
 # Norms that TransformerEngine keeps in the linear layer behind them.
 _LATENT_NORMS = {
@@ -42,7 +42,7 @@ _LATENT_NORMS = {
 }
 _INPUT_NORM = {".input_layernorm.weight": ".self_attention.linear_qkv.layer_norm_weight"}
 _DENSE_NORM = {".pre_mlp_layernorm.weight": ".mlp.linear_fc1.layer_norm_weight"}
-# What needs kernels of TransformerEngine, of apex or of Megatron's own extensions for CUDA.
+# Options that need kernels of TransformerEngine, of apex or of Megatron's own CUDA extensions.
 _WITHOUT_KERNELS = {
     "moe_grouped_gemm": False,
     "moe_shared_expert_overlap": False,
@@ -56,9 +56,10 @@ overlay.activate(stack="2026")  # the four patches of the feature megatron_core
 
 
 class _SummedGradient(torch.autograd.Function):
-    """The same values; their gradient is summed over tensor parallel ranks.
+    """Identity whose gradient is summed over tensor parallel ranks.
 
-    Megatron-core's `copy_to_tensor_model_parallel_region` sums a copy where a gradient is not contiguous, and drops it.
+    Megatron-core's `copy_to_tensor_model_parallel_region` sums a copy of a gradient that is not contiguous, and drops
+    the result.
     """
 
     @staticmethod
@@ -95,8 +96,9 @@ class LatentAttention(DotProductAttention):
 class SequenceParallelNorm:
     """torch's RMSNorm, for the ranks of a tensor parallel group that share a sequence too.
 
-    Each norms its part of the sequence, and Megatron-core adds up the gradients of weights that are marked so. Its own
-    `WrappedTorchNorm` rejects sequence parallelism, which mbridge sets where tensor parallel ranks are several.
+    Each rank normalises its part of the sequence, and Megatron-core sums the gradients of weights that are marked
+    `sequence_parallel`. Its own `WrappedTorchNorm` rejects sequence parallelism, which mbridge sets with several tensor
+    parallel ranks.
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
@@ -127,7 +129,7 @@ class WithoutTransformerEngine(BridgeOfTransformers5):
         return spec
 
     def _weight_name_mapping_mcore_local_to_global(self, model: nn.Module, consider_ep: bool = True) -> dict[str, str]:
-        """Maps this rank's names to those of the whole model, in TransformerEngine's form, which mbridge knows."""
+        """Map this rank's names to those of the whole model, in TransformerEngine's form, which mbridge knows."""
         names = super()._weight_name_mapping_mcore_local_to_global(model, consider_ep=False)
         first = 0
         if consider_ep and self.mpu.ep_size > 1:

@@ -1,8 +1,8 @@
 """Training with Megatron-core in float32, for runs that compare training with rollout: rehearsals and tests.
 
-verl's key `actor_rollout_ref.actor.megatron.dtype` takes `bfloat16` and `float16` alone, although the rest of its
+verl's key `actor_rollout_ref.actor.megatron.dtype` takes only `bfloat16` and `float16`, although the rest of its
 engine knows float32. This module extends verl's engine `megatron` on NPUs: every parameter, gradient and export is in
-float32, whatever the key says. The bridges are those of a module before it.
+float32, whatever the key says. The bridges come from a module before it.
 
     VERL_USE_EXTERNAL_MODULES=verl_plugin.megatron_core,verl_plugin.megatron_float32
 """

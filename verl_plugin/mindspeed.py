@@ -1,7 +1,7 @@
 """Bridges for verl's engine with MindSpeed, whose layers stand in for TransformerEngine's on an NPU.
 
-mbridge 0.15.1 cannot read a configuration of transformers 5, with which verl 0.9.1 is installed. Packages of a registry
-have no MindSpeed: it and Megatron-LM (core_r0.16.0 of both) are checkouts on PYTHONPATH.
+mbridge 0.15.1 cannot read a configuration of transformers 5, with which verl 0.9.1 is installed. MindSpeed is in no
+package registry: it and Megatron-LM (core_r0.16.0 of both) are checkouts on PYTHONPATH.
 
     actor_rollout_ref.model.external_lib=verl_plugin.mindspeed
 """

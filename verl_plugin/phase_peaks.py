@@ -2,7 +2,7 @@
 
     actor_rollout_ref.model.external_lib=[...,verl_plugin.phase_peaks]
 
-It comes last: what another module puts in the place of an engine's method would not call it.
+It comes last: a method that another module puts in place of an engine's would not call it.
 
 An update reports `memory/peak_bytes/PHASE`, the most that one die had in use, over all ranks, and
 `memory/allocated_bytes/PHASE`, what was left when the phase ended:
@@ -33,12 +33,12 @@ from verl_plugin.engines import extend_engine, has_engine
 RESHARD, ROLLOUT, IDLE = "reshard", "rollout", "idle"
 OLD_LOG_PROB, REF, UPDATE = "old_log_prob", "ref", "update"
 _PHASES = (RESHARD, ROLLOUT, IDLE, OLD_LOG_PROB, REF, UPDATE)
-# Of the process: actor and reference are engines in one.
+# One for the process, in which actor and reference are two engines.
 _METER = PhaseMeter()
 
 
 class PhasePeaks:
-    """Put before a training engine of verl by `extend_engine`."""
+    """Mixin that `extend_engine` puts before a training engine of verl."""
 
     engine_config: Any
 
@@ -69,7 +69,7 @@ class PhasePeaks:
         return output
 
     def _largest(self) -> dict[str, int]:
-        """The metrics since the last report, over all ranks; phases that no rank had are left out."""
+        """Return the metrics since the last report, the largest of all ranks; phases that no rank had are left out."""
         _METER.end()
         if hasattr(self, "rollout_memory"):  # where alltoallv moves weights
             for phase, memory in self.rollout_memory().items():
@@ -86,7 +86,7 @@ class PhasePeaks:
 
 
 def _enter(phase: str) -> None:
-    """Begin a phase of this process; behind a reshard the worker has had its turn, and sleeps."""
+    """Begin a phase of this process. After a reshard the worker has finished the rollout and sleeps: `idle` first."""
     if _METER.phase == RESHARD != phase:
         _METER.end()
         _METER.keep(IDLE, PhaseMemory(used_bytes(), used_bytes()))

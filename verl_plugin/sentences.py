@@ -1,4 +1,4 @@
-"""Sentences of errors that more than one part of the plugin says."""
+"""Error messages that several parts of the plugin share."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def invalid(key: str, value: Any, reason: str, remedy: str) -> str:
-    """Why a configuration key is rejected, and what to do: `remedy` completes "Set it to"."""
+    """Return why a configuration key is rejected and what to do; `remedy` completes "Set it to"."""
     return f"{key}={value} is invalid: {reason}. Set it to {remedy}."

@@ -1,4 +1,4 @@
-"""Trainers by the names that `trainer.v1.trainer_mode` takes: those that this project registers, and one of verl's."""
+"""Values of `trainer.v1.trainer_mode`: the trainers that this project registers, and one of verl's."""
 
 MODE_KEY = "trainer.v1.trainer_mode"
 ONE_FORWARD = "sync_onpolicy"
@@ -6,11 +6,11 @@ ONE_FORWARD = "sync_onpolicy"
 RECORDED = "sync_recorded"
 """verl's `sync`, which records steps."""
 SEPARATE = "separate_async"
-"""verl's own, with training and rollout on dies of their own at the same time.
+"""verl's own, which runs training and rollout at the same time, each on its own dies.
 
 In a job it needs a log level of its own: docs/upstream/verl-separate-async-logging.md.
 """
 MODULES = "VERL_USE_EXTERNAL_MODULES"
 MODULES_KEY = f"ray_kwargs.ray_init.runtime_env.env_vars.{MODULES}"
 REGISTRATION = "verl_plugin.onpolicy.registration"
-"""The module of that variable that has both registered."""
+"""The module that registers both trainers when that variable names it."""

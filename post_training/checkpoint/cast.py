@@ -1,4 +1,4 @@
-"""From an FP8 folder to the same model in bfloat16: same files, same names, no scales."""
+"""Casts an FP8 folder to bfloat16: same files, same names, no scales."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Conversion:
-    """What there is to do to cast the folder `source`. Raises CheckpointError if it is no intact FP8 checkpoint."""
+    """Plan the cast of the folder `source`. Raises CheckpointError if it is no intact FP8 checkpoint."""
     folder = open_huggingface(source)
     if not folder.quantised:
         raise CheckpointError(f"{source}: no tensor is FP8; there is nothing to cast")
@@ -48,13 +48,13 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
 
 
 def whole_record(source: Source, name: str, shape: tuple[int, ...] | None = None) -> Record:
-    """A tensor as it stands in a HuggingFace file; there with `shape`, where its source has it as a matrix."""
+    """Return the record of a whole tensor in a HuggingFace file; `shape` replaces the matrix shape of its source."""
     tensor = source.tensors[name]
     return Record(name, source.dtype(name), shape or tensor.shape, (Shard(name, whole_slice(tensor.shape), name),))
 
 
 def index_text(files: list[SafetensorsFile]) -> str:
-    """model.safetensors.index.json of these files."""
+    """Return the content of model.safetensors.index.json for these files."""
     records = [(record, file.path) for file in files for record in file.records]
     total = sum(record.nbytes for record, _ in records)
     weight_map = {record.name: path for record, path in records}
@@ -62,7 +62,7 @@ def index_text(files: list[SafetensorsFile]) -> str:
 
 
 def carried_files(folder: Path) -> list[Path]:
-    """Tokenizer, generation settings, model code: everything in the folder itself that is not weights."""
+    """Return the files to copy unchanged, such as tokenizer, generation settings and model code: all but weights."""
     replaced = (CONFIG_NAME, INDEX_NAME, MANIFEST_NAME)
     return sorted(
         path

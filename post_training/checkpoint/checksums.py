@@ -1,4 +1,4 @@
-"""Lists of SHA-256 as the program sha256sum writes them."""
+"""Reads lists of SHA-256 checksums in the format of sha256sum."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from post_training.user_files import FileError, read_text
 
 
 def read_checksums(path: Path) -> dict[str, str]:
-    """Map file names to their hexadecimal SHA-256. Raises CheckpointError for a line of another form."""
+    """Map file names to their hexadecimal SHA-256. Raises CheckpointError for a line in another format."""
     digests = {}
     try:
         lines = read_text(path).splitlines()

@@ -1,4 +1,4 @@
-"""What the weight tools' command lines have in common."""
+"""Options and exit codes that the weight tools' command lines share."""
 
 import argparse
 import os
@@ -37,7 +37,7 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
 
 
 def known_checksums(options: argparse.Namespace) -> dict[str, str]:
-    """The content of --source-checksums."""
+    """Return the content of --source-checksums."""
     return read_checksums(options.source_checksums) if options.source_checksums else {}
 
 

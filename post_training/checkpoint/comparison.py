@@ -1,4 +1,4 @@
-"""Two checkpoints compared bit for bit, tensor by tensor, whatever forms they have."""
+"""Compares two checkpoints of any form bit for bit, tensor by tensor."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _SLAB_ELEMENTS = 4 << 20
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element of a tensor, in the order of its rows, where two files disagree; or what else is unequal."""
+    """The first difference of a tensor in two files: an element, in row order, or type and shape."""
 
     tensor: str
     text: str
@@ -26,9 +26,9 @@ class Difference:
 def first_difference(
     left: Source, right: Source, names: list[str], workers: int, bar: ProgressBar
 ) -> Difference | None:
-    """The difference of the first of these tensors that is not equal in both, None if all are.
+    """Return the difference of the first of these tensors that is unequal, None if all are equal.
 
-    Every replica is read, so a checkpoint whose ranks disagree differs from everything.
+    Every replica is read, so a checkpoint whose ranks disagree differs from every other one.
     """
     differences: dict[int, Difference | None] = {}
     tasks = run_tasks(
@@ -46,7 +46,7 @@ def first_difference(
 
 
 def compared_bytes(left: Source, right: Source, names: list[str]) -> int:
-    """Bytes that `first_difference` compares if there is none, for a progress bar."""
+    """Return the bytes that `first_difference` compares if there is no difference, for a progress bar."""
     return sum(
         sum(_bytes(fragment, left.tensors[name]) for fragment in left.tensors[name].fragments)
         + sum(_bytes(fragment, right.tensors[name]) for fragment in _replicas(right.tensors[name]))
@@ -59,7 +59,7 @@ def _bytes(fragment: Fragment, tensor: HFTensor) -> int:
 
 
 def _replicas(tensor: HFTensor) -> list[Fragment]:
-    """The fragments that are not among the distinct ones."""
+    """Return the fragments that are not in `distinct`."""
     distinct = {id(fragment) for fragment in tensor.distinct}
     return [fragment for fragment in tensor.fragments if id(fragment) not in distinct]
 
@@ -84,7 +84,7 @@ Unequal = tuple[tuple[int, ...], tuple[float, float], tuple[str, str]]
 
 
 def _first_unequal(left: Fragment, right: Fragment, progress: Callable[[int], None]) -> Unequal | None:
-    """Index in the whole tensor, both values and both holders of the first element that differs."""
+    """Return index in the whole tensor, both values and both holders of the first element that differs."""
     common = intersection(left.bounds, right.bounds)
     if common is None:
         return None
@@ -108,7 +108,7 @@ def _read(fragment: Fragment, bounds: Slice) -> torch.Tensor:
 
 
 def _slabs(bounds: Slice) -> Iterator[Slice]:
-    """The slice in slices of its first dimension."""
+    """Divide a slice along its first dimension."""
     (first, last), *rest = bounds
     step = max(_SLAB_ELEMENTS // max(torch.Size(stop - start for start, stop in rest).numel(), 1), 1)
     for start in range(first, last, step):

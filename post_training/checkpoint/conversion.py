@@ -1,4 +1,4 @@
-"""Runs a conversion: checks first, then files written in parallel, each one durable, and the marker of success last."""
+"""Runs a conversion: checks first, then writes files durably and in parallel, and the completion marker last."""
 
 import errno
 import fcntl
@@ -20,7 +20,7 @@ from post_training.checkpoint.source import Source
 from post_training.checkpoint.workers import run_tasks
 
 WORKER_BYTES = 768 << 20
-"""Memory of a worker besides its largest buffers: the interpreter, torch, the layout."""
+"""Memory of a worker besides its largest buffers: interpreter, torch and layout."""
 
 _LOCK_WAIT_S = 10
 _GIB = 1 << 30
@@ -28,12 +28,16 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Conversion:
-    """source_folder, source_files: what is read; the files are hashed, and held against the folder's own manifest.
-    source: the same as tensors.
-    arguments: what decides the output, for the manifest.
-    files: what is written, in any order.
-    marker: written last; with it the output counts as complete.
-    checksums: SHA-256 by name of source files, if they are known from elsewhere.
+    """A planned conversion.
+
+    Attributes:
+        source_folder, source_files: the input files, which are hashed and compared with the folder's own manifest.
+        source: the tensors in these files.
+        output: folder to write.
+        arguments: everything that determines the output, for the manifest.
+        files: the files to write, in any order.
+        marker: written last; with it the output counts as complete.
+        checksums: SHA-256 of source files by name, if they are known from elsewhere.
     """
 
     source_folder: Path
@@ -48,7 +52,13 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Summary:
-    """Files written and files found complete from an earlier run; bytes of each; files of it that were damaged."""
+    """Result of a conversion.
+
+    Attributes:
+        written, written_bytes: number and bytes of the files that were written.
+        kept, kept_bytes: number and bytes of the files that were complete from an earlier run.
+        damaged: names of files of an earlier run that were damaged and written again.
+    """
 
     written: int
     written_bytes: int
@@ -58,10 +68,16 @@ class Summary:
 
 
 def run(conversion: Conversion, workers: int, say: Callable[[str], None]) -> Summary:
-    """Write what is missing and return what was done. A conversion that was interrupted goes on where it stopped.
+    """Write the missing files. An interrupted conversion continues where it stopped.
 
-    Raises CheckpointError, with what the user can do, when the source is damaged or has changed, the output folder
-    belongs to something else, or disk or memory do not suffice. Finished files are kept in every case.
+    Args:
+        conversion: the plan.
+        workers: number of processes.
+        say: called with messages for the user.
+
+    Raises:
+        CheckpointError: the source is damaged or has changed, the output folder belongs to something else, or there is
+            not enough disk space or memory. The message has a remedy; finished files are kept.
     """
     conversion.output.mkdir(parents=True, exist_ok=True)
     with _locked(conversion.output), _explained(conversion.output):
@@ -96,7 +112,7 @@ def _marked(conversion: Conversion) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Workers inherit the lock: a rerun cannot begin while one of a killed run still writes."""
+    """Lock a folder. Workers inherit the lock: a rerun cannot begin while a killed run's worker still writes."""
     descriptor = os.open(folder, os.O_RDONLY)
     deadline = time.monotonic() + _LOCK_WAIT_S
     try:
@@ -115,7 +131,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """What to do about a full disk."""
+    """Turn the errors of a full disk into a CheckpointError with a remedy."""
     try:
         yield
     except OSError as error:
@@ -127,7 +143,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _resumed(conversion: Conversion) -> Manifest:
-    """The manifest to go on with. Raises CheckpointError if the folder holds anything else."""
+    """Return the manifest to continue, or a new one. Raises CheckpointError if the folder holds anything else."""
     output = conversion.output
     manifest = Manifest.read(output)
     if manifest is None:
@@ -154,12 +170,12 @@ def _remove_partial_files(folder: Path) -> None:
 
 
 def progress_bar(total: int, what: str) -> tqdm:
-    """Bytes done, rate and time left, on standard error."""
+    """Return a progress bar on standard error with bytes done, rate and time left."""
     return tqdm(total=total, desc=what, unit="B", unit_scale=True, unit_divisor=1024, mininterval=1, leave=True)
 
 
 def _hash_files(folder: Path, files: list[Path], workers: int, what: str) -> dict[str, Written]:
-    """Size and SHA-256 of files by their name relative to the folder."""
+    """Return size and SHA-256 of files by their name relative to the folder."""
     digests = {}
     with progress_bar(sum(file.stat().st_size for file in files), what) as bar:
         for file, digest in run_tasks(hash_file, files, workers, bar):
@@ -168,7 +184,7 @@ def _hash_files(folder: Path, files: list[Path], workers: int, what: str) -> dic
 
 
 def _hash_sources(conversion: Conversion, manifest: Manifest, workers: int) -> dict[str, Written]:
-    """Hash the source and hold it against everything that is known of it."""
+    """Hash the source, and compare it with its own manifest, known checksums and an earlier run of the conversion."""
     folder = conversion.source_folder
     origin = Manifest.read(folder)
     if origin is not None and not origin.complete:
@@ -190,7 +206,7 @@ def _hash_sources(conversion: Conversion, manifest: Manifest, workers: int) -> d
 
 
 def _verified(conversion: Conversion, manifest: Manifest, workers: int) -> tuple[dict[str, Written], tuple[str, ...]]:
-    """The files of an earlier run that still have their SHA-256, and the names of those that have not."""
+    """Return the files of an earlier run that still have their SHA-256, and the names of those that do not."""
     planned = {file.path for file in conversion.files}
     paths = [conversion.output / name for name in manifest.files if name in planned]
     present = [path for path in paths if path.is_file()]
@@ -202,7 +218,7 @@ def _verified(conversion: Conversion, manifest: Manifest, workers: int) -> tuple
 
 
 def _check_space(conversion: Conversion, missing: list[OutputFile], workers: int, say: Callable[[str], None]) -> None:
-    """Raise CheckpointError if disk or memory cannot hold what is to be written."""
+    """Raise CheckpointError if there is not enough disk space or memory for the files to write."""
     needed = sum(file.space for file in missing) + conversion.marker.space
     disk = os.statvfs(conversion.output)
     free = disk.f_bavail * disk.f_frsize
@@ -232,7 +248,7 @@ def _available_memory() -> int:
 
 
 def _write(conversion: Conversion, missing: list[OutputFile], manifest: Manifest, workers: int) -> dict[str, int]:
-    """Write files, the largest first; each enters the manifest when it is durable."""
+    """Write files, the largest first; each is added to the manifest when it is durable."""
     ordered = sorted(missing, key=lambda file: -file.space)
     sizes: dict[str, int] = {}
 
@@ -250,7 +266,7 @@ def _write(conversion: Conversion, missing: list[OutputFile], manifest: Manifest
 
 
 def _finish(conversion: Conversion, manifest: Manifest) -> None:
-    """The manifest is complete before the marker is there: whoever sees the marker can verify all files."""
+    """Complete the manifest, then write the marker: a reader that sees the marker can verify all files."""
     marker = conversion.marker
     manifest.complete = True
     manifest.write(conversion.output)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written under another name, synced, renamed; and their SHA-256."""
+"""Writes files atomically: under a temporary name, synced, then renamed; and computes their SHA-256."""
 
 import ctypes
 import errno
@@ -11,20 +11,20 @@ from pathlib import Path
 PARTIAL_SUFFIX = ".partial"
 
 PART_BYTES = 64 << 20
-"""The most that is written between two calls of `progress`."""
+"""Upper bound of the bytes written between two calls of `progress`."""
 
 _READ_BYTES = 4 << 20
-# What the disk may be behind at most twice.
+# The disk may be behind by at most two such windows.
 _WINDOW_BYTES = 256 << 20
 _BEGIN_WRITING, _WAIT_FOR_WRITING = 2, 7  # flags of sync_file_range(2)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
-"""What fsync(2) of a folder answers where a file system has none; of a file, each of them is an error."""
+"""Errors of fsync(2) on a folder if the file system does not support it; on a file each of them is a real error."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What is known of a file: its size in bytes and the hexadecimal SHA-256 of its content."""
+    """A written file: its size in bytes and the hexadecimal SHA-256 of its content."""
 
     bytes: int
     sha256: str
@@ -35,11 +35,17 @@ def write_durably(
 ) -> Written:
     """Write a file under a temporary name, sync it, and rename it to `path`.
 
-    space: bytes to reserve first, so that a full disk is noticed before any work is done.
-    progress: called with the number of bytes after each write of at most PART_BYTES. The disk is at most 512 MiB
-        behind: otherwise most of a large file lies in the page cache when the last write returns, and the sync at the
-        end is most of the time, in which nothing could be reported.
-    Raises OSError (ENOSPC, EFBIG, ...); the temporary file is removed then.
+    The disk is at most 512 MiB behind the writes. Otherwise most of a large file would be in the page cache when the
+    last write returns, and the final sync, which reports no progress, would take most of the time.
+
+    Args:
+        path: of the file.
+        chunks: the file's content.
+        space: bytes to reserve first, so that a full disk is noticed before any work is done.
+        progress: called with the number of bytes after each write of at most PART_BYTES.
+
+    Raises:
+        OSError: ENOSPC, EFBIG, ...; the temporary file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
@@ -66,13 +72,13 @@ def write_durably(
 
 
 def write_text_durably(path: Path, text: str) -> Written:
-    """`write_durably` of a text in UTF-8."""
+    """Write a text in UTF-8 with `write_durably`."""
     content = text.encode()
     return write_durably(path, [content], len(content), lambda _: None)
 
 
 def hash_file(path: Path, progress: Callable[[int], None]) -> Written:
-    """Size and SHA-256 of a file."""
+    """Return size and SHA-256 of a file; `progress` is called with the number of bytes after each read."""
     digest, size = hashlib.sha256(), 0
     buffer = bytearray(_READ_BYTES)
     with path.open("rb", buffering=0) as file:
@@ -84,7 +90,7 @@ def hash_file(path: Path, progress: Callable[[int], None]) -> Written:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where its file system can: some of FUSE's and some mounts of NFS cannot."""
+    """Make the names in a folder durable if its file system can: some FUSE file systems and NFS mounts cannot."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,7 +102,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _parts(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """The chunks, cut into parts of at most PART_BYTES."""
+    """Divide the chunks into parts of at most PART_BYTES."""
     for chunk in chunks:
         view = memoryview(chunk)
         yield from (view[start : start + PART_BYTES] for start in range(0, len(view), PART_BYTES))
@@ -109,9 +115,9 @@ def _write_all(descriptor: int, chunk: bytes | memoryview) -> None:
 
 
 def _let_disk_follow(descriptor: int, begun: int, size: int) -> None:
-    """Let the system begin to write the bytes from `begun` to `size`, and wait for those before them.
+    """Start writing the bytes from `begun` to `size` to the disk, and wait for those before them.
 
-    Errors are left to the sync at the end: this makes nothing durable, and some file systems do not have it.
+    Errors are left to the final sync: this call makes nothing durable, and some file systems do not support it.
     """
     libc = ctypes.CDLL(None)
     libc.sync_file_range(descriptor, ctypes.c_int64(begun), ctypes.c_int64(size - begun), _BEGIN_WRITING)
@@ -120,9 +126,9 @@ def _let_disk_follow(descriptor: int, begun: int, size: int) -> None:
 
 
 def _reserve(descriptor: int, space: int) -> None:
-    """fallocate(2) itself: os.posix_fallocate writes every block where the file system cannot reserve.
+    """Reserve space with fallocate(2): os.posix_fallocate would write every block if the file system cannot reserve.
 
-    A reserved file is also written several times faster on ext4, which then has no blocks left to find.
+    A reserved file is also written several times faster on ext4, which then has no more blocks to find.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if space and libc.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(space)):

@@ -1,8 +1,8 @@
-"""What every reader of checkpoint files shares."""
+"""Names and errors that all readers of checkpoint files share."""
 
 INDEX_NAME = "model.safetensors.index.json"
-"""The file of a HuggingFace folder that says which file has which tensor."""
+"""The index of a HuggingFace folder: the file of each tensor."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint does not hold what the model needs; the message names the tensor, the file and the remedy."""
+    """A checkpoint is damaged or does not fit the model; the message names the tensor, the file and the remedy."""

@@ -1,4 +1,4 @@
-"""Filling a training rank of any layout from the files of a checkpoint of any other."""
+"""Fills a training rank of any layout from the files of a checkpoint with any other layout."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ from post_training.tensor_parts import copy_in_parts
 
 
 def steps_of(files: TrainingFiles) -> int:
-    """Updates that the optimizer has made. Raises CheckpointError where the files differ."""
+    """Return the number of updates that the optimizer has made. Raises CheckpointError if the files differ in it."""
     return int(common_metadata(files, STEPS))
 
 
 def checked_files(folder: Path, rank: TrainingRank, progress: Callable[[int], None]) -> TrainingFiles:
-    """The files, once this rank has found that they hold what it needs, and are what was written.
+    """Open the files, and check that they hold everything that this rank needs and are unchanged.
 
-    All ranks together hash every file once. progress: called with the number of bytes after each read.
+    All ranks together hash every file once.
+
+    Args:
+        folder: of the checkpoint's model.
+        rank: this training rank.
+        progress: called with the number of bytes after each read.
 
     Raises:
         CheckpointError: a file is missing, damaged or another model's.
@@ -49,7 +54,7 @@ def checked_files(folder: Path, rank: TrainingRank, progress: Callable[[int], No
 
 
 def check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> None:
-    """Every weight that this rank's optimizer updates has the states that it needs. Raises CheckpointError."""
+    """Raise CheckpointError if a weight that this rank's optimizer updates lacks one of its states."""
     needed = [MASTER, *(MOMENTS if steps_of(files) else ())]
     shards = by_local(rank.shards)
     for local in {optimizer_shard.local for optimizer_shard in rank.optimizer_shards}:
@@ -60,9 +65,9 @@ def check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> None
 
 
 def fill_weights(files: TrainingFiles, rank: TrainingRank, progress: Callable[[int], None]) -> None:
-    """The model's weights, rounded from the float32 ones as the optimizer rounds them.
+    """Fill the model's weights, rounded from the float32 ones as the optimizer rounds them.
 
-    progress: called with the number of bytes after each read.
+    `progress` is called with the number of bytes after each read.
     """
     for shard in rank.weights:
         target = shard.locate(rank.tensors)
@@ -74,7 +79,7 @@ def fill_weights(files: TrainingFiles, rank: TrainingRank, progress: Callable[[i
 
 
 def fill_optimizer(files: TrainingFiles, rank: TrainingRank, progress: Callable[[int], None]) -> None:
-    """The optimizer's float32 elements and averages. progress: as above."""
+    """Fill the optimizer's float32 elements and averages; `progress` is called as by `fill_weights`."""
     shards, steps = by_local(rank.shards), steps_of(files)
     rank.create_states(steps)
     for optimizer_shard in rank.optimizer_shards:

@@ -1,7 +1,7 @@
-"""Which slices of HuggingFace tensors lie in a stretch of a local tensor's memory.
+"""Finds the slices of HuggingFace tensors in a stretch of a local tensor's memory.
 
-Megatron's distributed optimizer cuts a rank's parameters into stretches without looking at rows: a data-parallel rank
-may own the elements 5 to 17 of a matrix with 4 columns. Of the HF tensor that is the end of row 1, the rows 2 and 3,
+Megatron's distributed optimizer cuts a rank's parameters into stretches without regard to rows: a data-parallel rank
+may own the elements 5 to 17 of a matrix with 4 columns. In the HF tensor these are the end of row 1, the rows 2 and 3,
 and the beginning of row 4: at most three slices for every shard that the stretch touches.
 """
 
@@ -20,8 +20,10 @@ from post_training.layouts.layout import Shard, Slice
 class FlatPart:
     """A slice of an HF tensor inside a stretch of memory.
 
-    hf_name, bounds: which part of which HuggingFace tensor; PADDING for memory of none.
-    area: the same elements in memory, counted from the beginning of the stretch.
+    Attributes:
+        hf_name: the HF tensor; PADDING for memory that belongs to none.
+        bounds: the slice of that tensor.
+        area: the same elements in memory, counted from the beginning of the stretch.
     """
 
     hf_name: str
@@ -29,7 +31,7 @@ class FlatPart:
     area: Area
 
     def of(self, stretch: torch.Tensor) -> torch.Tensor:
-        """The live elements of the slice in `stretch`, a vector; its shape is the slice's extents."""
+        """Return the live elements of the slice in the vector `stretch`, with the shape of the slice."""
         area = self.area
         found = stretch.as_strided(
             (area.rows, area.columns), (area.row_stride, 1), stretch.storage_offset() + area.start
@@ -40,9 +42,10 @@ class FlatPart:
 
 
 def flat_parts(shape: tuple[int, ...], shard: Shard, start: int, stop: int) -> Iterator[FlatPart]:
-    """The parts of `shard` among the elements `start` to `stop` of its local tensor, which has this shape.
+    """Yield the parts of `shard` in the elements `start` to `stop` of its local tensor, which has this shape.
 
-    Raises ValueError if the shard does not fit the shape.
+    Raises:
+        ValueError: the shard does not fit the shape.
     """
     whole = Area.of(shape, shard.view)
     for (top, bottom), (left, right) in _rectangles(whole, start, stop):
@@ -64,7 +67,7 @@ def flat_parts(shape: tuple[int, ...], shard: Shard, start: int, stop: int) -> I
 
 
 def _rectangles(area: Area, start: int, stop: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Intervals of rows and columns of `area` that lie between the elements `start` and `stop` of the whole tensor."""
+    """Yield intervals of rows and columns of `area` between the elements `start` and `stop` of the whole tensor."""
 
     def columns(row: int) -> tuple[int, int]:
         first = area.start + row * area.row_stride
@@ -95,7 +98,7 @@ def _rectangles(area: Area, start: int, stop: int) -> Iterator[tuple[tuple[int, 
 
 
 def _touched(area: Area, start: int, stop: int) -> tuple[int, int]:
-    """Rows between which all lie that the elements `start` to `stop` touch, with at most one more at each edge."""
+    """Return the interval of rows that the elements `start` to `stop` touch, with at most one more at each end."""
     stride = max(area.row_stride, 1)
     top = min(max(0, (start - area.start - area.columns) // stride), area.rows)
     return top, max(top, min(area.rows, (stop - area.start) // stride + 1))

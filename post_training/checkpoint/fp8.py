@@ -1,7 +1,7 @@
-"""FP8 weights with one scale for each block of 128 x 128, as DeepSeek-V3 is published.
+"""FP8 weights with one scale for each block of 128 x 128, the format in which DeepSeek-V3 is published.
 
-`weight_scale_inv[i, j]` is what the e4m3 values of block (i, j) are multiplied by: w = float32(fp8) * scale, rounded
-once to bfloat16 (DeepSeek-V3, inference/kernel.py, weight_dequant).
+`weight_scale_inv[i, j]` is the factor for the e4m3 values of block (i, j): w = float32(fp8) * scale, rounded once to
+bfloat16 (DeepSeek-V3, inference/kernel.py, weight_dequant).
 """
 
 import torch
@@ -23,12 +23,12 @@ _NAN = 0x7F
 
 
 def scale_slice(bounds: Slice) -> Slice:
-    """The rows and columns of `weight_scale_inv` that cover this slice of the weight."""
+    """Return the rows and columns of `weight_scale_inv` that cover this slice of the weight."""
     return tuple((start // BLOCK, -(-stop // BLOCK)) for start, stop in bounds)
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of `weight_scale_inv` for a weight of this shape."""
+    """Return the shape of `weight_scale_inv` for a weight of this shape."""
     return tuple(-(-extent // BLOCK) for extent in shape)
 
 
@@ -37,11 +37,14 @@ def dequantise(
 ) -> torch.Tensor:
     """Return a slice of an FP8 weight in bfloat16.
 
-    values: float8_e4m3fn, the slice itself, [rows, columns]; any strides.
-    scales: float32, the part `scale_slice(bounds)` of `weight_scale_inv`.
-    bounds: where `values` lies in the whole weight.
-    out: bfloat16 [rows, columns] to write into.
-    Raises ValueError if shapes or dtypes do not belong together, or for NaN among the values or non-finite scales.
+    Args:
+        values: float8_e4m3fn, the slice itself, [rows, columns]; any strides.
+        scales: float32, the part `scale_slice(bounds)` of `weight_scale_inv`.
+        bounds: position of `values` in the whole weight.
+        out: bfloat16 [rows, columns] to write into.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit each other, a value is NaN, or a scale is not finite.
     """
     (first, _), (left, right) = bounds
     extents = tuple(stop - start for start, stop in bounds)

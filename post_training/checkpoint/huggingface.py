@@ -1,4 +1,4 @@
-"""A HuggingFace folder, BF16 or FP8, as a source; what is wrong with it is said before anything is read."""
+"""Opens a HuggingFace folder, BF16 or FP8, as a source, and reports its errors before any tensor is read."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,15 +22,12 @@ SCALE_SUFFIX = "_scale_inv"
 JOIN_SUFFIX = "eh_proj.weight"
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.")
 DERIVED_SUFFIX = ".rotary_emb.inv_freq"
-"""Tensors that some files hold and no model needs: they follow from the configuration."""
+"""Suffix of tensors that some files contain and no model needs: they follow from the configuration."""
 
 
 @dataclass(frozen=True)
 class HuggingfaceFolder:
-    """The tensors of a folder by file, and its configuration.
-
-    tensors: everything that is stored, scales included.
-    """
+    """A folder's configuration and stored tensors, including scales."""
 
     path: Path
     config: Mapping[str, Any]
@@ -51,9 +48,10 @@ class HuggingfaceFolder:
         return files
 
     def source(self, names: Collection[str] | None = None) -> Source:
-        """The weights, FP8 ones read as bfloat16; with `names` only these.
+        """Return the weights, or only those in `names`; FP8 weights are read as bfloat16.
 
-        Raises CheckpointError for an FP8 weight without its scale, a scale of a wrong shape or without a weight.
+        Raises:
+            CheckpointError: an FP8 weight has no scale, or a scale has a wrong shape or no FP8 weight.
         """
         if names is None:
             names = [name for names in self.files.values() for name in names]
@@ -86,8 +84,9 @@ class HuggingfaceFolder:
 def open_huggingface(path: str | Path) -> HuggingfaceFolder:
     """Read configuration, index and all headers of a folder.
 
-    Raises CheckpointError when the index names a file outside the folder or disagrees with the files, when a file is
-    missing or truncated, a scale has no weight, or the configuration speaks of another quantisation.
+    Raises:
+        CheckpointError: the index names a file outside the folder or disagrees with the files, a file is missing or
+            truncated, a scale has no weight, or the configuration has another quantisation.
     """
     folder = Path(path)
     config = read_json(folder / CONFIG_NAME)
@@ -114,10 +113,15 @@ def open_huggingface(path: str | Path) -> HuggingfaceFolder:
 def check_tensors(
     folder: HuggingfaceFolder, shapes: Mapping[str, tuple[int, ...]], ignored: Iterable[str] = ()
 ) -> None:
-    """Raise CheckpointError for the first tensor that is missing, unexpected or of a shape that the model has not.
+    """Raise CheckpointError for the first tensor that is missing, unexpected or of a wrong shape.
 
-    shapes: what the model needs; `ignored`: prefixes of what it may have besides. Layers for multi-token prediction may
-    be there whatever config.json says: whoever trains without them sets num_nextn_predict_layers to 0 there.
+    Layers for multi-token prediction are accepted even if config.json has none: to train without them, a user sets its
+    num_nextn_predict_layers to 0.
+
+    Args:
+        folder: the folder to check.
+        shapes: of the tensors that the model needs, by name.
+        ignored: prefixes of further tensors that the folder may have.
     """
     _check_present(folder, shapes)
     ignored = (*ignored, *_prediction_layers(folder, shapes))
@@ -147,9 +151,9 @@ def _check_present(folder: HuggingfaceFolder, shapes: Mapping[str, tuple[int, ..
 
 
 def check_prediction_layers(folder: HuggingfaceFolder, table: Table) -> None:
-    """Raise CheckpointError if a layer for multi-token prediction is there in part, or has another shape.
+    """Raise CheckpointError if a layer for multi-token prediction is incomplete or has another shape.
 
-    Whole layers may be missing: training and rollout have no use for them.
+    Whole layers may be missing: training and rollout do not use them.
     """
     if table.prediction_layer is None:
         return
@@ -159,9 +163,10 @@ def check_prediction_layers(folder: HuggingfaceFolder, table: Table) -> None:
 
 
 def _prediction_layers(folder: HuggingfaceFolder, shapes: Collection[str]) -> Iterator[str]:
-    """Prefixes of the layers for multi-token prediction: what joins a hidden state with an embedding is theirs alone.
+    """Yield the prefixes of layers for multi-token prediction.
 
-    A layer that the model needs is none, whatever else it holds.
+    Only these have a weight that joins a hidden state with an embedding. A layer that the model needs is never one,
+    whatever tensors it has.
     """
     for name in folder.tensors:
         prefix = name.removesuffix(JOIN_SUFFIX)
@@ -170,7 +175,7 @@ def _prediction_layers(folder: HuggingfaceFolder, shapes: Collection[str]) -> It
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Names to file names, from the index or from the only file."""
+    """Map names to file names, from the index or from the only file."""
     if not (folder / INDEX_NAME).is_file():
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
@@ -186,7 +191,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError if there is none."""
+    """Read a JSON object from a file. Raises CheckpointError if there is none."""
     try:
         text = read_text(path)
     except FileError as error:

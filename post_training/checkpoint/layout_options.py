@@ -1,4 +1,4 @@
-"""The options of MindSpeed-LLM's converters that say how shards are laid out."""
+"""The options of MindSpeed-LLM's converters that describe the layout of shards."""
 
 import argparse
 
@@ -38,7 +38,7 @@ def add_layout_options(parser: argparse.ArgumentParser, side: str) -> None:
 
 
 def layout_form(options: argparse.Namespace, side: str, shape: DeepseekV3Shape) -> MegatronForm:
-    """The form that the options mean. Raises ValueError if they contradict the model or each other."""
+    """Return the form that the options describe. Raises ValueError if they contradict the model or each other."""
     for option, value in (("num_layers", shape.layers), ("first_k_dense_replace", shape.dense_layers)):
         given = getattr(options, option)
         if given not in (None, value):
@@ -75,7 +75,7 @@ def _check_counts(options: argparse.Namespace, side: str) -> None:
 
 
 def _layer_list(options: argparse.Namespace, stages: int, layers: int) -> tuple[tuple[int, ...], int]:
-    """Layers of every part of the pipeline, and the number of parts of each stage."""
+    """Return the layers of every model chunk of the pipeline, and the number of chunks of each stage."""
     if options.num_layer_list is not None:
         if options.num_layers_per_virtual_pipeline_stage is not None:
             raise ValueError("--num-layer-list and --num-layers-per-virtual-pipeline-stage exclude each other")

@@ -1,6 +1,6 @@
-"""Reading a HuggingFace folder, BF16 or FP8, straight into a rank: only the slices of its layout; nothing is written.
+"""Reads a HuggingFace folder, BF16 or FP8, straight into a rank: only the slices of its layout; nothing is written.
 
-What a rank holds in host memory beyond its own tensors is the description of the files and one staging buffer.
+Beyond its own tensors a rank only holds the files' headers and one staging buffer in host memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ from post_training.layouts.layout import PADDING, Shard, Slice
 from post_training.models.families import table_for
 
 STAGING_BYTES = 64 << 20
-"""Bytes on their way to a device, or to a tensor of another type, at a time."""
+"""Size of the staging buffer for copies to a device, or to a tensor of another type."""
 
 
 def load_from_huggingface(
@@ -31,15 +31,19 @@ def load_from_huggingface(
     ignored: tuple[str, ...] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Fill the local `tensors` of one rank from a HuggingFace folder and return the number of weights that were read.
+    """Fill the local `tensors` of one rank from a HuggingFace folder and return the number of elements that were read.
 
-    tensors: the rank's live tensors by local name; they are written in place, converted to their own dtype. FP8 weights
-        are dequantised to bfloat16 first, as `fp8.dequantise` says.
-    shards: the rank's layout; padding is set to zero.
-    shapes: name and shape of every tensor that the checkpoint must have.
-    ignored: prefixes of tensors that the checkpoint may have beyond those.
-    progress: called with the number of bytes after each read.
-    Raises CheckpointError for a damaged folder, and for a missing, unexpected or misshapen tensor.
+    Args:
+        path: the folder.
+        tensors: the rank's live tensors by local name; they are written in place, converted to their own dtype. FP8
+            weights are dequantised to bfloat16 first, see `fp8.dequantise`.
+        shards: the rank's layout; padding is set to zero.
+        shapes: name and shape of every tensor that the checkpoint must have.
+        ignored: prefixes of tensors that the checkpoint may have beyond those.
+        progress: called with the number of bytes after each read.
+
+    Raises:
+        CheckpointError: the folder is damaged, or a tensor is missing, unexpected or of another shape.
     """
     folder = open_huggingface(path)
     check_tensors(folder, shapes, ignored)
@@ -56,24 +60,27 @@ def load_from_huggingface(
 
 
 def ignored_prefixes(path: str | Path) -> tuple[str, ...]:
-    """Prefixes of tensors that a folder's own config.json speaks of and no layout uses.
+    """Return prefixes of tensors that a folder's own config.json describes and no layout uses.
 
-    The configuration that a run is given may leave the layers for multi-token prediction out.
-    Raises CheckpointError without config.json, ValueError for a model without a layout table.
+    A run's configuration may leave out the layers for multi-token prediction.
+
+    Raises:
+        CheckpointError: there is no config.json.
+        ValueError: there is no sharding spec for the model.
     """
     return table_for(read_json(Path(path) / CONFIG_NAME)).ignored_in_files
 
 
 def _position(folder: HuggingfaceFolder, shard: Shard) -> tuple[Path, int]:
-    """Where a shard's tensor lies: files are read from their beginning to their end."""
+    """Return file and offset of a shard's tensor, the sort key with which files are read from start to end."""
     tensor = folder.tensors[shard.hf_name]
     return tensor.file, tensor.offset
 
 
 def fill(source: Source, shard: Shard, target: torch.Tensor, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Fill `target`, the live memory of a shard on any device, converted to its own type.
+    """Fill `target`, the live memory of a shard on any device, and convert to its type.
 
-    progress: called with the number of bytes after each read.
+    `progress` is called with the number of bytes after each read.
     """
     dtype = source.dtype(shard.hf_name)
     if target.device.type == "cpu" and target.dtype == dtype:
@@ -88,7 +95,7 @@ def fill(source: Source, shard: Shard, target: torch.Tensor, progress: Callable[
 
 
 def _slabs(bounds: Slice, itemsize: int) -> Iterator[tuple[Slice, slice]]:
-    """Parts of a slice of at most STAGING_BYTES (or one row), each with its rows relative to the slice."""
+    """Yield parts of a slice of at most STAGING_BYTES (or one row), each with its rows relative to the slice."""
     first, last = bounds[0]
     height = max(STAGING_BYTES * (last - first) // max(volume(bounds) * itemsize, 1), 1)
     for top in range(first, last, height):

@@ -1,4 +1,4 @@
-"""manifest.json of an output folder: from which files, with which arguments, and the SHA-256 of every file written."""
+"""manifest.json of an output folder: the source files, the arguments, and the SHA-256 of every file written."""
 
 import json
 import os
@@ -14,15 +14,18 @@ from post_training.user_files import read_object
 
 MANIFEST_NAME = "manifest.json"
 _FORMAT = 1
-# Seconds in which a client of NFS has to see what other nodes have written.
+# Seconds within which an NFS client has to see the files that other nodes have written.
 _SEEN_WITHIN_S, _POLL_S = 30.0, 0.5
 
 
 @dataclass
 class Manifest:
-    """arguments: everything that decides the output, the tool's name included.
-    sources, files: what was read and what was written, by name relative to their folders.
-    complete: every file is there.
+    """Content of manifest.json.
+
+    Attributes:
+        arguments: everything that determines the output, including the tool's name.
+        sources, files: the files that were read and those that were written, by name relative to their folders.
+        complete: whether every file is there.
     """
 
     arguments: dict[str, Any]
@@ -32,7 +35,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest | None":
-        """The folder's manifest, None if it has none. Raises CheckpointError if it is damaged."""
+        """Read the folder's manifest; None if it has none. Raises CheckpointError if it is damaged."""
         path = folder / MANIFEST_NAME
         if not path.is_file():
             return None
@@ -48,9 +51,10 @@ class Manifest:
             raise CheckpointError(f"{path}: not a manifest of these tools ({error!r})") from error
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's manifest, durably.
+        """Replace the folder's manifest durably.
 
-        Raises CheckpointError where it says that it is complete, and a file is missing or of another size.
+        Raises:
+            CheckpointError: the manifest is marked as complete, and a file is missing or of another size.
         """
         problem = describe_missing(folder, self.files) if self.complete else ""
         if problem:
@@ -60,7 +64,7 @@ class Manifest:
 
 
 def describe_missing(folder: Path, files: Mapping[str, Written]) -> str:
-    """One sentence for the first of these files that is not in the folder with its size; empty where all are."""
+    """Return a sentence for the first of these files that is missing in the folder or has another size, else ""."""
     deadline = time.monotonic() + _SEEN_WITHIN_S
     for name, written in files.items():
         while (size := _size(folder / name)) != written.bytes:
@@ -70,21 +74,21 @@ def describe_missing(folder: Path, files: Mapping[str, Written]) -> str:
                     f"{folder / name}: {found} instead of the {written.bytes} bytes that were written; end whatever "
                     "else writes into this folder"
                 )
-            os.listdir(folder)  # a client of NFS asks the server again
+            os.listdir(folder)  # makes an NFS client ask the server again
             time.sleep(_POLL_S)
     return ""
 
 
 def _size(path: Path) -> int | None:
     try:
-        with path.open("rb") as file:  # opened, because an attribute may be cached
+        with path.open("rb") as file:  # opening it avoids NFS's cached attributes
             return os.fstat(file.fileno()).st_size
     except OSError:
         return None
 
 
 def check_digests(folder: Path, expected: dict[str, Written], found: dict[str, Written], origin: str) -> None:
-    """Raise CheckpointError for the first file of `found` that `expected` knows otherwise."""
+    """Raise CheckpointError for the first file whose entries in `found` and `expected` differ."""
     for name in sorted(expected.keys() & found.keys()):
         if expected[name] != found[name]:
             raise CheckpointError(

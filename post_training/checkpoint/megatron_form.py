@@ -1,6 +1,7 @@
-"""The forms in which MindSpeed-LLM v2.0.0 keeps DeepSeek-V3, beyond the one that this project trains with.
+"""The forms in which MindSpeed-LLM v2.0.0 stores DeepSeek-V3, beyond the one with which this project trains.
 
-Derived from the layout table `models/deepseek_v3.py`: its shards are cut further or renamed, never written anew.
+They are derived from the sharding spec `models/deepseek_v3.py`: its shards are divided further or renamed, never
+redefined.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,10 +14,14 @@ from post_training.models.deepseek_v3 import DeepseekV3Shape, hf_shapes, megatro
 
 @dataclass(frozen=True)
 class MegatronForm:
-    """placement: with dp equal to ep, so that every rank has a file of its own.
-    mla_mm_split: linear_qb and linear_kvb each in two weights, without and with the rotary part (keys and values).
-    moe_grouped_gemm: all experts of a layer in weight1 and weight2; otherwise local_experts.N.
-    mtp_layers: layers for multi-token prediction that are kept, 0 or 1.
+    """A form of shards.
+
+    Attributes:
+        placement: with dp equal to ep, so that every rank has a file of its own.
+        mla_mm_split: linear_qb is split into two weights, without and with the rotary part, and linear_kvb into keys
+            and values.
+        moe_grouped_gemm: all experts of a layer in weight1 and weight2; otherwise local_experts.N.
+        mtp_layers: number of layers for multi-token prediction that are kept, 0 or 1.
     """
 
     placement: TrainPlacement
@@ -36,30 +41,33 @@ class MegatronForm:
             raise ValueError(f"at most one layer for multi-token prediction can be kept, not {self.mtp_layers}")
 
     def as_arguments(self) -> dict[str, Any]:
-        """The form in plain values, for a manifest."""
+        """Return the form as plain values, for a manifest."""
         values = asdict(self)
         values["placement"]["num_layer_list"] = list(self.placement.num_layer_list)
         return values
 
     @classmethod
     def from_arguments(cls, values: dict[str, Any]) -> "MegatronForm":
-        """The inverse of `as_arguments`."""
+        """Read the values that `as_arguments` returns."""
         placement = values["placement"] | {"num_layer_list": tuple(values["placement"]["num_layer_list"])}
         return cls(**(values | {"placement": TrainPlacement(**placement)}))
 
 
 def all_shapes(shape: DeepseekV3Shape, mtp_layers: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every HuggingFace tensor that has a place in the form."""
+    """Return name and shape of every HF tensor that the form stores."""
     return hf_shapes(shape) | (mtp_shapes(shape, shape.layers) if mtp_layers else {})
 
 
 def mtp_prefix(shape: DeepseekV3Shape) -> str:
-    """How the names of the first layer for multi-token prediction begin."""
+    """Return the prefix of the names of the first layer for multi-token prediction."""
     return f"model.layers.{shape.layers}."
 
 
 def mtp_aliases(shape: DeepseekV3Shape) -> dict[str, str]:
-    """Embedding and head of multi-token prediction are those of the model; HuggingFace files store them again."""
+    """Return the tensors of multi-token prediction that equal one of the model, with that one's name.
+
+    They are embedding and head, which HuggingFace files store again.
+    """
     prefix = mtp_prefix(shape)
     return {
         f"{prefix}embed_tokens.weight": "model.embed_tokens.weight",
@@ -68,7 +76,7 @@ def mtp_aliases(shape: DeepseekV3Shape) -> dict[str, str]:
 
 
 def rank_shards(shape: DeepseekV3Shape, form: MegatronForm, rank: int) -> list[Shard]:
-    """The shards of one rank. Raises ValueError when the layout does not fit the model."""
+    """Return the shards of one rank. Raises ValueError if the layout does not fit the model."""
     shards = megatron(shape, form.placement, rank)
     if form.mtp_layers and form.placement.pp_rank(rank) == form.placement.pp - 1:
         shards = _with_mtp(shape, form.placement, rank, shards)
@@ -80,7 +88,7 @@ def rank_shards(shape: DeepseekV3Shape, form: MegatronForm, rank: int) -> list[S
 
 
 def _with_mtp(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int, shards: list[Shard]) -> list[Shard]:
-    """The last stage with a layer more, kept in mtp_layers.0; the final norm leaves the decoder."""
+    """Return the last stage's shards with one more layer, in mtp_layers.0; the final norm moves out of the decoder."""
     chunk = placement.chunk_prefix(placement.virtual_stages - 1)
     local, prefix, tp, tp_rank = f"{chunk}mtp_layers.0.", mtp_prefix(shape), placement.tp, placement.tp_rank(rank)
     *first, last = placement.num_layer_list
@@ -103,7 +111,7 @@ def _with_mtp(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int, shar
 
 
 def _split_heads(shape: DeepseekV3Shape, shard: Shard) -> Iterator[Shard]:
-    """The rows of linear_qb and linear_kvb, head by head, in the weights of MindSpeed-LLM's mla-mm-split."""
+    """Yield the rows of linear_qb and linear_kvb head by head, in the weights of MindSpeed-LLM's mla-mm-split."""
     splits = {
         "linear_qb.weight": (("linear_qk_nope.weight", shape.qk_nope), ("linear_qk_rope.weight", shape.qk_rope)),
         "linear_kvb.weight": (("linear_kv_nope.weight", shape.qk_nope), ("linear_v.weight", shape.v_head)),
@@ -125,7 +133,7 @@ def _split_heads(shape: DeepseekV3Shape, shard: Shard) -> Iterator[Shard]:
 
 
 def _single_expert(shard: Shard) -> Shard:
-    """An expert's part of weight1 or weight2 as the weight of its own module, which is not transposed."""
+    """Map an expert's part of weight1 or weight2 to the weight of its own module, which is not transposed."""
     module, _, weight = shard.local.rpartition(".")
     if not module.endswith(".experts"):
         return shard
@@ -137,7 +145,7 @@ def _single_expert(shard: Shard) -> Shard:
 
 
 def local_shapes(shards: Iterable[Shard]) -> dict[str, tuple[int, ...]]:
-    """The shape of every local tensor, from the shards that fill it."""
+    """Return the shape of every local tensor, computed from the shards that fill it."""
     shapes: dict[str, tuple[int, ...]] = {}
     for shard in shards:
         if shard.view.shape is not None:

@@ -1,6 +1,6 @@
-"""Megatron's folders of shards: `iter_*/mp_rank_TT_PPP_EEE/model_optim_rng.pt`, written and read.
+"""Writes and reads Megatron's folders of shards: `iter_*/mp_rank_TT_PPP_EEE/model_optim_rng.pt`.
 
-Read are also the checkpoints that verl's Megatron workers save (`model/mp_rank_*/model.pt`, a list of state dicts).
+Also reads the checkpoints that verl's Megatron workers save (`model/mp_rank_*/model.pt`, a list of state dicts).
 """
 
 from collections import defaultdict
@@ -23,11 +23,11 @@ ITERATION = 1
 SHARD_NAME = "model_optim_rng.pt"
 VERL_SHARD_NAME = "model.pt"
 CHECKPOINT_VERSION = 3.0
-"""Of Megatron's state dicts since its QKV order changed; below it, a loader would reorder weights."""
+"""Version of Megatron's state dicts since its QKV order changed; a loader would reorder weights of lower versions."""
 
 
 def rank_folder(placement: TrainPlacement, rank: int) -> str:
-    """The name that Megatron's get_checkpoint_name gives the folder of a rank."""
+    """Return the folder name of a rank, as in Megatron's get_checkpoint_name."""
     name = f"mp_rank_{placement.tp_rank(rank):02d}"
     if placement.pp > 1:
         name += f"_{placement.pp_rank(rank):03d}"
@@ -37,7 +37,7 @@ def rank_folder(placement: TrainPlacement, rank: int) -> str:
 
 
 def shard_files(shape: DeepseekV3Shape, form: MegatronForm, source: Source) -> list[ArchiveFile]:
-    """One file for each rank. Raises ValueError when the layout does not fit the model or types do not fit together."""
+    """Return a file for each rank. Raises ValueError if the layout does not fit the model, or types are mixed."""
     return [_shard_file(shape, form, rank, source) for rank in range(form.placement.world_size)]
 
 
@@ -50,7 +50,7 @@ def _shard_file(shape: DeepseekV3Shape, form: MegatronForm, rank: int, source: S
 
 
 def _by_chunk(shards: list[Shard], placement: TrainPlacement) -> list[dict[str, list[Shard]]]:
-    """Shards by their tensor's own name, for every model chunk of the rank."""
+    """Group shards by their tensor's name, for every model chunk of the rank."""
     chunks: list[dict[str, list[Shard]]] = [defaultdict(list) for _ in range(placement.virtual_stages)]
     for shard in shards:
         for chunk in range(placement.virtual_stages):
@@ -71,9 +71,10 @@ def _records(shards: dict[str, list[Shard]], source: Source) -> dict[str, Record
 
 
 def recorded_form(root: Path) -> tuple[MegatronForm, dict[str, Any]] | None:
-    """Form and HuggingFace configuration of shards that these tools wrote, None for others.
+    """Return form and HuggingFace configuration of shards that these tools wrote, None for other shards.
 
-    Raises CheckpointError if the conversion that writes them has not ended.
+    Raises:
+        CheckpointError: the conversion that writes them has not finished.
     """
     manifest = Manifest.read(root)
     if manifest is None:
@@ -84,9 +85,10 @@ def recorded_form(root: Path) -> tuple[MegatronForm, dict[str, Any]] | None:
 
 
 def open_megatron(root: Path, shape: DeepseekV3Shape, form: MegatronForm) -> Source:
-    """The shards as a source of HuggingFace tensors.
+    """Open the shards as a source of HF tensors.
 
-    Raises CheckpointError when a shard or a tensor is missing, unexpected, damaged, or not of the form's shape.
+    Raises:
+        CheckpointError: a shard or a tensor is missing, unexpected, damaged, or not of the form's shape.
     """
     fragments: dict[str, list[Fragment]] = defaultdict(list)
     for rank in range(form.placement.world_size):
@@ -107,7 +109,7 @@ def open_megatron(root: Path, shape: DeepseekV3Shape, form: MegatronForm) -> Sou
 
 
 def shard_path(root: Path, placement: TrainPlacement, rank: int) -> Path:
-    """The file of a rank in Megatron's or in verl's folder. Raises CheckpointError if it is missing."""
+    """Return the file of a rank in Megatron's or in verl's folder. Raises CheckpointError if it is missing."""
     folder = rank_folder(placement, rank)
     tracker = root / TRACKER_NAME
     if tracker.is_file():
@@ -131,7 +133,7 @@ def shard_path(root: Path, placement: TrainPlacement, rank: int) -> Path:
 
 
 def read_models(file: Path, chunks: int) -> list[dict[str, Any]]:
-    """The state dicts of a shard, one for each model chunk, from Megatron's or verl's file."""
+    """Read the state dicts of a shard, one for each model chunk, from Megatron's or verl's file."""
     content = read_archive(file)
     if isinstance(content, list):
         models = content
@@ -176,5 +178,5 @@ def _reject_unexpected(file: Path, model: dict[str, Any], shards: dict[str, list
 
 
 def source_files(source: Source) -> list[Path]:
-    """The files that hold any part of the source."""
+    """Return the files that hold any part of the source."""
     return sorted({fragment.region.tensor.file for tensor in source.tensors.values() for fragment in tensor.fragments})

@@ -1,4 +1,4 @@
-"""What Megatron's distributed optimizer holds on this rank, by the names of the model's own tensors."""
+"""The shards of Megatron's distributed optimizer on this rank, by the names of the model's own tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from post_training.checkpoint.training_files import MOMENTS
 class OptimizerShard:
     """The elements `start` to `stop` of a local weight, which this rank updates.
 
-    local, shape: of the weight. main: its float32 elements, a vector.
-    state: what the inner optimizer keeps of them, empty before the first update. group: its parameter group.
-    step_in_group: the inner optimizer counts updates in the group, as apex's and MindSpeed's fused Adam do, and not in
-    the state of every parameter, as torch's and MindSpeed's swapping one do.
-    away: MindSpeed's swapping optimizer keeps the elements and their averages in these host tensors, `main` and the
-    tensors of `state` having no memory between its steps; None with any other.
+    Attributes:
+        local, shape: of the weight.
+        main: the elements in float32, a vector.
+        state: the inner optimizer's state for them, empty before the first update.
+        group: the inner optimizer's parameter group.
+        step_in_group: the inner optimizer counts updates in the group, as apex's and MindSpeed's fused Adam do, and not
+            in the state of every parameter, as torch's and MindSpeed's swapping one do.
+        away: host tensors in which MindSpeed's swapping optimizer keeps the elements and their averages, while `main`
+            and the tensors of `state` have no memory between its steps; None with any other optimizer.
     """
 
     local: str
@@ -36,18 +39,22 @@ class OptimizerShard:
 
     @property
     def master(self) -> torch.Tensor:
-        """The float32 elements where they are, a vector."""
+        """The float32 elements, in device or host memory, as a vector."""
         return self.main if self.away is None else self.away["param"]
 
     @property
     def steps(self) -> int:
-        """Updates that these elements have had."""
+        """Number of updates of these elements."""
         if MOMENTS[0] not in self.state:
             return 0
         return int(self.group["step"] if self.step_in_group else self.state.get("step", 0))
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """AdamW's averages by name; none before the first update. Raises CheckpointError if their memory is away."""
+        """Return AdamW's averages by name; empty before the first update.
+
+        Raises:
+            CheckpointError: an average has no memory, because the optimizer has swapped it out.
+        """
         if self.away is not None:
             return {name: self.away[name] for name in MOMENTS} if self.steps else {}
         found = {name: self.state[name] for name in MOMENTS if name in self.state}
@@ -59,7 +66,7 @@ class OptimizerShard:
         return found
 
     def create_state(self, steps: int) -> None:
-        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        """Set averages of zero and count `steps` updates; with 0 steps, clear the state as in a new optimizer."""
         if self.away is not None:
             for name in MOMENTS:
                 self.away[name].zero_()
@@ -77,9 +84,9 @@ class OptimizerShard:
 
 
 def optimizer_shards(optimizer: Any, tensors: Mapping[str, torch.Tensor]) -> list[OptimizerShard]:
-    """The shards of Megatron's distributed optimizer, or of the several in a chain.
+    """Return the shards of Megatron's distributed optimizer, or of several ones in a chain.
 
-    tensors: the model's weights by local name; the values are the parameter objects.
+    `tensors` are the model's parameter objects by local name.
     """
     names = {id(tensor): name for name, tensor in tensors.items()}
     found = []

@@ -1,4 +1,4 @@
-"""Files as a conversion writes them: their size, known before, and their bytes, produced as they are written."""
+"""Output files of a conversion: their sizes are known in advance, their bytes are produced as they are written."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +16,12 @@ _COPY_BYTES = 4 << 20
 
 
 class OutputFile(Protocol):
-    """path: relative to the output folder.
-    space: bytes to reserve, not less than what `stream` yields.
-    buffer: bytes of the largest buffer that it needs.
+    """A file that a conversion writes.
+
+    Attributes:
+        path: relative to the output folder.
+        space: bytes to reserve, not less than `stream` yields.
+        buffer: bytes of the largest buffer that `stream` needs.
     """
 
     @property
@@ -52,7 +55,7 @@ class SafetensorsFile:
 
 @dataclass(frozen=True)
 class ArchiveFile:
-    """A file as torch.save writes it; the Records among the values of `content`'s dictionaries become tensors."""
+    """A file in torch.save's format; Records in `content`'s dictionaries become tensors."""
 
     path: str
     content: dict[str, Any]

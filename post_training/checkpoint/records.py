@@ -1,4 +1,4 @@
-"""Tensors as they are written: streamed from a source shard by shard, never held whole."""
+"""Output tensors: streamed from a source shard by shard, never held whole."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from post_training.checkpoint.source import Source
 from post_training.layouts.layout import PADDING, Shard, Slice
 
 WRITE_BYTES = 16 << 20
-"""Bytes produced at a time where a shard is contiguous in memory. Interleaved shards are produced together."""
+"""Bytes produced at a time if a shard is contiguous in memory. Interleaved shards are produced together."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class Record:
         return max((segment.stop - segment.start) * self.dtype.itemsize for segment in self.segments())
 
     def segments(self) -> Iterator["Segment"]:
-        """Contiguous stretches of memory in order, each with the shards inside it.
+        """Yield contiguous stretches of memory in order, each with the shards inside it.
 
-        Raises ValueError if the shards leave a gap or overlap.
+        Raises:
+            ValueError: the shards leave a gap or overlap.
         """
         position = 0
         for segment in _merged((Area.of(self.shape, shard.view), shard) for shard in self.shards):
@@ -47,7 +48,7 @@ class Record:
             raise ValueError(f"{self.name}: its layout ends at element {position} of {tuple(self.shape)}")
 
     def stream(self, source: Source) -> Iterator[memoryview]:
-        """The tensor's bytes in order. A view is valid until the next one is asked for."""
+        """Yield the tensor's bytes in order. A view is valid until the next one is requested."""
         for segment in self.segments():
             buffer = torch.empty(segment.stop - segment.start, dtype=self.dtype)
             for area, shard in segment.parts:
@@ -69,7 +70,7 @@ class Segment:
     parts: tuple[tuple[Area, Shard], ...]
 
     def split(self, itemsize: int) -> Iterator["Segment"]:
-        """Rows of a single contiguous shard are produced in several steps."""
+        """Divide a single contiguous shard into segments of rows; all other segments stay whole."""
         area, shard = self.parts[0]
         if len(self.parts) > 1 or area.transposed or len(shard.bounds) == 1 or not area.contiguous:
             yield self
@@ -82,7 +83,7 @@ class Segment:
 
 
 def _merged(parts: Iterable[tuple[Area, Shard]]) -> Iterator[Segment]:
-    """Areas whose stretches of memory overlap belong to one segment."""
+    """Merge areas whose stretches of memory overlap into segments."""
     waiting: list[tuple[Area, Shard]] = []
     stop = 0
     for area, shard in sorted(parts, key=lambda part: part[0].start):

@@ -1,6 +1,6 @@
-"""Rectangles inside files, read with `pread` into buffers of bounded size.
+"""Reads rectangles inside files with `pread` into buffers of bounded size.
 
-Nothing is mapped into memory: pages of a mapped file count as the process's own, and its peak would grow with the file.
+Files are not mapped into memory: mapped pages count as the process's own, so its peak would grow with the file.
 """
 
 import os
@@ -18,7 +18,7 @@ SLAB_BYTES = 4 << 20
 """Bytes read at a time."""
 
 PAGE_BYTES = 4096
-"""What a disk reads at least. Gaps between rows that are shorter are read with the rows and dropped."""
+"""Smallest unit that a disk reads. Shorter gaps between rows are read with the rows and dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class StoredTensor:
 class Area:
     """A rectangle of a contiguous tensor's memory, in elements; a vector is one row.
 
-    transposed: what is stored is the transpose of what the layout speaks of.
+    `transposed` is true if the stored matrix is the transpose of the layout's.
     """
 
     start: int
@@ -50,7 +50,7 @@ class Area:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], view: LocalView) -> "Area":
-        """Where `view` lies in a tensor of this shape. Raises ValueError if it does not fit."""
+        """Return the area of `view` in a tensor of this shape. Raises ValueError if it does not fit."""
         try:
             found = view.of(torch.empty(shape, dtype=torch.uint8, device="meta"))
         except (RuntimeError, IndexError) as error:
@@ -59,7 +59,7 @@ class Area:
             found = found.t()
         if found.dim() == 1:
             found = found.unsqueeze(0)
-        elif found.dim() > 2:  # contiguous, and cut as a matrix
+        elif found.dim() > 2:  # contiguous, and sharded as a matrix
             found = found.flatten(1)
         rows, columns = found.shape
         return cls(found.storage_offset(), rows, columns, found.stride(0), view.transposed)
@@ -74,18 +74,18 @@ class Area:
 
     @property
     def extents(self) -> tuple[int, int]:
-        """Rows and columns as the layout speaks of them."""
+        """Rows and columns in the orientation of the layout."""
         return (self.columns, self.rows) if self.transposed else (self.rows, self.columns)
 
     def part(self, bounds: Slice) -> "Area":
-        """The area of a slice, given relative to this area in the orientation of the layout."""
+        """Return the area of a slice that is relative to this area, in the orientation of the layout."""
         intervals = ((0, 1), *bounds) if len(bounds) == 1 else bounds
         (top, bottom), (left, right) = reversed(intervals) if self.transposed else intervals
         start = self.start + top * self.row_stride + left
         return replace(self, start=start, rows=bottom - top, columns=right - left)
 
     def slabs(self, itemsize: int, slab_bytes: int) -> Iterator[tuple[int, int]]:
-        """Intervals of rows whose memory, gaps between rows included, is at most `slab_bytes` (or a single row)."""
+        """Yield intervals of rows whose memory, including gaps between rows, is at most `slab_bytes` (or one row)."""
         height = max(slab_bytes // max(self.row_stride * itemsize, 1), 1)
         for top in range(0, self.rows, height):
             yield top, min(top + height, self.rows)
@@ -93,10 +93,11 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """An area of a stored tensor; with `scales` it is FP8 and reads as bfloat16.
+    """An area of a stored tensor; with `scales` it is FP8 and is read as bfloat16.
 
-    origin: where the region lies in the whole FP8 weight, which decides the block of every element.
-    name: of an FP8 weight, for messages.
+    Attributes:
+        origin: position of the region in the whole FP8 weight, which determines the block of every element.
+        name: of an FP8 weight, for messages.
     """
 
     tensor: StoredTensor
@@ -113,18 +114,18 @@ class Region:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it reads as."""
+        """The type in which it is read."""
         return self.tensor.dtype if self.scales is None else torch.bfloat16
 
     def part(self, bounds: Slice) -> "Region":
-        """A slice of this region, in the orientation of the layout and relative to the region."""
+        """Return a slice of this region, relative to it and in the orientation of the layout."""
         origin = self.origin
         if self.scales is not None:
             origin = (origin[0] + bounds[0][0], origin[1] + bounds[1][0])
         return replace(self, area=self.area.part(bounds), origin=origin)
 
     def read(self) -> torch.Tensor:
-        """The region as a tensor of its own, [rows, columns] in the orientation of the layout."""
+        """Return the region as a new tensor, [rows, columns] in the orientation of the layout."""
         out = torch.empty(self.area.extents, dtype=self.dtype)
         self.read_into(out)
         return out
@@ -172,7 +173,7 @@ class Region:
             place(values, target)
 
     def _stored_slab(self, descriptor: "_opened", top: int, bottom: int) -> torch.Tensor:
-        """Rows as they are stored, [rows, columns], perhaps with gaps between them."""
+        """Return rows as they are stored, [rows, columns], possibly as a view with gaps between them."""
         area, itemsize = self.area, self.tensor.dtype.itemsize
         if (area.row_stride - area.columns) * itemsize >= PAGE_BYTES:
             rows = torch.empty(bottom - top, area.columns, dtype=self.tensor.dtype)
@@ -188,7 +189,7 @@ class Region:
 
 
 def place(values: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a matrix. Into transposed memory it goes in two steps, which torch does several times faster than in one."""
+    """Copy a matrix; into transposed memory in two steps, which torch does several times faster than in one."""
     if target.stride(0) == 1 and target.stride(1) != 1:
         turned = torch.empty(target.shape[::-1], dtype=target.dtype)
         turned.copy_(values.contiguous().t())

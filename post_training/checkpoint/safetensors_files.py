@@ -1,6 +1,6 @@
-"""The safetensors format: headers read strictly, and files streamed out.
+"""The safetensors format: reads headers strictly, and streams files out.
 
-A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes without holes.
+A file consists of 8 bytes with the header's length, the header in JSON, and the tensors' bytes without gaps.
 """
 
 import json
@@ -35,9 +35,10 @@ _AGAIN = "download it again"
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Map the names of a file's tensors to where they are.
+    """Map the names of a file's tensors to their positions.
 
-    Raises CheckpointError if the file is shorter or longer than its header says, or is no safetensors file.
+    Raises:
+        CheckpointError: the file is shorter or longer than its header says, or is no safetensors file.
     """
     size, length, content = _read(path)
     content.pop("__metadata__", None)
@@ -50,7 +51,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What a file says beside its tensors. Raises CheckpointError if it is no safetensors file."""
+    """Return a file's metadata. Raises CheckpointError if it is no safetensors file."""
     metadata = _read(path)[2].get("__metadata__", {})
     if not isinstance(metadata, dict):
         raise CheckpointError(f"{path}: its header is damaged; {_AGAIN}")
@@ -58,7 +59,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def _read(path: Path) -> tuple[int, int, dict[str, Any]]:
-    """Size of the file, length of its header, and the header."""
+    """Return the size of the file, the length of its header, and the header."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -91,7 +92,7 @@ def _stored(path: Path, data_start: int, entry: dict) -> StoredTensor:
 
 
 def _check_tiling(path: Path, start: int, size: int, tensors: dict[str, StoredTensor]) -> None:
-    """The tensors must fill the file from the header to its end, one after the other."""
+    """Check that the tensors fill the file from the header to its end without gaps or overlaps."""
     position = start
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset != position:
@@ -103,12 +104,12 @@ def _check_tiling(path: Path, start: int, size: int, tensors: dict[str, StoredTe
 
 
 def file_bytes(records: list[Record]) -> int:
-    """Size of the file that `stream` writes."""
+    """Return the size of the file that `stream` writes."""
     return len(header(_ordered(records))) + sum(record.nbytes for record in records)
 
 
 def stream(records: list[Record], source: Source) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file with these records, in order."""
+    """Yield the bytes of a safetensors file with these records, in order."""
     ordered = _ordered(records)
     yield header(ordered)
     for record in ordered:
@@ -116,12 +117,12 @@ def stream(records: list[Record], source: Source) -> Iterator[bytes | memoryview
 
 
 def _ordered(records: Iterable[Record]) -> list[Record]:
-    """Wider types first, so that every tensor starts at a multiple of its element's size."""
+    """Sort records with wider types first, so that every tensor starts at a multiple of its element's size."""
     return sorted(records, key=lambda record: -record.dtype.itemsize)
 
 
 def header(records: list[Record], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The beginning of a file whose tensors are these records, in this order."""
+    """Return the header of a file, with its length, whose tensors are these records in this order."""
     entries: dict[str, dict] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     position = 0
     for record in records:

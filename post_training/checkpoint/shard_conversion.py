@@ -1,4 +1,4 @@
-"""From a HuggingFace folder, FP8 or BF16, to Megatron shards, and back."""
+"""Converts a HuggingFace folder, FP8 or BF16, to Megatron shards, and back."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -33,13 +33,14 @@ from post_training.checkpoint.source import Source
 from post_training.models.families import shard_shape_of, table_for
 
 FormOf = Callable[[Any], MegatronForm]
-"""From what a family's shards are derived from to their form."""
+"""Maps the shape from which a family's shards are derived to their form."""
 
 
 def to_shards(folder: HuggingfaceFolder, output: Path, form_of: FormOf, checksums: dict[str, str]) -> Conversion:
-    """What there is to do to write a folder's weights as Megatron shards.
+    """Plan the conversion of a folder's weights to Megatron shards.
 
-    Raises CheckpointError or ValueError if the source is not intact or the form does not fit it.
+    Raises:
+        CheckpointError, ValueError: the source is not intact, or the form does not fit it.
     """
     shape = shard_shape_of(folder.config)
     form = form_of(shape)
@@ -61,7 +62,7 @@ def to_shards(folder: HuggingfaceFolder, output: Path, form_of: FormOf, checksum
 
 
 def _check_aliases(source: Source, aliases: Mapping[str, str]) -> None:
-    """Raise CheckpointError if a tensor that shards do not store is not equal to the one that they store for it."""
+    """Raise CheckpointError if a tensor that shards do not store differs from the one that they store in its place."""
     renamed = Source(source.name, [replace(source.tensors[original], name=name) for name, original in aliases.items()])
     difference = _first_difference(source, renamed, list(aliases), "comparing multi-token prediction's copies")
     if difference:
@@ -69,7 +70,7 @@ def _check_aliases(source: Source, aliases: Mapping[str, str]) -> None:
 
 
 def _check_replicas(source: Source) -> None:
-    """Raise CheckpointError if ranks that hold the same part of a weight hold different values."""
+    """Raise CheckpointError if ranks have different values for the same part of a weight."""
     names = [name for name, tensor in source.tensors.items() if len(tensor.fragments) > len(tensor.distinct)]
     difference = _first_difference(source, source, names, "comparing what several ranks hold")
     if difference:
@@ -90,11 +91,19 @@ def to_huggingface(
     file_bytes: int,
     checksums: dict[str, str],
 ) -> Conversion:
-    """What there is to do to write Megatron shards as a HuggingFace folder.
+    """Plan the conversion of Megatron shards to a HuggingFace folder.
 
-    model: a folder with tokenizer and other files to carry over; its weights are not looked at.
-    file_bytes: no safetensors file becomes larger, unless a single tensor is.
-    Raises CheckpointError or ValueError if the shards are not intact, of another form, or disagree with each other.
+    Args:
+        shards: folder of the shards.
+        model: a folder with tokenizer and other files to copy; its weights are ignored.
+        output: folder to write.
+        form: of the shards.
+        config: HuggingFace configuration of the model.
+        file_bytes: upper bound of a safetensors file's size, unless a single tensor is larger.
+        checksums: known SHA-256 of source files, by name.
+
+    Raises:
+        CheckpointError, ValueError: the shards are not intact, have another form, or disagree with each other.
     """
     shape = shard_shape_of(config)
     source = open_megatron(shards, shape, form)
@@ -117,7 +126,7 @@ def to_huggingface(
 
 
 def grouped(records: list[Record], file_bytes: int) -> list[SafetensorsFile]:
-    """Records in files of at most `file_bytes` each, in order, named as transformers names them."""
+    """Divide records, in order, into files of at most `file_bytes` each, with transformers' file names."""
     groups: list[list[Record]] = []
     size = file_bytes
     for record in records:
@@ -131,7 +140,7 @@ def grouped(records: list[Record], file_bytes: int) -> list[SafetensorsFile]:
 
 
 def shards_form(path: Path, form_of: FormOf, config_folder: Path | None) -> tuple[MegatronForm, dict[str, Any]]:
-    """Form and configuration of shards, from their manifest or else from the arguments."""
+    """Return form and configuration of shards, from their manifest if they have one, else from the arguments."""
     recorded = recorded_form(path)
     if recorded is not None:
         return recorded
@@ -145,7 +154,14 @@ def shards_form(path: Path, form_of: FormOf, config_folder: Path | None) -> tupl
 
 @dataclass(frozen=True)
 class Comparison:
-    """difference: None if all `tensors` are equal. only_in_one: tensors that one checkpoint may lack."""
+    """Result of a comparison.
+
+    Attributes:
+        difference: the first one; None if all compared tensors are equal.
+        tensors: number of compared tensors.
+        bytes: number of compared bytes.
+        only_in_one: names of tensors that only one checkpoint has.
+    """
 
     difference: Difference | None
     tensors: int
@@ -158,8 +174,14 @@ def compare_checkpoints(
 ) -> Comparison:
     """Compare two checkpoints of any kinds.
 
-    form_of, config_folder: for shards without a manifest of these tools, their form and a folder with config.json.
-    Raises CheckpointError or ValueError if one of them is not intact.
+    Args:
+        paths: the two checkpoints.
+        form_of: returns the form of shards that have no manifest of these tools.
+        config_folder: a folder with the config.json of such shards.
+        workers: number of processes.
+
+    Raises:
+        CheckpointError, ValueError: a checkpoint is not intact.
     """
     (left, shapes), (right, others) = (_open_checkpoint(path, form_of, config_folder) for path in paths)
     for name in sorted(shapes.keys() | others.keys()):
@@ -179,7 +201,7 @@ def compare_checkpoints(
 def _open_checkpoint(
     path: Path, form_of: FormOf, config_folder: Path | None
 ) -> tuple[Source, Mapping[str, tuple[int, ...]]]:
-    """A checkpoint, and name and shape of every tensor of its model."""
+    """Open a checkpoint; return it with name and shape of every tensor of its model."""
     if (path / CONFIG_NAME).exists() and any(path.glob("*.safetensors")):
         folder = open_huggingface(path)
         table = table_for(folder.config)

@@ -1,4 +1,4 @@
-"""Loading a training rank from its own Megatron shard, checked against the manifest and without unpickling it."""
+"""Loads a training rank from its own Megatron shard, checked against the manifest and without unpickling it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ _COPY_BYTES = 64 << 20
 
 
 def is_shard_folder(path: Path) -> bool:
-    """Whether a folder holds Megatron's own shards; its tracker file is written when they are complete."""
+    """Return whether a folder holds Megatron's own shards; its tracker file is written when they are complete."""
     return (path / TRACKER_NAME).is_file() and any(path.glob("*/mp_rank_*"))
 
 
@@ -31,10 +31,16 @@ def load_shard(
 ) -> int:
     """Fill the live tensors of a rank from its shard and return the number of bytes read.
 
-    tensors: by local name, written in place and converted to their own types.
-    progress: called with the number of bytes after each part that was hashed or read.
-    Raises CheckpointError when the shards are of another layout, the rank's shard has another SHA-256 than its manifest
-    says, or a tensor is missing, unexpected or of another shape.
+    Args:
+        root: folder of the shards.
+        placement: training's.
+        rank: the rank to load.
+        tensors: by local name, written in place and converted to their own types.
+        progress: called with the number of bytes after each part that was hashed or read.
+
+    Raises:
+        CheckpointError: the shards have another layout, the rank's shard has another SHA-256 than in the manifest, or a
+            tensor is missing, unexpected or of another shape.
     """
     manifest = Manifest.read(root)
     if manifest is not None:
@@ -59,7 +65,7 @@ def load_shard(
 
 
 def _check_form(root: Path, placement: TrainPlacement) -> None:
-    """Data parallel copies and vocabulary padding aside, shards and training must be laid out alike."""
+    """Check that shards and training have the same layout, except for data parallel copies and vocabulary padding."""
     recorded = recorded_form(root)
     if recorded is None:
         return

@@ -1,4 +1,4 @@
-"""A checkpoint as it is read: for every HF tensor, who holds which slice of it, and where in which file."""
+"""A checkpoint to read from: for every HF tensor, its slices and their positions in files."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,10 +22,11 @@ class Fragment:
 
 @dataclass
 class HFTensor:
-    """A tensor by its HuggingFace name.
+    """A tensor by its HF name.
 
-    shape: of the whole tensor.
-    fragments: all of them, replicas too.
+    Attributes:
+        shape: of the whole tensor.
+        fragments: all fragments, including replicas.
     """
 
     name: str
@@ -60,7 +61,10 @@ class HFTensor:
 class Source:
     """The HF tensors of one checkpoint.
 
-    aliases: tensors that are not stored because they equal another one.
+    Args:
+        name: of the checkpoint, for messages.
+        tensors: the stored tensors.
+        aliases: tensors that are not stored because they equal another one, with that one's name.
     """
 
     def __init__(self, name: str, tensors: Iterable[HFTensor], aliases: dict[str, str] | None = None) -> None:
@@ -75,7 +79,7 @@ class Source:
         return self.tensors[hf_name].dtype
 
     def read_into(self, hf_name: str, bounds: Slice, out: torch.Tensor) -> None:
-        """Fill `out`, of the slice's extents and the tensor's dtype, from whatever files hold parts of the slice."""
+        """Fill `out`, of the slice's extents and the tensor's dtype, from all files that hold parts of the slice."""
         for fragment in self.tensors[hf_name].distinct:
             common = intersection(fragment.bounds, bounds)
             if common:
@@ -88,11 +92,11 @@ def volume(bounds: Slice) -> int:
 
 
 def intersection(left: Slice, right: Slice) -> Slice | None:
-    """The slice that two slices share, None if there is none."""
+    """Return the slice that two slices share, None if they do not overlap."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(left, right, strict=True))
     return common if all(start < stop for start, stop in common) else None
 
 
 def relative(bounds: Slice, origin: Slice) -> Slice:
-    """`bounds` in coordinates that start at the corner of `origin`."""
+    """Return `bounds` in coordinates that start at the corner of `origin`."""
     return tuple((start - first, stop - first) for (start, stop), (first, _) in zip(bounds, origin, strict=True))

@@ -1,4 +1,4 @@
-"""What lies where in the folder of a step, for whoever reads no tensor. Needs no torch."""
+"""Names inside the folder of a step, for code that reads no tensors. Needs no torch."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ ACTOR = "actor"
 """The folder of the trained model inside the folder of a step."""
 
 CRITIC = "critic"
-"""The folder of PPO's critic beside it, where the run has one."""
+"""The folder of PPO's critic beside it, if the run has one."""
 
 TRAINER_NAME = "trainer.json"
 """The driver's own state in the folder of a step."""
 
 
 def complete_manifest(folder: Path) -> Manifest:
-    """The folder's manifest. Raises CheckpointError unless it says that everything was written."""
+    """Return the folder's manifest. Raises CheckpointError unless it is there and marked as complete."""
     manifest = Manifest.read(folder)
     if manifest is None or not manifest.complete:
         raise CheckpointError(

@@ -1,8 +1,8 @@
-"""The zip archives of `torch.save`: streamed out, and read without running anything that they contain.
+"""Streams zip archives of `torch.save` out, and reads them without running any code that they contain.
 
 `torch.load` unpickles, so a file can make it call any function, and `weights_only=True` does not prevent that in
-torch 2.5 (CVE-2025-32434). Here, the pickle is only looked at: the few functions that rebuild tensors are our own, and
-whatever else it names (arguments, optimizer classes) becomes an `Inert` object. Tensors are not loaded but located.
+torch 2.5 (CVE-2025-32434). Here the pickle is only inspected: the few functions that rebuild tensors are our own, and
+everything else that it names (arguments, optimizer classes) becomes an `Inert` object. Tensors are located, not loaded.
 """
 
 import io
@@ -25,7 +25,7 @@ from post_training.checkpoint.source import Source
 _ALIGNMENT = 64
 _ROOT = "archive"
 _PROTOCOL = 2
-"""The pickle protocol that torch's weights_only reader knows."""
+"""The pickle protocol that torch's weights_only reader supports."""
 
 _STORAGES = {
     torch.float64: "DoubleStorage",
@@ -41,7 +41,7 @@ _DTYPES = {name: dtype for dtype, name in _STORAGES.items()}
 
 
 class Inert:
-    """Stands for an object of an archive that is not needed; it swallows whatever the pickle does with it."""
+    """Replaces an object of an archive that is not needed; it ignores everything that the pickle does with it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.content: Any = None
@@ -62,9 +62,10 @@ class Inert:
 
 
 def read_archive(path: Path) -> Any:
-    """The object of a `torch.save` file, every tensor in it replaced by its StoredTensor.
+    """Return the object of a `torch.save` file, with every tensor in it replaced by its StoredTensor.
 
-    Raises CheckpointError if the file is truncated, damaged, compressed, or of torch's format before 1.6.
+    Raises:
+        CheckpointError: the file is truncated, damaged, compressed, or of torch's format before 1.6.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -82,7 +83,7 @@ def read_archive(path: Path) -> Any:
 
 
 class _LocatingUnpickler(pickle.Unpickler):
-    """Builds dictionaries, lists and numbers; finds tensors; calls nothing that the pickle names."""
+    """Builds dictionaries, lists and numbers, and locates tensors; calls no function of the pickle."""
 
     def __init__(self, path: Path, entries: dict[str, zipfile.ZipInfo], file: Any, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
@@ -128,26 +129,26 @@ class _LocatingUnpickler(pickle.Unpickler):
 
 
 def _plain_dictionary(*_: Any) -> dict[Any, Any]:
-    """In place of a defaultdict, which MindSpeed-LLM's converter saves: its factory would be called by a lookup."""
+    """Replace a defaultdict, which MindSpeed-LLM's converter saves: a lookup would call its factory."""
     return {}
 
 
 def _unwrapped(*arguments: Any) -> Any:
-    """A parameter or a tensor subclass is its data."""
+    """Return the data of a parameter or a tensor subclass."""
     located = [argument for argument in arguments if isinstance(argument, StoredTensor)]
     return located[0] if located else Inert()
 
 
 def archive_bytes(content: dict[str, Any]) -> int:
-    """An upper bound of the size of the file that `stream_archive` writes; exceeded by less than 1 KiB a tensor."""
+    """Return an upper bound of the size of `stream_archive`'s file, too large by less than 1 KiB per tensor."""
     pickled, records = _pickled(content)
     return len(pickled) + 4096 + sum(record.nbytes + 1024 for record in records)
 
 
 def stream_archive(content: dict[str, Any], source: Source) -> Iterator[bytes | memoryview]:
-    """The bytes of the file that `torch.save(content)` would write, with every Record in it as a tensor.
+    """Yield the bytes of the file that `torch.save(content)` would write, with every Record in it as a tensor.
 
-    Sizes and check sums follow the data of each entry (a zip data descriptor), so nothing is written twice.
+    Sizes and checksums follow the data of each entry (a zip data descriptor), so nothing is written twice.
     """
     pickled, records = _pickled(content)
     zipped = _ZipStream()
@@ -160,7 +161,7 @@ def stream_archive(content: dict[str, Any], source: Source) -> Iterator[bytes | 
 
 
 class _RecordPickler(pickle.Pickler):
-    """Pickles a Record as torch pickles a tensor: a call of _rebuild_tensor_v2 on a storage of the archive."""
+    """Pickles a Record as torch pickles a tensor: as a call of _rebuild_tensor_v2 on a storage of the archive."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=_PROTOCOL)
@@ -201,7 +202,7 @@ class _ZipStream:
         self.central: list[bytes] = []
 
     def entry(self, name: str, size: int, chunks: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """One entry. The sizes stand in the local header too; only the check sum is not known before the data."""
+        """Yield one entry. The local header has the sizes too; only the checksum is not known before the data."""
         path, header_at = f"{_ROOT}/{name}".encode(), self.position
         zip64 = struct.pack("<HHQQ", 1, 16, size, size)
         padding = -(header_at + 30 + len(path) + len(zip64) + 4) % _ALIGNMENT
@@ -221,7 +222,7 @@ class _ZipStream:
         self.central.append(b"PK\x01\x02" + struct.pack("<H", 45) + fields + sizes + lengths + path + located)
 
     def directory(self) -> bytes:
-        """The central directory with its zip64 end records."""
+        """Return the central directory with its zip64 end records."""
         entries, count, start = b"".join(self.central), len(self.central), self.position
         end64 = struct.pack("<QHHIIQQQQ", 44, 45, 45, 0, 0, count, count, len(entries), start)
         locator = struct.pack("<IQI", 0, start + len(entries), 1)

@@ -1,4 +1,4 @@
-"""A checkpoint of a training compared with another one, or with a HuggingFace folder of the same model, bit for bit."""
+"""Compares a training checkpoint bit for bit with another one, or with a HuggingFace folder of the same model."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from post_training.models.families import table_for
 
 @dataclass(frozen=True)
 class RoundedRegion(Region):
-    """A region that reads in another type than it is stored in."""
+    """A region that is read in another type than it is stored in."""
 
     rounded: torch.dtype = torch.float32
 
@@ -32,16 +32,23 @@ class RoundedRegion(Region):
         return self.rounded
 
     def read(self) -> torch.Tensor:
-        """The region as a tensor of its own, rounded."""
+        """Return the region as a new tensor, rounded."""
         return Region(self.tensor, self.area).read().to(self.rounded)
 
 
 def compare_trained(paths: tuple[Path, Path], config_folder: Path | None, workers: int) -> Comparison:
-    """Compare two checkpoints, of which one at least is a training's.
+    """Compare two checkpoints, at least one of which is a training checkpoint.
 
-    Two trainings are compared by all that an optimizer keeps; a training and a HuggingFace folder by the float32
-    weights, rounded to the types of the folder. config_folder: with the model's config.json, where neither says it.
-    Raises CheckpointError or ValueError if one of them is not complete, or they are of different models.
+    For two training checkpoints the whole optimizer state is compared; for one and a HuggingFace folder the float32
+    weights, rounded to the folder's types.
+
+    Args:
+        paths: the two checkpoints.
+        config_folder: has the model's config.json, if neither checkpoint does.
+        workers: number of processes.
+
+    Raises:
+        CheckpointError, ValueError: a checkpoint is not complete, or they are of different models.
     """
     given = None if config_folder is None else read_json(config_folder / CONFIG_NAME)
     config = next(filter(None, (given, *map(_config, paths))), None)
@@ -65,7 +72,7 @@ def compare_trained(paths: tuple[Path, Path], config_folder: Path | None, worker
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint itself says of its model; None where it does not."""
+    """Return the model's configuration that a checkpoint contains, or None."""
     if (path / CONFIG_NAME).is_file():
         return read_json(path / CONFIG_NAME)
     state = (path if (path / TRAINER_NAME).is_file() else path.parent) / TRAINER_NAME
@@ -76,7 +83,7 @@ def _config(path: Path) -> dict[str, Any] | None:
 
 
 def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], all_states: bool) -> dict[str, HFTensor]:
-    """The tensors by name; of a training with `all_states`, by state and name."""
+    """Return the tensors by name; for a training checkpoint with `all_states`, by state and name."""
     if not is_training_checkpoint(path):
         return dict(open_huggingface(path).source(list(shapes)).tensors)
     files = open_training_files(model_folder(path), shapes)
@@ -91,7 +98,7 @@ def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], all_states: bool
 
 
 def _rounded_like(found: dict[str, HFTensor], held: dict[str, HFTensor]) -> dict[str, HFTensor]:
-    """`found` in the types of `held`, where those are other ones."""
+    """Return `found` with its tensors rounded to the types that they have in `held`."""
     rounded = {}
     for name, tensor in found.items():
         if name in held and tensor.dtype != held[name].dtype:

@@ -1,7 +1,7 @@
-"""A checkpoint of a training as a HuggingFace folder: the float32 weights, rounded once to the model's type.
+"""Exports a training checkpoint as a HuggingFace folder: the float32 weights, rounded once to the model's type.
 
-Works for every family that has a layout table, since a checkpoint holds weights by their HuggingFace names. Tensors are
-read by slices; no model is built.
+Works for every family that has a sharding spec, since a checkpoint holds weights by their HF names. Tensors are read in
+slices; no model is built.
 """
 
 import json
@@ -25,7 +25,7 @@ TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.
 
 
 class RoundedSource(Source):
-    """Weights of a training: those that the optimizer updates are read in `rounded`, all others as they are stored."""
+    """Weights of a training checkpoint: those in `master` are read in the type `rounded`, all others as stored."""
 
     def __init__(self, name: str, tensors: list[HFTensor], master: set[str], rounded: torch.dtype) -> None:
         super().__init__(name, tensors)
@@ -46,14 +46,15 @@ class RoundedSource(Source):
 
 
 def is_training_checkpoint(folder: Path) -> bool:
-    """Whether this is the folder of a step, or of the model inside it, as a training saves it."""
+    """Return whether this is the folder of a step, or of the model inside it, as training saves it."""
     return _holds_ranks(folder) or _holds_ranks(folder / ACTOR)
 
 
 def model_folder(folder: Path) -> Path:
-    """The folder of the trained model: `folder` itself, or the one inside the folder of a step.
+    """Return the folder of the trained model: `folder` itself, or the one inside the folder of a step.
 
-    Raises CheckpointError for a step that is not complete.
+    Raises:
+        CheckpointError: the step is not complete.
     """
     if _holds_ranks(folder):
         return folder
@@ -68,12 +69,18 @@ def _holds_ranks(folder: Path) -> bool:
 def trained_to_huggingface(
     folder: Path, model: Path, output: Path, file_bytes: int, checksums: dict[str, str]
 ) -> Conversion:
-    """What there is to do to write a checkpoint of a training as a HuggingFace folder.
+    """Plan the export of a training checkpoint as a HuggingFace folder.
 
-    folder: of a step, or of the model inside it. model: a folder with the model's config.json, whose `torch_dtype`
-    decides the type, and the files to carry over; its weights are not looked at. file_bytes: no file becomes larger,
-    unless a single tensor is.
-    Raises CheckpointError or ValueError if the checkpoint is not complete or is not of that model.
+    Args:
+        folder: of a step, or of the model inside it.
+        model: a folder with the model's config.json, whose `torch_dtype` determines the type, and with the files to
+            copy; its weights are ignored.
+        output: folder to write.
+        file_bytes: upper bound of a file's size, unless a single tensor is larger.
+        checksums: known SHA-256 of source files, by name.
+
+    Raises:
+        CheckpointError, ValueError: the checkpoint is not complete, or is not of that model.
     """
     actor = model_folder(folder)
     config = read_json(model / CONFIG_NAME)
@@ -89,7 +96,7 @@ def trained_to_huggingface(
     written = grouped([whole_record(source, name, shape) for name, shape in table.shapes.items()], file_bytes)
     config = {key: value for key, value in config.items() if key != "quantization_config"}
     if "num_nextn_predict_layers" in config:
-        config["num_nextn_predict_layers"] = 0  # such layers are not trained, so there is nothing to write of them
+        config["num_nextn_predict_layers"] = 0  # such layers are not trained, so there are none to write
     carried: list[OutputFile] = [CopiedFile(path.name, path) for path in carried_files(model)]
     return Conversion(
         source_folder=actor,

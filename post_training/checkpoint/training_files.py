@@ -1,8 +1,8 @@
-"""Training state in files: what an optimizer keeps for every weight, by HuggingFace name, in safetensors.
+"""Training state in files: the optimizer's states of every weight, by HF name, in safetensors.
 
-Every rank writes one file with the slices that it owns. An entry is called `exp_avg/model.norm.weight[0:64]`: state,
-HF tensor, and which slice of it. Slices of all files together cover every tensor once, so that a checkpoint can
-be read under any layout. A slice is stored as it lies in the HuggingFace tensor, whatever it looks like in the rank.
+Every rank writes one file with the slices that it owns. An entry has a name like `exp_avg/model.norm.weight[0:64]`:
+state, HF tensor and slice. The slices of all files together cover every tensor once, so a checkpoint can be read under
+any layout. A slice is stored in the orientation of the HF tensor, independent of its form on the rank.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from post_training.checkpoint.step_files import complete_manifest
 from post_training.layouts.layout import EXPERT_MARK, PADDING, Shard, Slice, Table, TrainPlacement, as_matrix
 
 MASTER, WEIGHT, MOMENTS = "master", "weight", ("exp_avg", "exp_avg_sq")
-"""The float32 weight that the optimizer updates; a weight that no optimizer has, in its own type; AdamW's averages."""
+"""The float32 weight that the optimizer updates; a weight that no optimizer updates, in its own type; AdamW's averages.
+"""
 
 STEPS = "optimizer_steps"
-"""In what each rank's file says: updates that its optimizer has made."""
+"""Metadata key in each rank's file: the number of updates that its optimizer has made."""
 
 RANDOM = "random/"
-"""Entries that are a rank's own: states of random numbers."""
+"""Prefix of a rank's own entries: states of random number generators."""
 
 _SHARD_BYTES = 8 << 20
 _NAME = re.compile(r"(?P<state>\w+)/(?P<hf_name>.+)\[(?P<bounds>\d+:\d+(?:,\d+:\d+)*)\]")
 
 
 def entry_name(state: str, hf_name: str, bounds: Slice) -> str:
-    """How a file calls a slice of an HF tensor's state."""
+    """Return the name of a slice of an HF tensor's state in a file."""
     return f"{state}/{hf_name}[{','.join(f'{start}:{stop}' for start, stop in bounds)}]"
 
 
 def owned_shards(table: Table, placement: TrainPlacement, rank: int) -> list[Shard]:
-    """The shards that this rank writes, together with its data-parallel peers.
+    """Return the shards that this rank writes, together with its data-parallel peers.
 
-    Where several model replicas of a weight exist side by side, as of layer norms on all tensor-parallel ranks, one of
-    them writes it, another one for another weight: the name decides.
+    If several ranks of a model replica hold the same shard, as all tensor-parallel ranks hold layer norms, one of them
+    writes it. A hash of the weight's name chooses the rank, so that writes are spread over ranks.
     """
     writer: dict[tuple[str, Slice], set[tuple[int, ...]]] = {}
     for other in range(placement.world_size):
@@ -63,19 +64,19 @@ def owned_shards(table: Table, placement: TrainPlacement, rank: int) -> list[Sha
 
 
 def _replica(placement: TrainPlacement, rank: int, shard: Shard) -> tuple[int, ...]:
-    """What the ranks that cut one copy of a shard among themselves have in common."""
+    """Return a key that is the same on all ranks that divide one copy of a shard among themselves."""
     model = (placement.pp_rank(rank), placement.tp_rank(rank))
     return (*model, placement.ep_rank(rank)) if EXPERT_MARK in shard.hf_name else model
 
 
 def is_first_peer(placement: TrainPlacement, rank: int, shard: Shard) -> bool:
-    """Whether this rank is the first of those that hold the same copy of a shard, whole."""
+    """Return whether this rank is the first of those that hold the same copy of a shard."""
     peers = (other for other in range(rank) if _replica(placement, other, shard) == _replica(placement, rank, shard))
     return next(peers, None) is None
 
 
 def file_name(rank: int, ranks: int) -> str:
-    """The file of a rank."""
+    """Return the file name of a rank."""
     return f"rank-{rank:05}-of-{ranks:05}.safetensors"
 
 
@@ -85,11 +86,18 @@ def write_file(
     metadata: Mapping[str, str],
     progress: Callable[[int], None] = lambda _: None,
 ) -> Written:
-    """Write `tensors` (on any device, of any strides) by name and return size and SHA-256.
+    """Write `tensors` (on any device, with any strides) by name and return size and SHA-256.
 
-    What lies on the host in one block is written from there, the rest a few megabytes at a time.
-    progress: called with the number of bytes after each write.
-    Raises OSError (ENOSPC, EACCES, ...); nothing is left of the file then.
+    Contiguous host tensors are written from their own memory, all others a few megabytes at a time.
+
+    Args:
+        path: of the file.
+        tensors: by name of the entry.
+        metadata: of the file.
+        progress: called with the number of bytes after each write.
+
+    Raises:
+        OSError: ENOSPC, EACCES, ...; nothing is left of the file.
     """
     records = [Record(name, tensor.dtype, tuple(tensor.shape), ()) for name, tensor in tensors.items()]
     records.sort(key=lambda record: -record.dtype.itemsize)
@@ -105,7 +113,7 @@ def write_file(
 
 
 def _in_shards(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The elements in their order, as contiguous tensors on the host."""
+    """Yield the elements in order, as contiguous tensors on the host."""
     if not tensor.numel():
         return
     if tensor.is_cpu and tensor.is_contiguous():
@@ -117,10 +125,12 @@ def _in_shards(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True)
 class TrainingFiles:
-    """A checkpoint's files, opened: their headers have been read, and no tensor.
+    """A checkpoint's opened files: only their headers have been read.
 
-    sources: the HF tensors by state. metadata: what each rank's file says beside its tensors, by its name.
-    random: a rank's own entries, by file.
+    Attributes:
+        sources: the HF tensors by state.
+        metadata: of each rank's file, by file name.
+        random: each rank's own entries, by file name.
     """
 
     sources: Mapping[str, Source]
@@ -129,10 +139,11 @@ class TrainingFiles:
 
 
 def open_training_files(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> TrainingFiles:
-    """Open a checkpoint of the model whose HuggingFace tensors have these shapes. No content is hashed.
+    """Open a checkpoint of the model whose HF tensors have these shapes. No content is hashed.
 
-    Raises CheckpointError: not complete, a file is missing, of another size or damaged, or the tensors are another
-    model's.
+    Raises:
+        CheckpointError: the checkpoint is not complete, a file is missing, of another size or damaged, or the tensors
+            are another model's.
     """
     manifest = complete_manifest(folder)
     found: dict[str, dict[str, HFTensor]] = {}
@@ -191,7 +202,7 @@ def _add(
 
 
 def common_metadata(files: TrainingFiles, key: str) -> str:
-    """The value that every rank's file has under `key`. Raises CheckpointError where they differ or one lacks it."""
+    """Return the value of `key` in all ranks' files. Raises CheckpointError if the values differ or one is missing."""
     values = {name: metadata.get(key) for name, metadata in files.metadata.items()}
     known = set(values.values())
     if len(known) != 1 or None in known:
@@ -200,7 +211,7 @@ def common_metadata(files: TrainingFiles, key: str) -> str:
 
 
 def read_whole(stored: StoredTensor) -> torch.Tensor:
-    """A stored vector as a tensor."""
+    """Read a stored vector into a new tensor."""
     out = torch.empty(stored.shape, dtype=stored.dtype)
     Region.of(stored).read_into(out)
     return out

@@ -1,4 +1,4 @@
-"""A training rank as saving and loading see it."""
+"""Interfaces of a training rank for saving and loading, and Megatron's implementation."""
 
 from __future__ import annotations
 
@@ -35,21 +35,23 @@ class AnyOptimizerShard(Protocol):
 
     @property
     def steps(self) -> int:
-        """Updates that these elements have had."""
+        """Number of updates of these elements."""
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """AdamW's averages by name, vectors; none before the first update."""
+        """Return AdamW's averages by name, as vectors; empty before the first update."""
 
 
 class TrainingRank(Protocol):
-    """What a checkpoint asks of a training rank, whatever shards its model.
+    """Interface of a training rank for checkpoints, independent of the backend that shards the model.
 
-    shapes: of all HuggingFace tensors of the model, by name.
-    tensors: live tensors by local name. shards: everything that this rank holds.
-    weights: those of `shards` that are loaded into `tensors`, beside the optimizer's elements.
-    owned: those of `shards` whose optimizer's elements this rank writes, as far as they lie in `optimizer_shards`.
-    untrained: shards in `tensors` that no optimizer updates, and that this rank writes whole.
-    optimizer_shards: what this rank's optimizer holds.
+    Attributes:
+        shapes: of all HF tensors of the model, by name.
+        tensors: live tensors by local name.
+        shards: all shards on this rank.
+        weights: those of `shards` that are loaded into `tensors`, beside the optimizer's elements.
+        owned: those of `shards` whose optimizer elements this rank writes, if they are in `optimizer_shards`.
+        untrained: shards in `tensors` that no optimizer updates, and that this rank writes whole.
+        optimizer_shards: the elements that this rank's optimizer updates.
     """
 
     @property
@@ -72,15 +74,18 @@ class TrainingRank(Protocol):
     def optimizer_shards(self) -> Sequence[AnyOptimizerShard]: ...
 
     def create_states(self, steps: int) -> None:
-        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        """Set averages of zero and count `steps` updates; with 0 steps, clear the states as in a new optimizer."""
 
 
 @dataclass(frozen=True)
 class MegatronRank:
     """A `TrainingRank` of Megatron with its distributed optimizer.
 
-    table: the model's layouts. placement, rank: which of them is this rank's.
-    tensors: the model's live weights by local name, the parameter objects themselves. optimizer: Megatron's.
+    Attributes:
+        table: the model's sharding spec.
+        placement, rank: select this rank's layout.
+        tensors: the model's live weights by local name: the parameter objects themselves.
+        optimizer: Megatron's.
     """
 
     table: Table
@@ -103,7 +108,7 @@ class MegatronRank:
 
     @property
     def weights(self) -> list[Shard]:
-        """All: the model has its weights beside the optimizer's float32 ones."""
+        """All shards: the model has its own weights beside the optimizer's float32 ones."""
         return self.shards
 
     @cached_property
@@ -123,7 +128,7 @@ class MegatronRank:
         return optimizer_shards(self.optimizer, self.tensors)
 
     def create_states(self, steps: int) -> None:
-        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        """Set averages of zero and count `steps` updates; with 0 steps, clear the states as in a new optimizer."""
         for optimizer_shard in self.optimizer_shards:
             optimizer_shard.create_state(steps)
 
@@ -131,13 +136,13 @@ class MegatronRank:
 def parts_of_optimizer_shard(
     optimizer_shard: AnyOptimizerShard, shards: Mapping[str, list[Shard]]
 ) -> Iterable[FlatPart]:
-    """The slices of a shard that `shards`, by local name, speak of."""
+    """Yield the parts of an optimizer shard that are slices of `shards`, which are by local name."""
     for shard in shards.get(optimizer_shard.local, ()):
         yield from flat_parts(optimizer_shard.shape, shard, optimizer_shard.start, optimizer_shard.stop)
 
 
 def by_local(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
-    """Shards by the local tensor that they lie in."""
+    """Group shards by their local tensor."""
     grouped: dict[str, list[Shard]] = defaultdict(list)
     for shard in shards:
         grouped[shard.local].append(shard)
@@ -145,7 +150,7 @@ def by_local(shards: Iterable[Shard]) -> dict[str, list[Shard]]:
 
 
 def common_steps(optimizer_shards: Iterable[AnyOptimizerShard]) -> int:
-    """Updates that all shards have had. Raises CheckpointError where they differ."""
+    """Return the number of updates of all shards. Raises CheckpointError if they differ."""
     counts = {optimizer_shard.steps for optimizer_shard in optimizer_shards}
     if len(counts) > 1:
         raise CheckpointError(f"the optimizer's weights have had different numbers of updates: {sorted(counts)}")

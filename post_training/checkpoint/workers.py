@@ -1,4 +1,4 @@
-"""Tasks spread over forked processes, with the bytes they handle counted as they go."""
+"""Runs tasks in forked processes, and counts the bytes that they handle."""
 
 import ctypes
 import multiprocessing
@@ -20,7 +20,7 @@ _KEPT_BYTES = 1 << 30
 
 
 class ProgressBar(Protocol):
-    """What is called of a tqdm bar."""
+    """The methods of a tqdm bar that are used."""
 
     n: int
 
@@ -28,7 +28,7 @@ class ProgressBar(Protocol):
 
 
 Task = Callable[[Any, Callable[[int], None]], Any]
-"""A task gets its argument and a function to report bytes to."""
+"""A task takes its argument and a function that it calls with a number of bytes."""
 
 _task: Task
 _count: Any
@@ -39,7 +39,9 @@ def run_tasks(task: Task, arguments: Iterable[Any], workers: int, bar: ProgressB
 
     The processes are forked, so `task` may be any closure; arguments and results are pickled. The first exception of a
     task is raised here, after the tasks that were running have ended. The processes die with this one.
-    Raises CheckpointError if a process is lost.
+
+    Raises:
+        CheckpointError: a process was killed.
     """
     global _task, _count
     context = multiprocessing.get_context("fork")
@@ -66,7 +68,7 @@ def run_tasks(task: Task, arguments: Iterable[Any], workers: int, bar: ProgressB
 def _prepare_worker(parent: int) -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Buffers of the same sizes come again and again: freed memory is kept, so that its pages need not be cleared anew.
+    # Buffers of the same sizes are allocated repeatedly: keep freed memory, so that no pages need to be cleared again.
     libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
     if os.getppid() != parent:

@@ -1,1 +1,1 @@
-"""The same tokens through rollout and training, held against each other point by point: where they part first."""
+"""Runs the same tokens through rollout and training, and finds the first point of the model at which they diverge."""

@@ -1,7 +1,7 @@
-"""Sends given tokens through a worker of verl's, by the calls that its trainer makes, and records what it computes.
+"""Sends given tokens through a verl worker, with the calls that verl's trainer makes, and records the activations.
 
-All ranks call these functions together. The rollout reads the prompts and is given the responses token by token, so
-that they are decoded as in a training; the training model computes the log-probs of the same sequences.
+All ranks call these functions together. The rollout reads the prompts and receives the responses token by token, so
+they are decoded as in real training; the training model computes the log-probs of the same sequences.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from post_training.mismatch.dumps import Header, Part, Side, TokenSequence
 from post_training.mismatch.points import LOG_PROBS
 from post_training.mismatch.recording import NO_TOKEN, Recorder, recorded_rollout, recorded_training
 
-# An answer that is given token by token does not end at an end token.
+# A response that is given token by token must not end at an end token.
 _TO_THE_LAST: dict[str, Any] = {"ignore_eos": True, "stop_token_ids": []}
 
 
 def header_of(worker: Any, side: Side, temperature: float, about: str = "") -> Header:
-    """What a dump of this worker's says of itself. temperature: the one that is configured for log-probs."""
+    """Return the header of this worker's dump; `temperature` is the one configured for log-probs."""
     config, dtype = worker.hf_config, str(worker.dtype).removeprefix("torch.")
     return Header(side, dtype, config.architectures[0], config.num_hidden_layers, temperature, about=about)
 
 
 def capture_training(worker: Any, sequences: Sequence[TokenSequence]) -> Part:
-    """What this rank computes of the sequences' log-probs; every data-parallel replica computes all of them, and the
-    first one records."""
+    """Compute the sequences' log-probs and return this rank's recorded activations.
+
+    Every data-parallel replica computes all sequences; only the first one records.
+    """
     from megatron.core import parallel_state
 
     recorder = Recorder(sequences)
@@ -49,8 +51,11 @@ def capture_training(worker: Any, sequences: Sequence[TokenSequence]) -> Part:
 
 
 def capture_rollout(worker: Any, sequences: Sequence[TokenSequence]) -> Part:
-    """What this rank's engine computes when it is given the training's weights, reads the prompts and decodes the
-    responses. Each engine gets an equal share of the sequences."""
+    """Generate the responses with training's weights and return this rank's recorded activations.
+
+    The engine reads the prompts and decodes the responses. Each rank gets an equal share of the sequences, and an
+    engine those of its ranks.
+    """
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     recorder, llm = Recorder(sequences), worker.rollout.inference_engine
     share = -(-len(sequences) // ranks)
@@ -70,7 +75,7 @@ def capture_rollout(worker: Any, sequences: Sequence[TokenSequence]) -> Part:
 
 
 def _record_log_probs(recorder: Recorder, log_probs: torch.Tensor, indices: range) -> None:
-    """log_probs: [sequences, longest response], of the sequences of these indices."""
+    """Record log-probs, [sequences, longest response], of the sequences with these indices."""
     rows = torch.full(log_probs.shape, NO_TOKEN)
     for row, index in zip(rows, indices, strict=True):
         if index < len(recorder.sequences):
@@ -80,7 +85,7 @@ def _record_log_probs(recorder: Recorder, log_probs: torch.Tensor, indices: rang
 
 
 def _batch(worker: Any, sequences: Sequence[TokenSequence], response_length: int) -> Any:
-    """verl's batch: prompts padded on their left, and responses on their right; without any, prompts alone."""
+    """Make verl's batch: prompts are padded on the left, responses on the right; only prompts if the length is 0."""
     from verl import DataProto
 
     prompt_length, padding = worker.config.rollout.prompt_length, worker.tokenizer.pad_token_id
@@ -102,7 +107,7 @@ def _batch(worker: Any, sequences: Sequence[TokenSequence], response_length: int
 
 
 def check_lengths(worker_config: Any, sequences: Sequence[TokenSequence], padding: int) -> None:
-    """Raises ValueError for sequences that the configured batch does not hold, or that verl would read as padding."""
+    """Raise ValueError for sequences that are too long for the configured batch, or begin with the padding token."""
     rollout = worker_config.rollout
     for number, each in enumerate(sequences, 1):
         if len(each.prompt) > rollout.prompt_length or len(each.response) > rollout.response_length:

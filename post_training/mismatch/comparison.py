@@ -1,4 +1,4 @@
-"""Where two dumps of the same tokens part first, which experts they chose differently, and by how much."""
+"""Compares two dumps of the same tokens: the first point at which they diverge, by how much, and differing experts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from post_training.mismatch.dumps import Captured, Dump, TokenSequence
 from post_training.mismatch.points import in_order, split
 
 _PAIRS = 10
-"""So many swaps of experts are told, the most frequent ones."""
+"""Number of expert swaps that are reported, the most frequent ones."""
 
 
 class ComparisonError(ValueError):
-    """Two dumps that cannot be compared; one sentence."""
+    """Two dumps cannot be compared; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What counts as the same.
+    """Largest differences that count as equal.
 
-    relative: norm of the difference of a row over the norm of training's row. log_prob: absolute. swapped: share of the
-    tokens for which a layer may choose other experts, by near ties.
+    Attributes:
+        relative: norm of the difference of a row over the norm of training's row.
+        log_prob: absolute difference of log-probs.
+        swapped: share of the tokens for which a layer may choose other experts because of near ties.
     """
 
     relative: float
@@ -39,12 +41,12 @@ TOLERANCES: Mapping[str, Tolerance] = {
     "float16": Tolerance(1e-2, 0.1, 0.3),
     "bfloat16": Tolerance(5e-2, 0.5, 0.5),
 }
-"""By the coarser dtype of the two dumps."""
+"""Default tolerances, by the coarser dtype of the two dumps."""
 
 
 @dataclass(frozen=True)
 class Swap:
-    """Tokens for which the rollout chose `rollout` where training chose `training`."""
+    """Number of tokens for which the rollout chose expert `rollout` instead of training's expert `training`."""
 
     training: int
     rollout: int
@@ -53,13 +55,19 @@ class Swap:
 
 @dataclass(frozen=True)
 class PointResult:
-    """One point.
+    """Result of comparing one point.
 
-    tokens: that both sides have. judged: of them those without a near tie before. worst, median: differences of the
-    judged ones, relative, absolute for log-probs, and for experts the share of tokens with others. worst_of_all: of all
-    tokens. diverges: `worst` lies above `tolerance`. at: sequence and position of the worst token, from 0. where: which
-    tokens diverge, in words. experts: those that explain which tokens diverge, at the output of experts. swaps: of a
-    choice of experts.
+    Attributes:
+        tokens: number of tokens that both sides have.
+        judged: number of these tokens without an earlier swap of experts; only these are checked.
+        worst, median: differences of the judged tokens: relative, absolute for log-probs, and for experts the share of
+            tokens with other experts.
+        worst_of_all: worst difference of all tokens.
+        diverges: `worst` is above `tolerance`, or NaN.
+        at: sequence and position of the worst token, from 0; for experts of the first token with other ones.
+        where: description of the tokens that diverge.
+        experts: at the output of experts, those that explain which tokens diverge.
+        swaps: at a choice of experts, the most frequent ones.
     """
 
     point: str
@@ -89,9 +97,15 @@ class PointResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All points that both sides have, in the order of computation. one_sided: those that only one has.
+    """Result of a comparison.
 
-    swapped: tokens for which any layer chose other experts.
+    Attributes:
+        dtype: the coarser one of the two dumps.
+        tokens: number of tokens.
+        swapped: number of tokens for which any layer chose other experts.
+        results: all points that both sides have, in the order of computation.
+        one_sided: points that only one side has.
+        replicas: by side and point, the largest relative difference of rows that ranks should have in common.
     """
 
     dtype: str
@@ -105,23 +119,28 @@ class Comparison:
 
     @property
     def first(self) -> PointResult | None:
-        """The first point at which they part."""
+        """The first point at which the two sides diverge."""
         return next((each for each in self.results if each.diverges), None)
 
     def result(self, point: str) -> PointResult | None:
-        """A point, if both sides have it."""
+        """Return the result of a point; None unless both sides have it."""
         return next((each for each in self.results if each.point == point), None)
 
 
 def compare(rollout: Dump, training: Dump, tolerance: Tolerance | None = None) -> Comparison:
-    """Hold every point of a dump of the rollout against training's.
+    """Compare every point of the rollout's dump with training's.
 
-    A token for which a layer chooses other experts has another path from there on, and the later tokens of its sequence
-    see it through attention. As long as these swaps are few enough to be near ties, they are told, and the tokens are
-    not judged behind that layer.
+    After a layer has chosen other experts for a token, the token takes another path, and later tokens of its sequence
+    see it through attention. As long as there are few enough such swaps to be near ties, they are reported, and these
+    tokens are not checked after that layer.
+
+    Args:
+        rollout: the rollout's dump.
+        training: training's dump.
+        tolerance: by default the one for the coarser dtype.
 
     Raises:
-        ComparisonError: of other tokens, of another model, or of one side.
+        ComparisonError: the dumps have different tokens or models, or are of the same side.
     """
     _check_comparable(rollout, training)
     dtype = max((rollout.header.dtype, training.header.dtype), key=list(TOLERANCES).index)
@@ -171,10 +190,13 @@ def _check_comparable(rollout: Dump, training: Dump) -> None:
 
 
 class _Tokens:
-    """Which token is where, and which have had their experts swapped so far.
+    """Positions of the tokens, and the expert swaps so far.
 
-    count: tokens of all sequences. swapped: bool [tokens]. behind: bool [tokens], a swap in an earlier layer, its own
-    or that of an earlier token of its sequence.
+    Attributes:
+        count: number of tokens in all sequences.
+        swapped: bool [tokens], tokens whose experts were swapped in any layer so far.
+        behind: bool [tokens], tokens with a swap in an earlier layer, their own or that of an earlier token of their
+            sequence.
     """
 
     def __init__(self, sequences: tuple[TokenSequence, ...]) -> None:
@@ -189,9 +211,9 @@ class _Tokens:
         self._layer = -1
 
     def judged(self, point: str, rows: torch.Tensor) -> torch.Tensor:
-        """Which of the rows are judged at a point: bool [rows]."""
+        """Return which of the rows are judged at a point: bool [rows]."""
         layer = split(point)[0]
-        if layer != self._layer:  # the swaps of the layer before are behind now
+        if layer != self._layer:  # swaps of the previous layer now affect later tokens through attention
             self._layer = -1 if layer is None else layer
             for sequence in self.sequence[self.swapped].unique():
                 mine = self.sequence == sequence
@@ -204,7 +226,7 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The rows that both sides have: int64 [rows], and their values [rows, width]."""
+    """The rows that both sides have, int64 [rows], and both sides' values for them, [rows, width]."""
 
     rows: torch.Tensor
     rollout: torch.Tensor
@@ -223,7 +245,7 @@ def _aligned(rollout: Captured, training: Captured, point: str) -> _Pair:
 
 
 def _differences(point: str, pair: _Pair) -> torch.Tensor:
-    """float64 [rows]."""
+    """Return the difference of each row, float64 [rows]: relative, for log-probs absolute."""
     rollout, training = pair.rollout.double(), pair.training.double()
     if point == points.LOG_PROBS:
         return (rollout - training).abs().amax(dim=1)
@@ -254,7 +276,7 @@ def _compared_values(point: str, pair: _Pair, tokens: _Tokens, tolerance: Tolera
 
 
 def _where(diverging: torch.Tensor, judged: torch.Tensor, tokens: _Tokens) -> str:
-    """Which tokens diverge, in the words that tell causes apart."""
+    """Describe the tokens that diverge in phrases that distinguish causes."""
 
     def are(expected: torch.Tensor) -> bool:
         return bool(expected.any()) and torch.equal(diverging, judged[expected])
@@ -299,10 +321,10 @@ def _compared_choices(point: str, pair: _Pair, tokens: _Tokens, tolerance: Toler
 
 
 def _with_experts(found: PointResult, pair: _Pair, training: Dump, tokens: _Tokens) -> PointResult:
-    """The fewest experts that all diverging tokens have among theirs and no other token has, found greedily.
+    """Add the fewest experts, found greedily, that explain which tokens diverge: all these have one, and no others do.
 
     With experts [[0, 4], [4, 7], [2, 7], [2, 3]] of four tokens, of which the first two diverge: 4 is in both and in no
-    other one, so the answer is 4. None where no such experts explain all of them, or where every token diverges.
+    other one, so the answer is 4. Adds none if such experts do not explain all tokens, or if every token diverges.
     """
     assert found.layer is not None
     chosen = training.points.get(points.of_layer(found.layer, points.EXPERTS))

@@ -1,11 +1,13 @@
-"""What one side computed, in a file: a safetensors file with a row of every point for every token.
+"""Dumps of one side's activations: a safetensors file with a row for every point and token.
 
 `__metadata__["header"]` is JSON: `format` ("activations 1"), `side` (rollout or training), `dtype`, `architecture`,
-`layers`, `temperature`, `replicas` (points at which ranks that should hold the same rows do not, with the largest
-relative difference) and `about`, free text. Tensors: `tokens` int64 [tokens], all sequences behind one another;
-`lengths` int64 [sequences, 2], tokens of the prompt and of the whole; for each point of `points.py`, under its name,
-values [rows, width], and as `NAME.rows` int64 [rows] which tokens these are, ascending indices into `tokens`. A row of
-`logits` and `log_probs` says what comes after its token.
+`layers`, `temperature`, `replicas` (points at which ranks differ that should have the same rows, with the largest
+relative difference) and `about`, free text.
+
+Tensors: `tokens` int64 [tokens], all sequences one after another; `lengths` int64 [sequences, 2], tokens of the prompt
+and of the whole sequence; for each point of `points.py`, under its name, values [rows, width], and under `NAME.rows`
+the tokens of these rows, int64 [rows], ascending indices into `tokens`. A row of `logits` and `log_probs` predicts the
+token after its own.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _COLUMN = "@"
 
 
 class DumpError(ValueError):
-    """A file that is no dump, or captured rows that make none; one sentence."""
+    """A file is no dump, or captured rows do not form one; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class Header:
-    """What a dump says of itself; the fields of the file's header."""
+    """The fields of a dump's header; see the module's docstring."""
 
     side: Side
     dtype: str
@@ -59,7 +61,12 @@ class Header:
 
 @dataclass(frozen=True)
 class Captured:
-    """rows: int64 [rows], ascending indices of tokens. values: [rows, width]."""
+    """Captured values of a point.
+
+    Attributes:
+        rows: int64 [rows], indices of tokens; ascending in a dump.
+        values: [rows, width].
+    """
 
     rows: torch.Tensor
     values: torch.Tensor
@@ -75,14 +82,20 @@ class Dump:
 
 
 Part = Mapping[tuple[str, int], Captured]
-"""What one rank recorded, by point and first column; rows in any order, and more than once where it computed so."""
+"""One rank's recording, by point and first column; rows are in any order, and repeated if they were computed again."""
 
 
 def merged(parts: Iterable[Part]) -> tuple[dict[str, Captured], dict[str, float]]:
-    """The ranks' parts as whole points, and at which points rows of several ranks differ: by how much, relatively.
+    """Merge the ranks' parts into whole points.
 
-    Of rows that several ranks have, the first rank's count. Columns of a point that lies on several ranks are put side
-    by side. Raises DumpError where one of these ranks lacks rows that another has.
+    If several ranks have the same row, the first rank's counts. Columns of a point that is sharded over ranks are put
+    side by side.
+
+    Returns:
+        The points, and by point the largest relative difference of rows that several ranks have, if they differ.
+
+    Raises:
+        DumpError: ranks with different columns of a point have different rows.
     """
     columns: dict[str, dict[int, list[Captured]]] = {}
     for part in parts:
@@ -104,10 +117,10 @@ def merged(parts: Iterable[Part]) -> tuple[dict[str, Captured], dict[str, float]
 
 
 def _one_of_each(captured: Sequence[Captured]) -> tuple[Captured, float]:
-    """Each row once, ascending, and the largest relative difference of a row to its first copy.
+    """Return each row once, ascending, and the largest relative difference of a row to its first copy.
 
-    The first copy of a row is found as the smallest place in a stable order: rows [5, 3, 5] are sorted to places
-    [1, 0, 2], where 3 begins at 0 and 5 at 1, so that the firsts are places 1 and 0.
+    A stable sort keeps copies of a row in order, so the first of each group is the first copy: rows [5, 3, 5] are
+    sorted to places [1, 0, 2], where 3 begins at 0 and 5 at 1, so the first copies are at places 1 and 0.
     """
     rows = torch.cat([each.rows for each in captured])
     values = torch.cat([each.values for each in captured])
@@ -133,7 +146,7 @@ def write_dump(path: Path, dump: Dump) -> None:
 
 
 def write_part(path: Path, part: Part) -> None:
-    """Write what one rank recorded, for `read_part`."""
+    """Write one rank's recording, for `read_part`."""
     tensors: dict[str, torch.Tensor] = {}
     for (point, first), captured in part.items():
         tensors |= _named(f"{point}{_COLUMN}{first}", captured)
@@ -141,7 +154,7 @@ def write_part(path: Path, part: Part) -> None:
 
 
 def _named(name: str, captured: Captured) -> dict[str, torch.Tensor]:
-    # The format rejects tensors that share memory, and points may share their rows.
+    # safetensors rejects tensors that share memory, and points may share their rows.
     return {name: captured.values.contiguous(), name + ROWS: captured.rows.clone()}
 
 
@@ -161,7 +174,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str,
 
 
 def read_part(path: Path) -> Part:
-    """What `write_part` wrote."""
+    """Read the file that `write_part` wrote."""
     _, tensors = _read(path)
     part = {}
     for name in tensors:
@@ -172,10 +185,10 @@ def read_part(path: Path) -> Part:
 
 
 def read_dump(path: Path) -> Dump:
-    """Read a dump that any machine wrote.
+    """Read a dump from any machine.
 
     Raises:
-        DumpError: no such file, or not a whole dump of this format.
+        DumpError: there is no such file, or it is no complete dump of this format.
     """
     said, tensors = _read(path)
     try:

@@ -1,4 +1,4 @@
-"""The places of a forward pass at which rollout and training are compared, whatever the model and the engine call them.
+"""Names for the points of a forward pass at which rollout and training are compared, independent of model and engine.
 
 In the order of computation: `embedding`; for every layer N `layers.N.attention_norm`, `.attention` (its output, before
 the residual is added), `.after_attention` (with the residual), `.mlp_norm`, `.router_logits`, `.experts` (int64, the
@@ -25,14 +25,15 @@ class _Place:
 
 
 def of_layer(layer: int, part: str) -> str:
-    """The name of a point of a layer, counted from 0 as in the model's config.json."""
+    """Return the name of a point of a layer; layers are counted from 0."""
     return f"layers.{layer}.{part}"
 
 
 def split(point: str) -> tuple[int | None, str]:
-    """(layer, part) of a point; None outside the layers.
+    """Split a point into (layer, part); the layer is None outside of layers.
 
-    Raises ValueError for a name that is no point.
+    Raises:
+        ValueError: the name is no point.
     """
     if point == EMBEDDING or point in _BEHIND_THE_LAYERS:
         return None, point
@@ -44,7 +45,7 @@ def split(point: str) -> tuple[int | None, str]:
 
 
 def in_order(points: set[str]) -> list[str]:
-    """Points in the order in which a forward pass comes to them."""
+    """Sort points in the order of a forward pass."""
 
     def place(point: str) -> _Place:
         layer, part = split(point)
@@ -56,7 +57,7 @@ def in_order(points: set[str]) -> list[str]:
 
 
 def in_words(point: str) -> str:
-    """A point as a sentence names it: `layers.3.mlp` is `layer 3, mlp`."""
+    """Format a point for a sentence: `layers.3.mlp` is `layer 3, mlp`."""
     layer, part = split(point)
     text = part.replace("_", " ")
     return text if layer is None else f"layer {layer}, {text}"

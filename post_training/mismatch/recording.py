@@ -1,6 +1,7 @@
-"""Hooks on a running model that copy what passes the points of `points.py` to the host, row by row.
+"""Hooks on a running model that copy the values at the points of `points.py` to the host, row by row.
 
-Nothing here knows a family of models: vLLM names the parts of its decoders alike in all of them, Megatron too.
+No code here is specific to a model family: vLLM uses the same names for the parts of all its decoders, and so does
+Megatron.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from post_training.mismatch.points import of_layer
 from post_training.mismatch.router_ties import tied_choices
 
 NO_TOKEN = -1
-"""In the rows of a forward: padding, or a token that nobody asked for."""
+"""Marks rows of a forward that are padding, or tokens that are not to be recorded."""
 
 
 class Recorder:
-    """What one rank computed. `rows` are the tokens of the forward that runs: int64 [tokens], or None between them."""
+    """One rank's recording. `rows` are the tokens of the running forward: int64 [tokens], None between forwards."""
 
     def __init__(self, sequences: Sequence[TokenSequence]) -> None:
         self.sequences = tuple(sequences)
@@ -42,12 +43,12 @@ class Recorder:
         self._found: dict[tuple[str, int], list[Captured]] = {}
 
     def response_rows(self, index: int) -> range:
-        """The rows of a sequence at which its response is predicted."""
+        """Return the rows of a sequence at which its response is predicted."""
         first = self.begins[index] + len(self.sequences[index].prompt) - 1
         return range(first, first + len(self.sequences[index].response))
 
     def predicting(self, rows: torch.Tensor) -> torch.Tensor:
-        """`rows`, with `NO_TOKEN` for each that does not predict a token of a response."""
+        """Return `rows`, with `NO_TOKEN` for each that does not predict a token of a response."""
         return torch.where(self._predicts[rows], rows, NO_TOKEN)
 
     def record(self, point: str, values: torch.Tensor, rows: torch.Tensor | None = None, first_column: int = 0) -> None:
@@ -55,13 +56,13 @@ class Recorder:
         rows = self.rows if rows is None else rows
         if rows is None:
             return
-        # Now: what follows in the model may write into it or give its memory away.
+        # Copy at once: later layers may write into the tensor or release its memory.
         values = values.detach().reshape(-1, values.shape[-1])[: len(rows)].to("cpu", copy=True)
         kept = rows != NO_TOKEN
         self._found.setdefault((point, first_column), []).append(Captured(rows[kept], values[kept]))
 
     def part(self) -> Part:
-        """Everything that was recorded."""
+        """Return everything that was recorded."""
         return {
             place: Captured(torch.cat([each.rows for each in found]), torch.cat([each.values for each in found]))
             for place, found in self._found.items()
@@ -73,14 +74,14 @@ def _first(output: Any) -> torch.Tensor:
 
 
 class _Hooks(ExitStack):
-    """Hooks that are taken off at the end."""
+    """Hooks that are removed at the end."""
 
     def after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call `hook(module, arguments, output)`."""
+        """Call `hook(module, arguments, output)` after each forward of `module`."""
         self.callback(module.register_forward_hook(hook).remove)
 
     def before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Call `hook(module, arguments, options)`."""
+        """Call `hook(module, arguments, options)` before each forward of `module`."""
         self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
 
@@ -91,9 +92,15 @@ class _Hooks(ExitStack):
 def recorded_training(
     chunks: Sequence[nn.Module], slots: Sequence[LayerSlot], tp_rank: int, tp: int, vocabulary: int, recorder: Recorder
 ) -> Iterator[None]:
-    """Record the forwards of Megatron's model chunks of this rank, which take the recorder's sequences in order.
+    """Record the forwards of this rank's Megatron model chunks, which take the recorder's sequences in order.
 
-    slots: which layer of the model each of theirs is. vocabulary: of the model, without padding.
+    Args:
+        chunks: the model chunks.
+        slots: maps the chunks' layers to layers of the model.
+        tp_rank: this rank's tensor-parallel rank.
+        tp: tensor-parallel size.
+        vocabulary: the model's vocabulary size, without padding.
+        recorder: receives the values.
     """
     models = [unwrapped(chunk) for chunk in chunks]
     with _Hooks() as hooks:
@@ -113,7 +120,7 @@ def recorded_training(
 
 
 class _PackedRows:
-    """Before a forward of packed sequences: which tokens its rows are. A sequence is padded to a multiple of TP."""
+    """Hook that sets the recorder's rows before a forward of packed sequences, each padded to a multiple of TP."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._next = recorder, 0
@@ -132,7 +139,7 @@ class _PackedRows:
 
 
 class _ShardKeeper:
-    """Makes hooks for outputs that hold all tokens, or under sequence parallelism this rank's share of them."""
+    """Makes hooks for outputs with all tokens or, under sequence parallelism, this rank's share of them."""
 
     def __init__(self, recorder: Any, tp_rank: int, tp: int) -> None:
         self._recorder, self._tp_rank, self._tp = recorder, tp_rank, tp
@@ -143,7 +150,7 @@ class _ShardKeeper:
             self._recorder.record(point, values, rows)
 
     def rows(self, point: str, count: int) -> torch.Tensor | None:
-        """Which tokens the `count` rows of an output are; None where nothing is to be recorded."""
+        """Return the tokens of an output with `count` rows; None if nothing is to be recorded."""
         rows: torch.Tensor | None = self._recorder.rows
         if rows is None or count == len(rows):
             return rows
@@ -175,7 +182,7 @@ def _hook_training_layer(hooks: _Hooks, keep: _ShardKeeper, layer: nn.Module, nu
         (points.MLP, layer.mlp),
         (points.OUTPUT, layer),
     ):
-        # A norm that is part of the linear map behind it leaves an identity in its own place.
+        # A norm that is fused into the linear layer behind it leaves an identity in its place.
         if part not in (points.ATTENTION_NORM, points.MLP_NORM) or getattr(module, "weight", None) is not None:
             hooks.after(module, keep.output(of_layer(number, part)))
     after_attention = of_layer(number, points.AFTER_ATTENTION)
@@ -186,7 +193,7 @@ def _hook_training_layer(hooks: _Hooks, keep: _ShardKeeper, layer: nn.Module, nu
 
 
 def _router_hook(keep: _ShardKeeper, number: int) -> Callable[..., None]:
-    """The choice is the router's output; its logits, which it does not return, are computed again."""
+    """Return a hook that records a router's choice, which is its output, and its logits, which are recomputed."""
 
     def hook(router: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         tokens = arguments[0].reshape(-1, arguments[0].shape[-1])
@@ -198,7 +205,7 @@ def _router_hook(keep: _ShardKeeper, number: int) -> Callable[..., None]:
 
 
 def _chosen(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """int64 [tokens, experts per token]: what a router of Megatron's returns as its choice."""
+    """Return the choice from a Megatron router's output: int64 [tokens, experts per token]."""
     chosen = output[1]
     if chosen.dtype == torch.bool:  # later releases of Megatron return a map [tokens, experts]
         chosen = chosen.nonzero()[:, 1].reshape(len(chosen), -1)
@@ -206,28 +213,28 @@ def _chosen(output: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
 
 
 class ChoiceSink(Protocol):
-    """What records choices of experts. `rows` names the tokens of the forward that runs, as in `Recorder`."""
+    """Interface that records choices of experts. `rows` are the tokens of the running forward, as in `Recorder`."""
 
     rows: torch.Tensor | None
 
     def record(self, point: str, values: torch.Tensor, rows: torch.Tensor) -> None:
-        """Keep `values` of the tokens `rows`, which has one entry for each row of `values`."""
+        """Keep `values` for the tokens `rows`, which have one entry for each row of `values`."""
 
 
 class TrainingChoiceSink(ChoiceSink, Protocol):
-    """A sink that can tell experts that were chosen for certain from those that rounding chose."""
+    """A sink that distinguishes certain choices from those that depend on rounding."""
 
     records_ties: bool
 
     def record_ties(self, layer: int, tied: torch.Tensor, rows: torch.Tensor) -> None:
-        """Keep which of the tokens `rows` are `tied`, bool [tokens] (`mismatch/router_ties.py`)."""
+        """Keep which of the tokens `rows` have tied experts, bool [tokens] (`mismatch/router_ties.py`)."""
 
 
 @contextmanager
 def recorded_training_choices(
     chunks: Sequence[nn.Module], slots: Sequence[LayerSlot], tp_rank: int, tp: int, recorder: TrainingChoiceSink
 ) -> Iterator[None]:
-    """Record the experts that the routers of Megatron's model chunks of this rank choose, and nothing else."""
+    """Record only the experts that the routers of this rank's Megatron model chunks choose."""
     models, keep = [unwrapped(chunk) for chunk in chunks], _ShardKeeper(recorder, tp_rank, tp)
 
     def hook(number: int) -> Callable[..., None]:
@@ -254,10 +261,14 @@ def recorded_training_choices(
 
 @contextmanager
 def recorded_rollout(runner: Any, sequences: Sequence[int], first_request: int, recorder: Recorder) -> Iterator[None]:
-    """Record the forwards of vLLM-Ascend's model runner, and let it sample the recorder's responses.
+    """Record the forwards of vLLM-Ascend's model runner, and make it sample the recorder's responses.
 
-    sequences: of each request of this engine, in order, its place among the recorder's; further places than there are
-    stand for requests that only fill up. first_request: the number of the first of these requests.
+    Args:
+        runner: vLLM-Ascend's.
+        sequences: for each request of this engine, in order, the index of its sequence in the recorder; indices beyond
+            the last one belong to requests that only fill the batch.
+        first_request: number of the first of these requests.
+        recorder: receives the values.
     """
     model = runner.get_model()
     batch = _Batch(runner, recorder, sequences, first_request)
@@ -272,13 +283,13 @@ def recorded_rollout(runner: Any, sequences: Sequence[int], first_request: int, 
 
 
 class DummyRuns:
-    """Tells forwards of a runner's dummy runs, whose tokens are none: an engine without a request runs along so."""
+    """Detects a runner's dummy runs, which have no real tokens: an engine without requests runs them beside others."""
 
     def __init__(self) -> None:
         self.running = False
 
     def watched(self, dummy_run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return vLLM-Ascend's `dummy_run`, noted while it runs."""
+        """Return vLLM-Ascend's `dummy_run`, wrapped so that `running` is true while it runs."""
 
         def run(*arguments: Any, **options: Any) -> Any:
             self.running = True
@@ -291,7 +302,7 @@ class DummyRuns:
 
 
 class _Batch:
-    """Which sequences the running batch of an engine holds."""
+    """Maps the running batch of an engine to the recorder's sequences."""
 
     def __init__(self, runner: Any, recorder: Recorder, sequences: Sequence[int], first_request: int) -> None:
         self._runner, self._recorder = runner, recorder
@@ -300,7 +311,7 @@ class _Batch:
         self._last = torch.empty(0, dtype=torch.long)
 
     def _known(self) -> list[tuple[int, int | None]]:
-        """Of each request in the batch, how many tokens it has put out, and its sequence."""
+        """Return for each request in the batch its number of output tokens, and its sequence or None."""
         found = []
         for name in self._runner.input_batch.req_ids:
             index = self._sequences[int(name) - self._first_request]
@@ -322,7 +333,7 @@ class _Batch:
             places = torch.tensor(positions[first:last])
             rows[first:last] = torch.where(places < tokens, places + begin, NO_TOKEN)
         self._recorder.rows = rows
-        # A request whose prompt goes on in the next forward has logits too, and nobody samples from them.
+        # A request whose prompt continues in the next forward has logits too, but they are not sampled from.
         self._last = self._recorder.predicting(rows[torch.tensor(edges[1:]) - 1])
 
     def end(self, *_: Any) -> None:
@@ -333,7 +344,7 @@ class _Batch:
         self._recorder.record(points.LOGITS, logits, self._last)
 
     def given_tokens(self, logits: torch.Tensor, sampling_metadata: Any) -> torch.Tensor:
-        """In place of sampling: the next tokens of the responses, int64 [requests]."""
+        """Replace sampling: return the next tokens of the responses, int64 [requests]."""
         tokens = []
         for put_out, index in self._known():
             response = () if index is None else self._recorder.sequences[index].response
@@ -353,7 +364,7 @@ def _hook_rollout_model(hooks: _Hooks, recorder: Recorder, decoder: nn.Module) -
     choices = _Choices(recorder)
     for number, layer in enumerate(decoder.layers):
         hooks.after(layer.input_layernorm, keep(of_layer(number, points.ATTENTION_NORM)))
-        # Not from the modules themselves: some models sum over tensor-parallel ranks behind them.
+        # Not from the attention and MLP modules: some models sum over tensor-parallel ranks after them.
         hooks.before(layer.post_attention_layernorm, before_norm(of_layer(number, points.ATTENTION)))
         hooks.after(layer.post_attention_layernorm, keep(of_layer(number, points.MLP_NORM)))
         hooks.after(
@@ -369,7 +380,7 @@ def _hook_rollout_model(hooks: _Hooks, recorder: Recorder, decoder: nn.Module) -
 
 @contextmanager
 def recorded_rollout_choices(decoder: nn.Module, recorder: ChoiceSink) -> Iterator[None]:
-    """Record the experts that vLLM-Ascend chooses in the layers of `decoder`, and nothing else."""
+    """Record only the experts that vLLM-Ascend chooses in the layers of `decoder`."""
     choices = _Choices(recorder)
     with _Hooks() as hooks:
         for number, layer in enumerate(decoder.layers):
@@ -381,10 +392,14 @@ def recorded_rollout_choices(decoder: nn.Module, recorder: ChoiceSink) -> Iterat
 
 @dataclass(frozen=True)
 class _Choice:
-    """One call of an operator that chooses experts, and the call of the gate before it; tensors on the device.
+    """A call of an operator that chooses experts, and the call of the gate before it.
 
-    rows, gate_logits: of this engine's tokens, [tokens] on the host and [tokens, experts].
-    logits, chosen: of the tokens that the operator was given, [tokens, experts] and [tokens, experts per token].
+    Attributes:
+        layer: number of the layer.
+        rows: this engine's tokens, [tokens], on the host.
+        gate_logits: of this engine's tokens, [tokens, experts], on the device.
+        logits: of the tokens that the operator received, [tokens, experts], on the device.
+        chosen: experts of these tokens, [tokens, experts per token], on the device.
     """
 
     layer: int
@@ -399,14 +414,14 @@ class _Choice:
 
 
 class _Choices:
-    """The experts that vLLM-Ascend's operators choose.
+    """Records the experts that vLLM-Ascend's operators choose.
 
-    Between gate and choice the rows are cut over tensor-parallel ranks or gathered from data-parallel ones, so those of
-    this engine are found again by their logits, bit for bit: equal ones are given equal experts.
+    Between gate and choice the rows are divided over tensor-parallel ranks or gathered from data-parallel ones. So this
+    engine's rows are found again by their logits, bit for bit: rows with equal logits get equal experts.
     """
 
     _HELD_BYTES = 32 << 20
-    """Of device memory, before calls are copied to the host: a copy for each would wait for the device each time."""
+    """Device memory of held calls before they are copied to the host: one copy per call would wait for the device."""
 
     def __init__(self, recorder: ChoiceSink) -> None:
         self._recorder = recorder
@@ -416,13 +431,13 @@ class _Choices:
     def of_gate(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
             rows = self._recorder.rows
-            # A view, here and below: vLLM-Ascend empties tensors that it has used, and their views keep the values.
+            # Views, here and below: vLLM-Ascend empties tensors that it has used, but views keep their values.
             self._asked = None if rows is None else (number, rows, _first(output)[: len(rows)])
 
         return hook
 
     def watch(self, hooks: _Hooks) -> None:
-        """Look at both operators until `hooks` end; the second one chooses where the first takes too few experts."""
+        """Wrap both operators until `hooks` end; the second one is used where the first accepts too few experts."""
         import torch_npu
         from vllm_ascend.ops import common_fused_moe, fused_moe
 
@@ -450,7 +465,7 @@ class _Choices:
             self._record()
 
     def _record(self) -> None:
-        """Record what is held; one copy to the host for all calls."""
+        """Record the held calls, with one copy to the host for all of them."""
         if not self._held:
             return
         held, self._held = self._held, []
@@ -473,7 +488,7 @@ def _on_host(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 
 def _row_hashes(tensors: list[torch.Tensor]) -> list[NDArray[np.uint64]]:
-    """Of each tensor [rows, width], 64 bits for each row: the same for the same bytes, as good as never for others."""
+    """Return a 64-bit hash of each row of each tensor [rows, width]; other bytes practically never have the same."""
     rows = [each.contiguous().view(torch.uint8).numpy() for each in _on_host(tensors)]
     multipliers = np.random.default_rng(0).integers(1 << 64, size=rows[0].shape[1], dtype=np.uint64) | np.uint64(1)
     return [(each.astype(np.uint64) + np.uint64(1)) @ multipliers for each in rows]

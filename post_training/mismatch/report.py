@@ -1,4 +1,4 @@
-"""A comparison in words, as a table on the terminal, as JSON, and as a page with a picture."""
+"""Reports a comparison as a sentence, as a table on the terminal, as JSON, and as a page with charts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OF_ATTENTION = {
 
 
 def sentence(comparison: Comparison) -> str:
-    """What was found, with the number behind it and where to look."""
+    """Return the result as a sentence, with its numbers and where to look for the cause."""
     first = comparison.first
     if first is None:
         last = comparison.results[-1]
@@ -65,7 +65,7 @@ def sentence(comparison: Comparison) -> str:
 
 
 def look_at(result: PointResult) -> str:
-    """What is wrong where this point is the first one that diverges."""
+    """Return the likely causes if this point is the first one that diverges."""
     if result.experts:
         return "the weights of these experts, and which rank serves them"
     special = _OF_ATTENTION.get(result.where) if result.part == points.ATTENTION else None
@@ -82,7 +82,7 @@ def _unjudged(comparison: Comparison) -> str:
 
 
 def table(comparison: Comparison) -> Table:
-    """The points, or of many those around the first that diverges and the last ones."""
+    """Return a table of the points; if there are many, those around the first that diverges, and the last ones."""
     from rich.table import Table
 
     made = Table(title=f"{comparison.architecture} in {comparison.dtype}: {comparison.tokens} tokens")
@@ -102,7 +102,7 @@ def table(comparison: Comparison) -> Table:
 
 
 def shown(comparison: Comparison) -> list[tuple[int, PointResult]]:
-    """The points that are printed, with their places among all."""
+    """Return the points that are printed, with their indices."""
     numbered = list(enumerate(comparison.results))
     if len(numbered) <= _MOST_ROWS:
         return numbered
@@ -112,7 +112,7 @@ def shown(comparison: Comparison) -> list[tuple[int, PointResult]]:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything that was found."""
+    """Return the whole comparison as JSON-ready values."""
     said = asdict(comparison)
     said["results"] = [
         result | {"diverges": each.diverges} for result, each in zip(said["results"], comparison.results, strict=True)
@@ -122,7 +122,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def render_page(comparisons: Sequence[Comparison], about: Mapping[str, str]) -> str:
-    """The page as HTML: for each comparison a sentence, differences over layers, points, and swaps of experts."""
+    """Return the page as HTML: for each comparison a sentence, differences over layers, points, and expert swaps."""
     from post_training.report.run_page import environment
 
     shown_ones = [
@@ -139,7 +139,7 @@ def render_page(comparisons: Sequence[Comparison], about: Mapping[str, str]) -> 
 
 
 def _over_layers(comparison: Comparison) -> list[Series]:
-    """The worst difference of all tokens over layers, of each part, and what is allowed."""
+    """Return for each part the worst difference of all tokens over layers, and the allowed difference."""
     parts = [part for part in points.OF_A_LAYER if part != points.EXPERTS]
     series = [Series(part.replace("_", " "), _worst(comparison, part)) for part in parts]
     layers = sorted({each.layer for each in comparison.results if each.layer is not None})
@@ -151,7 +151,7 @@ def _of_choices(comparison: Comparison) -> list[Series]:
 
 
 def _worst(comparison: Comparison, part: str) -> list[tuple[int, float]]:
-    """By layer, of all tokens; what is not finite cannot be drawn."""
+    """Return a part's worst difference of all tokens by layer; values that are not finite cannot be drawn."""
     return [
         (each.layer or 0, each.worst_of_all)
         for each in comparison.results

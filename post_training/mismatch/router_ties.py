@@ -1,7 +1,8 @@
-"""Which tokens a router cannot assign for certain in float32, because experts around the last chosen one are tied.
+"""Finds tokens for which a router's choice depends on rounding in float32, because the last chosen expert is tied.
 
-With biases near 5 float32 scores lie 4.8e-7 apart, and two engines that sum in another order differ by one or two such
-steps. Where the scores of the last chosen and the first rejected expert are as close, both choices are right.
+With biases near 5 neighbouring float32 scores are 4.8e-7 apart, and two engines that sum in another order differ by one
+or two such steps. If the scores of the last chosen and the first rejected expert are that close, both choices are
+right.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch.nn import functional
 
 TIED_STEPS = 8
-"""Neighbouring float32 numbers between two scores that may come out in either order."""
+"""Distance, in neighbouring float32 numbers, up to which two scores may come out in either order."""
 
 
 def choice_margins(
@@ -21,8 +22,8 @@ def choice_margins(
     """Return how far each token's scores may move before its experts change: float32 [tokens].
 
     Args:
-        scores: the scores that decide, [tokens, experts].
-        experts_per_token: how many experts are chosen.
+        scores: the scores that determine the choice, [tokens, experts].
+        experts_per_token: number of chosen experts.
         num_groups, groups_per_token: experts come from the best groups, and a group's score is the sum of its two best.
     """
     margins = torch.full(scores.shape[:1], float("inf"), dtype=torch.float32, device=scores.device)
@@ -36,14 +37,14 @@ def choice_margins(
     if experts_per_token < scores.shape[-1] * groups_per_token // num_groups:
         best = scores.topk(experts_per_token + 1, dim=-1)
         margins = torch.minimum(margins, best.values[:, -2] - best.values[:, -1])
-    return margins / 2  # of two scores, each may move towards the other
+    return margins / 2  # both scores may move towards each other
 
 
 def tied_choices(router: Any, tokens: torch.Tensor) -> torch.Tensor:
     """Return for which of `tokens` [..., hidden] a Megatron router may choose other experts by rounding: bool [tokens].
 
-    A router with an expert bias says what its scores are; all others choose the highest logits. The softmax behind
-    these makes a difference of logits a ratio of scores, which rounds by `eps` however small the logits are.
+    A router with an expert bias has its own scores; all others choose the highest logits. The softmax after these turns
+    a difference of logits into a ratio of scores, which is rounded by `eps` even if the logits are small.
     """
     tokens = tokens.detach().reshape(-1, tokens.shape[-1])
     if hasattr(router, "choice_scores"):

@@ -1,1 +1,1 @@
-"""What a job will need, worked out from its configuration before anything starts."""
+"""Plans a job's memory, disk and time from its configuration before anything starts."""

@@ -1,4 +1,4 @@
-"""Activations of a training step on the stage that keeps most, with every kind of recomputation."""
+"""Activation memory of a training step on a pipeline stage, with every kind of recomputation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from post_training.plan.job import Job
 
 @dataclass(frozen=True)
 class StageActivations:
-    """Bytes of one micro batch on a stage: `kept` from forward to backward, and at most `at_work` more in backward."""
+    """Bytes of one micro batch on a stage.
+
+    Attributes:
+        kept: from the forward to the backward.
+        at_work: the most that the backward adds.
+    """
 
     kept: int
     at_work: int
 
 
 def training_activations(job: Job, stage: int) -> int:
-    """Bytes at the peak of an update: what every micro batch in flight keeps, and one of them in backward.
+    """Return the bytes at the peak of an update: kept activations of all micro batches in flight, and one backward.
 
-    Megatron runs one forward and one backward in turn (1F1B, arXiv:2104.04473): stage s of p has p - s micro batches in
+    Megatron alternates one forward and one backward (1F1B, arXiv:2104.04473): stage s of p has p - s micro batches in
     flight. With 3 stages of 2 layers that keep 10 each, and recomputation off, the first stage keeps 3 x 20.
     """
     tokens = job.micro_update * job.sequence_tokens
@@ -28,14 +33,16 @@ def training_activations(job: Job, stage: int) -> int:
 
 
 def _stage(job: Job, stage: int, tokens: int) -> StageActivations:
-    """By method of recomputation, with K what a layer keeps, I its input, and G the gradients of a layer at work:
+    """Return the activations of a stage by method of recomputation.
 
-    - none, or `selective`: every layer keeps K. `selective` runs the core attention again, and its fused operator
-      keeps inputs and output either way.
-    - full, `block`, n: the first n layers of a stage keep I, the others K; in the backward of the last of the n, its K
-      is there again, and those of the others are gone.
-    - full, `uniform`, n: every n layers keep the I of the first one; in the backward of such a group, all their K are
-      there.
+    K are the activations that a layer keeps, I is its input. Every backward adds the gradients of one layer.
+
+    - none, or `selective`: every layer keeps K. `selective` recomputes the core attention, whose fused operator keeps
+      inputs and output either way.
+    - full, `block`, n: the first n layers of a stage keep I, the others K. The backward of the n-th layer recomputes
+      its K when those of the others are released.
+    - full, `uniform`, n: every group of n layers keeps the I of its first layer. The backward of a group recomputes
+      the K of all its layers.
     """
     first = sum(job.train.num_layer_list[:stage])
     layers = range(first, first + job.train.num_layer_list[stage])
@@ -54,7 +61,11 @@ def _stage(job: Job, stage: int, tokens: int) -> StageActivations:
 
 
 def _gradients(job: Job, tokens: int) -> int:
-    """Of a layer's largest tensors. With experts: rows returned, arrived, of both matrices, and between them."""
+    """Return the bytes of the gradients of a layer's largest tensors.
+
+    With experts these are the rows that are returned, those that arrived, both sides of the two matrices, and the
+    activations in between.
+    """
     sizes = job.sizes
     if not sizes.experts:
         return tokens * job.itemsize * (sizes.hidden + 3 * sizes.intermediate // job.train.tp)
@@ -63,14 +74,14 @@ def _gradients(job: Job, tokens: int) -> int:
 
 
 def _kept_by_layer(job: Job, layer: int, tokens: int) -> int:
-    """What one layer keeps for its backward: inputs of norms and matrices, attention, and the feed-forward's middle."""
+    """Return the bytes that a layer keeps for its backward: inputs of norms and matrices, attention, and inner MLP."""
     sizes, tp = job.sizes, job.train.tp
     attention = 4 * sizes.hidden // tp + sizes.kept_whole + sizes.kept_by_heads // tp
     if layer < sizes.dense_layers:
         return tokens * job.itemsize * (attention + (sizes.hidden + 3 * sizes.intermediate) // tp)
     shared = (sizes.hidden + 3 * sizes.shared_width) // tp
-    # In float32 the router's input and the scores of all experts; for every copy of a token four indices of eight
-    # bytes, the row that an expert gets, and the one that it returns, as it is weighed.
+    # The router's input and the scores of all experts, in float32; for every copy of a token four indices of eight
+    # bytes, the row that an expert receives, and the row that it returns, in the type in which it is weighted.
     router = tokens // tp * (sizes.hidden + sizes.experts * 2) * 4
     copies = tokens * sizes.experts_per_token // tp
     returned = sizes.hidden * (4 if job.weighs_in_float32 else job.itemsize)
@@ -79,9 +90,9 @@ def _kept_by_layer(job: Job, layer: int, tokens: int) -> int:
 
 
 def _head(job: Job, stage: int, tokens: int) -> int:
-    """What follows the last layer: the logits, their input of all ranks' tokens, and both sides of the last norm.
+    """Return the bytes after the last layer: logits, their gathered input, and input and output of the last norm.
 
-    With logits in chunks the gradient of that input is added up in float32.
+    With logits in chunks the gradient of the gathered input is accumulated in float32.
     """
     if stage < job.train.pp - 1:
         return 0
@@ -91,20 +102,20 @@ def _head(job: Job, stage: int, tokens: int) -> int:
 
 
 def logits(job: Job, stage: int, tokens: int) -> int:
-    """The logits of the last stage."""
+    """Return the bytes of the logits; 0 except on the last stage."""
     if stage < job.train.pp - 1:
         return 0
     return logits_at_once(tokens, job.sizes.vocabulary // job.train.tp, job.itemsize, job.log_prob_chunk_bytes)
 
 
 def logits_at_once(tokens: int, vocabulary: int, itemsize: int, chunk_bytes: int | None) -> int:
-    """Bytes of the logits that exist together: as computed, in float32, and their exponentials.
+    """Return the bytes of the logits that exist together: as computed, in float32, and their exponentials.
 
     Args:
-        tokens: of a micro batch.
-        vocabulary: of a rank.
+        tokens: number of tokens in a micro batch.
+        vocabulary: number of vocabulary entries on a rank.
         itemsize: bytes of one number of the model.
-        chunk_bytes: most bytes of float32 logits of a chunk; None where all logits are computed at once.
+        chunk_bytes: upper bound of a chunk's float32 logits; None if all logits are computed at once.
     """
     columns = vocabulary if chunk_bytes is None else chunk_width(tokens, vocabulary, chunk_bytes)
     return tokens * columns * (itemsize + 4 + 4)

@@ -1,8 +1,8 @@
 """Device memory of a die by phase, in bytes.
 
-Weights, gradients, optimizer state, KV cache and staging follow from the layouts and from what Megatron, vLLM-Ascend
-and the residency feature do; they are nearly all of it. Activations are estimates from the largest tensors. Terms that
-do not grow with the model are constants, measured on the emulated NPU.
+Weights, gradients, optimizer state, KV cache and staging are nearly all of it; they follow from the layouts and from
+the code of Megatron, vLLM-Ascend and the offload manager. Activations are estimated from the largest tensors. Terms
+that do not grow with the model are constants, measured on the emulated NPU.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from post_training.plan.activations import logits, training_activations
 from post_training.plan.job import Job
 from post_training.plan.outside_torch import NOTHING_OUTSIDE, OutsideTorch
 
-# vLLM-Ascend's masks: of bytes, kept once a prompt has been cut into chunks, and of the model's type.
+# Elements of vLLM-Ascend's masks: one in bytes, which stays after a prompt was cut into chunks, and one in the model's
+# type.
 CHUNK_MASK, PREFILL_MASK = 2048 * 2048, 512 * 512
-# Rows of its workspace for the cached context of chunks: eight full sequences or four blocks a sequence, at most these.
+# Upper bound of its workspace's rows for the cached context of chunks: eight full sequences, or four blocks a sequence.
 WORKSPACE_ROWS = 128 * 1024
 # Input buffers of the engine, random states, rotary tables of training: measured, and small beside any real model.
 SMALL_BUFFERS = 100_000
 # Megatron's gradients, Adam's main parameters and two moments are in float32.
 GRADIENT_BYTES, MAIN_BYTES, MOMENT_BYTES = 4, 4, 8
-# vLLM-Ascend allocates this many elements more for each part of a layer's cache, to align it.
+# vLLM-Ascend allocates this many extra elements for each part of a layer's cache, to align it.
 CACHE_ALIGNMENT = 2 * 1024 * 1024
 CACHE_BLOCK = 128
 
 
 @dataclass(frozen=True)
 class Rank:
-    """Elements of one rank: dense weights, routed experts."""
+    """Numbers of elements on one rank: dense weights and routed experts."""
 
     dense: int
     experts: int
@@ -47,9 +48,12 @@ class Rank:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Peak bytes of the die that needs most, by phase, and the parts that they consist of.
+    """Peak bytes of the die that needs most, by phase, and their parts.
 
-    phases: tensors, which torch counts. outside: what HCCL and CANN hold beside them, in every phase.
+    Attributes:
+        outside: memory of HCCL and CANN beside tensors, in every phase.
+        phases: tensors only, as torch counts them.
+        kv_tokens: number of tokens that fit into the KV cache; all other fields are bytes.
     """
 
     weights_training: int
@@ -67,14 +71,17 @@ class DeviceMemory:
 
     @property
     def host(self) -> int:
-        """Bytes of host memory that residency needs for a die: training weights, those of the reference policy, the
-        optimizer's state, a critic's weights and state, and of the rollout what no reshard writes."""
+        """Bytes of host memory that the offload manager needs for a die.
+
+        These are the training weights, those of the reference policy, the optimizer's state, a critic's weights and
+        state, and the rollout's rotary tables, which no reshard writes.
+        """
         critic = self.critic_weights + self.critic_optimizer
         return 2 * self.weights_training + self.optimizer + critic + self.rotary_tables
 
 
 def device_memory(job: Job, die_bytes: int, staging: int, outside: OutsideTorch = NOTHING_OUTSIDE) -> DeviceMemory:
-    """Work out every phase for dies of `die_bytes`; `staging` is the reshard's peak beside the weights."""
+    """Compute the memory of every phase for dies of `die_bytes`; `staging` is the reshard's peak beside the weights."""
     stages = [_stage_rank(job, stage) for stage in range(job.train.pp)]
     rollout = Rank.of(job.table.vllm_ascend(job.rollout, 0))
     served = rollout.elements * job.itemsize + _rollout_buffers(job)
@@ -107,7 +114,7 @@ def device_memory(job: Job, die_bytes: int, staging: int, outside: OutsideTorch 
 
 
 def _critics_phases(critic: Job, stages: list[Rank], fixed: int) -> dict[str, int]:
-    """The phases in which a critic works; in the others residency has it on the host."""
+    """Return the peaks of the phases in which a critic works; in all others it is offloaded to the host."""
     return {
         "values": fixed + max(_forward_phase(critic, rank, stage) for stage, rank in enumerate(stages)),
         "update_critic": fixed + max(_update(critic, rank, stage) for stage, rank in enumerate(stages)),
@@ -124,35 +131,37 @@ def _stage_rank(job: Job, stage: int) -> Rank:
 
 
 def _optimizer(job: Job, rank: Rank) -> int:
-    """Main parameters and moments of a rank: its share of its data-parallel replicas. In float32 the weights themselves
-    are the main parameters."""
+    """Return the bytes of a rank's main parameters and moments, sharded over its data-parallel replicas.
+
+    In float32 the weights themselves are the main parameters.
+    """
     each = MOMENT_BYTES + (0 if job.itemsize == 4 else MAIN_BYTES)
     return each * sum(_shares(job, rank))
 
 
 def _shares(job: Job, rank: Rank) -> tuple[int, int]:
-    """Elements of dense weights and of experts that a rank's optimizer has."""
+    """Return the numbers of elements of dense weights and of experts that a rank's optimizer updates."""
     return rank.dense // job.train.dp, rank.experts // max(job.train.dp // job.train.ep, 1)
 
 
 def _update(job: Job, rank: Rank, stage: int) -> int:
-    """Weights, gradients and optimizer, and what is larger: the activations, or Adam's temporary of one optimizer."""
+    """Return weights, gradients, optimizer, and the larger of activations and Adam's temporary of one optimizer."""
     state = rank.elements * (job.itemsize + GRADIENT_BYTES) + (0 if job.swaps_optimizer else _optimizer(job, rank))
     step = 4 * max(_shares(job, rank))
     return state + max(training_activations(job, stage), 0 if job.swaps_optimizer else step)
 
 
 def _reference_forward(job: Job, stage: int) -> int:
-    """One layer at work, and on the last stage the logits.
+    """Return the bytes of one running layer and, on the last stage, of the logits.
 
-    What the layer leaves in the allocator's cache counts, because the logits come right after it.
+    Both count, because the layer's memory is still in the allocator's cache when the logits follow.
     """
     tokens = job.micro_reference * job.sequence_tokens
     return logits(job, stage, tokens) + _forward(job, tokens, job.train.tp)
 
 
 def _forward(job: Job, tokens: int, tp: int) -> int:
-    """The largest tensors of a layer: before, in and after the feed-forward, with a copy of a token for each expert."""
+    """Return the bytes of a layer's largest tensors: before, in and after the MLP, with a token's copy per expert."""
     sizes = job.sizes
     if not sizes.experts:
         return tokens * job.itemsize * (2 * sizes.hidden + 3 * sizes.intermediate // tp)
@@ -165,10 +174,10 @@ def _kv_bytes_of_token(job: Job) -> int:
 
 
 def _kv_tokens(job: Job, die_bytes: int, taken: int) -> int:
-    """Tokens of the KV cache: what the configuration fixes, or what is left of the engine's share of the die.
+    """Return the tokens in the KV cache: as configured, or as many as fit into the rest of the engine's share of a die.
 
-    From that share vLLM-Ascend takes torch's peak in a forward, and what else is taken from the die: `taken` is
-    weights, communicators and CANN's own (`determine_available_memory` of its worker).
+    vLLM-Ascend subtracts torch's peak in a forward from that share, and all other memory in use on the die: `taken`
+    is weights, communicators and CANN's own (`determine_available_memory` of its worker).
     """
     if job.blocks is not None:
         return job.blocks * CACHE_BLOCK
@@ -182,7 +191,7 @@ def _kv_tokens(job: Job, die_bytes: int, taken: int) -> int:
 
 
 def _engine_buffers(job: Job) -> int:
-    """What the engine holds in every phase from its start on: a mask, and the workspace of chunked prefills."""
+    """Return the bytes that the engine holds in every phase: a mask, and the workspace of chunked prefills."""
     if not job.sizes.mla:
         # A mask of the longest sequence; other attention has no workspace of its own.
         return SMALL_BUFFERS + job.sequence_tokens**2 * job.itemsize
@@ -194,7 +203,7 @@ def _engine_buffers(job: Job) -> int:
 
 
 def _rollout_buffers(job: Job) -> int:
-    """MLA's absorbed copies of kv_b_proj, and rotary tables."""
+    """Return the bytes of MLA's absorbed copies of kv_b_proj, and of rotary tables."""
     absorbed = job.sizes.rollout_attention // job.rollout.tp
     return absorbed * job.table.layers * job.itemsize + _rotary_tables(job)
 

@@ -1,8 +1,8 @@
-"""Layouts of a job on fewer nodes than it is configured for, for when nodes are lost.
+"""Finds layouts of a job on fewer nodes than it is configured for, in case nodes are lost.
 
 A layout divides the same work: prompts, responses, mini batches and seeds of a step stay as configured. With the exact
-loss the gradients of an update then stay too, up to the order of sums, whatever parallel sizes and micro batches are.
-Candidates are tried from the configured sizes outwards, and the first that passes the checks of a start and fits the
+loss the gradients of an update stay the same too, up to the order of sums, with any parallel sizes and micro batches.
+Candidates are tried from the configured sizes outwards; the first one that passes the startup checks and fits into
 memory is taken.
 """
 
@@ -35,7 +35,8 @@ _MICRO = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
 _ROLLOUT_TP, _ROLLOUT_EP = f"{_ROLLOUT}.tensor_model_parallel_size", f"{_NODE}.overlay.rollout.expert_parallel_size"
 _NODES, _DIES_PER_NODE, _SAVES = "trainer.nnodes", "trainer.n_gpus_per_node", "trainer.save_freq"
 _PROMPTS = "data.train_batch_size"
-# Phases that micro batches decide, by what has to be smaller; and those that the training's layout decides alone.
+# The micro batch that has to shrink for a phase that does not fit; then the phases whose memory only training's layout
+# decides, and those that both layouts decide.
 _STAGE_OF: Mapping[str, Stage] = {"update": "update", "update_critic": "update", "ref": "log_prob",
                                   "old_log_prob": "log_prob"}  # fmt: skip
 _OF_TRAINING = {*_STAGE_OF, "values"}
@@ -44,7 +45,12 @@ _OF_BOTH = {"reshard"}
 
 @dataclass(frozen=True)
 class Layout:
-    """How a job runs on so many nodes. overrides: what its configuration needs for it, as Hydra takes it."""
+    """The layout of a job on `nodes` nodes.
+
+    Attributes:
+        text: description for people.
+        overrides: Hydra overrides that give the job this layout.
+    """
 
     nodes: int
     text: str
@@ -53,8 +59,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Layouts:
-    """What a job can go on with, down to `least` nodes. fitting: by falling number of nodes. short: why other numbers
-    cannot hold it."""
+    """Layouts with which a job can go on, down to `least` nodes.
+
+    Attributes:
+        configured: number of nodes in the job's configuration.
+        fitting: largest number of nodes first.
+        short: by other number of nodes, why the job does not run on it.
+    """
 
     configured: int
     least: int = 1
@@ -68,18 +79,18 @@ def find_layouts(
     least: int,
     plan_of: Callable[[Sequence[str]], tuple[Mapping[str, Any], Plan]],
 ) -> Layouts:
-    """Layouts for every number of nodes from one below the configured to `least`.
+    """Find layouts for every number of nodes from one below the configured one down to `least`.
 
-    The search ends at the first number of nodes whose memory is short, because fewer nodes have less.
+    The search ends at the first number of nodes whose memory is too small, because fewer nodes have less.
 
     Args:
         config: the job's resolved configuration.
-        layers: of the model.
-        least: nodes, 1 or more.
-        plan_of: makes the configuration and the plan with more overrides; raises ValueError where a check rejects them.
+        layers: number of the model's layers.
+        least: smallest number of nodes, 1 or more.
+        plan_of: returns configuration and plan with additional overrides; raises ValueError if a check rejects them.
 
     Raises:
-        ValueError: a job that cannot go on in another layout; one sentence.
+        ValueError: the job cannot go on in another layout; the message is one sentence.
     """
     _check(config, least)
     configured, per_node, prompts = (at(config, key) for key in (_NODES, _DIES_PER_NODE, _PROMPTS))
@@ -120,7 +131,7 @@ def _check(config: Mapping[str, Any], least: int) -> None:
 
 
 class _Search:
-    """The candidates of one number of nodes."""
+    """Search among the candidates for one number of nodes."""
 
     def __init__(self, config: Mapping[str, Any], layers: int, nodes: int, plan_of: Callable[..., Any]) -> None:
         dies = nodes * at(config, _DIES_PER_NODE)
@@ -132,7 +143,7 @@ class _Search:
         self.closest: Plan | None = None
 
     def first(self) -> Layout | None:
-        """The first candidate that fits; those near the configured sizes come first."""
+        """Return the first candidate that fits, or None; candidates near the configured sizes come first."""
         bad_trainings, bad_rollouts = set[int](), set[int]()
         for rollout, training in product(range(len(self._rollouts)), range(len(self._trainings))):
             if training in bad_trainings or rollout in bad_rollouts:
@@ -149,7 +160,7 @@ class _Search:
             if self.closest is None or _excess(plan) < _excess(self.closest):
                 self.closest = plan
             beyond, cache_short = _beyond(plan), _cache(plan) > 1
-            # Both are to blame for a reshard, and the training's layout for a host.
+            # A reshard that does not fit may be due to either layout, a host that is too small to the training's.
             if beyond & _OF_TRAINING or not (beyond or cache_short):
                 bad_trainings.add(training)
             if beyond - _OF_TRAINING - _OF_BOTH or cache_short:
@@ -157,13 +168,13 @@ class _Search:
         return None
 
     def reason(self) -> str:
-        """Which memory is short, of the candidate that lacks least; else what the checks say."""
+        """Return which memory is too small for the best candidate; if no candidate passed the checks, their error."""
         if self.closest is not None:
             return f"{_describe(self.closest)}: {'; '.join(self.closest.problems())}"
         return self._rejected or "no parallel sizes near the configured ones divide its dies"
 
     def _with_micro_batches(self, candidate: Settings) -> tuple[Settings, Plan]:
-        """The candidate with micro batches as small as they have to be, where they alone decide."""
+        """Return the candidate, with smaller micro batches if these alone make it fit, and its plan."""
         settings = dict(candidate)
         while True:
             config, plan = self._plan_of(_overrides(settings))
@@ -177,17 +188,17 @@ class _Search:
 
 
 def _beyond(plan: Plan) -> set[str]:
-    """The phases that need more than a die."""
+    """Return the phases that need more memory than a die has."""
     return {phase for phase, size in plan.peaks().items() if size > plan.machine.die}
 
 
 def _cache(plan: Plan) -> float:
-    """The longest sequence, as a multiple of the tokens that fit into the KV cache."""
+    """Return the longest sequence as a multiple of the tokens that fit into the KV cache."""
     return plan.job.sequence_tokens / max(plan.device.kv_tokens, 1)
 
 
 def _excess(plan: Plan) -> float:
-    """Needed bytes as a multiple of those available, for the memory that is shortest."""
+    """Return the largest ratio of needed to available bytes, over die, KV cache and host."""
     on_host = plan.host.total / plan.machine.host if isinstance(plan, JobPlan) and plan.machine.host else 0.0
     return max(max(plan.peaks().values()) / plan.machine.die, _cache(plan), on_host)
 
@@ -197,17 +208,20 @@ def _overrides(settings: Settings) -> list[str]:
 
 
 def _distance(value: int, configured: int) -> float:
-    """How far two sizes are apart, in doublings."""
+    """Return the distance of two sizes in doublings."""
     return abs(log2(value / configured))
 
 
 def _scaled(size: int, *factors: float) -> list[int]:
-    """The size times each factor, where that is a whole number of 1 or more."""
+    """Return the size times each factor, if that is a whole number of at least 1."""
     return [int(size * factor) for factor in factors if size * factor >= 1 and size * factor == int(size * factor)]
 
 
 def _megatron(config: Mapping[str, Any], layers: int, dies: int) -> Iterator[Settings]:
-    """Tensor and pipeline parallelism from the configured sizes outwards; experts over some replicas or all."""
+    """Yield tensor and pipeline parallel sizes, nearest to the configured ones first.
+
+    Experts are spread over some of the replicas, or over all.
+    """
     tp, pp, experts = at(config, _TP), at(config, _PP), at(config, _EP)
     context, given = at(config, _CP) or 1, at(config, _STAGES)
     sizes = product(_scaled(tp, 1, 0.5, 2, 0.25), _scaled(pp, 1, 0.5, 2, 0.25))
@@ -227,7 +241,7 @@ def _megatron(config: Mapping[str, Any], layers: int, dies: int) -> Iterator[Set
 
 
 def _stages(config: Mapping[str, Any], given: Sequence[int] | None, layers: int, stages: int) -> Settings:
-    """Layers of each stage, as evenly as can be, and the same part of them recomputed as before."""
+    """Return the layers of each stage, divided as evenly as possible, with the same share recomputed as before."""
     if not given or len(given) == stages:
         return {}
     divided = [layers // stages + (stage < layers % stages) for stage in range(stages)]
@@ -243,7 +257,7 @@ def _fsdp(config: Mapping[str, Any], dies: int) -> Iterator[Settings]:
 
 
 def _micro_batch(config: Mapping[str, Any], replicas: int) -> Settings:
-    """The largest micro batch of the update up to the configured one that divides a replica's part of a mini batch."""
+    """Return the update's largest micro batch, up to the configured one, that divides a replica's mini batch share."""
     micro = at(config, _MICRO)
     sequences = at(config, f"{_ACTOR}.ppo_mini_batch_size") * at(config, f"{_ROLLOUT}.n")
     if at(config, f"{_ACTOR}.use_dynamic_bsz") or not isinstance(micro, int) or sequences % replicas:
@@ -253,8 +267,10 @@ def _micro_batch(config: Mapping[str, Any], replicas: int) -> Settings:
 
 
 def _rollouts(config: Mapping[str, Any], dies: int) -> Iterator[Settings]:
-    """Engines of the configured size as far as it divides the dies, then larger ones, which need less of a die, and
-    smaller ones, of which there are more."""
+    """Yield engine sizes: the configured one as far as it divides the dies, then a larger and a smaller one.
+
+    A larger engine needs less memory on a die; of smaller engines there are more.
+    """
     configured, experts = at(config, _ROLLOUT_TP), at(config, _ROLLOUT_EP) or 1
     smallest = gcd(configured, dies)
     tensors = [size for size in (smallest, 2 * smallest, smallest // 2) if size and dies % size == 0]
@@ -277,7 +293,7 @@ def _describe(plan: Plan) -> str:
 
 
 def describe_layouts(layouts: Layouts) -> str:
-    """A line for each number of nodes; numbers without a layout for the same reason share one."""
+    """Format a line for each number of nodes; numbers without a layout for the same reason share a line."""
     lines = [f"nodes of {layouts.configured}, and how the job goes on with them"]
     for layout in layouts.fitting:
         changed = [each for each in layout.overrides if not each.startswith(f"{_NODES}=")]

@@ -1,8 +1,8 @@
-"""Which prompts a rank of a rollout begins with, where it is known how long their answers were before.
+"""Chooses the prompts with which each rollout rank begins, from the known lengths of their earlier answers.
 
-Ranks of one model run graphs of one size, and the rank with most unfinished sequences decides it. So prompts are dealt
-out by length like cards: as many of the longest as there are ranks, one to each, then the next. Whatever length one
-looks at, no two ranks then differ by more than one prompt in how many are longer.
+Ranks of one model run graphs of one size, and the rank with the most unfinished sequences decides it. So prompts are
+dealt out by length like cards: the longest ones first, one to each rank, then the next. For any length, the numbers of
+longer answers on two ranks then differ by at most one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 
 
 def first_placement(lengths: Sequence[float], ranks: int) -> list[int]:
-    """The order in which prompts are dealt out to ranks, of which each takes an equal, consecutive part.
+    """Return an order of the prompts in which each rank takes an equal, consecutive part.
 
-    lengths: expected, one a prompt. Of each round the rank with fewest tokens so far takes the longest. Lengths
-    9 1 5 2 on 2 ranks: rank 0 begins with the prompts of 9 and 1, rank 1 with those of 5 and 2.
+    In each round the rank with the fewest tokens so far takes the longest prompt. Lengths 9 1 5 2 on 2 ranks: rank 0
+    begins with the prompts of 9 and 1, rank 1 with those of 5 and 2.
+
+    Args:
+        lengths: expected answer length of each prompt.
+        ranks: number of ranks.
 
     Raises:
         ValueError: the parts cannot be equal.
@@ -33,7 +37,7 @@ def first_placement(lengths: Sequence[float], ranks: int) -> list[int]:
 
 
 def expected_lengths(names: Sequence[str], known: Mapping[str, float]) -> list[float] | None:
-    """The known length of each prompt, and the mean of those for the others; None where none is known."""
+    """Return the known length of each prompt, and their mean for all others; None if no length is known."""
     found = [known[name] for name in names if name in known]
     if not found:
         return None

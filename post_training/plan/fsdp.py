@@ -1,8 +1,8 @@
-"""Device memory of a job on FSDP by phase: what verl, torch and vLLM-Ascend's sleep mode keep on a die, in bytes.
+"""Device memory of a job on FSDP by phase, in bytes of a die, with verl, torch and vLLM-Ascend's sleep mode.
 
 Weights, gradients and Adam's moments are float32 shards, and every unit (a layer; embeddings and output layer) is cast
-to the compute type and gathered when it works. Between the phases the engine sleeps and holds nothing. Activations are
-estimates from the largest tensors, as in `activations`; constants are measured on the emulated NPU.
+to the compute type and gathered when it runs. Outside of rollouts the engine sleeps and holds nothing. Activations are
+estimated from the largest tensors, as in `activations`; constants were measured on the emulated NPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from post_training.plan.job import sequences_of
 from post_training.plan.vision import ImageLoad
 
 MASTER_BYTES = 4
-# transformers makes the mask of its NPU attention at every call: two squares in float32, and one of bytes that is kept.
+# Elements of the mask that transformers makes at every call of its NPU attention: two float32 masks, and one in bytes
+# that is kept.
 ATTENTION_MASK = 2048 * 2048
 _LAYER, _OUTPUT_LAYER = "model.layers.0.", "lm_head.weight"
 REMEDIES = {
@@ -38,14 +39,20 @@ OPTIMIZER_OFFLOAD = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
 
 @dataclass(frozen=True)
 class FsdpJob:
-    """Sizes are counts of elements, tokens, sequences or dies; `itemsize` is the bytes of the compute type.
+    """The sizes of a job on FSDP: numbers of elements, tokens, sequences or dies.
 
-    layer, root, output_layer: elements of a unit, of what no unit owns, and of an output layer of its own, which is
-    a part of that. engine: of an engine's rank.
-    entropy: whether the update computes it. by_rows: sharded by FSDP2.
-    accumulates: whether it has several micro batches, and so gradients from the first one on. critic: PPO's, as a job
-    whose model has one output, and whose `micro_old` is that of its forward. images: None for a model of text.
-    away_*: what verl moves to the host when it is not at work.
+    Attributes:
+        elements: of the whole model.
+        output_layer: elements of a separate output layer, which FSDP1 has in the root unit; 0 if it is tied.
+        layer: elements of a layer, which is an FSDP unit.
+        engine: elements on a rank of the rollout engine.
+        itemsize: bytes of the compute type.
+        entropy: whether the update computes the entropy.
+        accumulates: whether an update has several micro batches, and so holds gradients from the first one on.
+        away_parameters, away_optimizer: whether verl offloads them to the host while they are not in use.
+        by_rows: sharded by FSDP2 instead of FSDP1.
+        critic: PPO's, as a job whose model has one output, and whose `micro_old` is the micro batch of its forward.
+        images: None for a text-only model.
     """
 
     sizes: ModelSizes
@@ -78,7 +85,10 @@ class FsdpJob:
 
     @property
     def root(self) -> int:
-        """FSDP2 has embeddings that are no output layer too in a unit of their own, as large as the output layer."""
+        """Elements of the root unit, which no layer owns.
+
+        With FSDP2, embeddings that are not the output layer too are a unit of their own, as large as the output layer.
+        """
         units = self.sizes.layers * self.layer + (self.images.blocks if self.images else 0)
         return self.elements - units - (self.output_layer if self.by_rows else 0)
 
@@ -89,10 +99,10 @@ class FsdpJob:
 
 
 def read_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJob:
-    """Read a configuration on FSDP that `check_configuration` has passed; `model` is the model's config.json.
+    """Read a configuration on FSDP that has passed `check_configuration`; `model` is the model's config.json.
 
     Raises:
-        ValueError: a model without layouts, or a rollout that does not fit it.
+        ValueError: the model has no layouts, or the rollout does not fit it.
     """
     node, data = config["actor_rollout_ref"], config["data"]
     actor, rollout, engine = node["actor"], node["rollout"], node["rollout"]["engine_kwargs"]["vllm"]
@@ -137,7 +147,7 @@ def read_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJo
 def _images(
     sizes: ModelSizes, elements: Mapping[str, int], config: Mapping[str, Any], itemsize: int
 ) -> ImageLoad | None:
-    """The images of prompts that are images alone. An engine encodes no more at once than it prefills, or one image."""
+    """Return the load of prompts that are only images. An engine encodes at most one prefill at once, or one image."""
     tower, prompt = sizes.vision, config["data"]["max_prompt_length"]
     if tower is None:
         return None
@@ -147,7 +157,7 @@ def _images(
 
 
 def _critic(job: FsdpJob, config: Mapping[str, Any]) -> FsdpJob:
-    """A critic of the actor's model: in the place of an output layer it has one output, with a bias."""
+    """Return the critic's job: the actor's model with a single output, with a bias, in place of the output layer."""
     node, actors = config["critic"], config["actor_rollout_ref"]["model"]["path"]
     path, away = node["model"]["path"], node["model"]["fsdp_config"]
     if path != actors:
@@ -179,7 +189,7 @@ def _accumulates(node: Mapping[str, Any], responses: int, replicas: int, longest
 
 @dataclass(frozen=True)
 class FsdpMemory:
-    """Peak bytes of a die by phase, and the parts that they consist of."""
+    """Peak bytes of a die by phase, and their parts; `kv_tokens` is a number of tokens."""
 
     weights: int
     gradients: int
@@ -193,11 +203,11 @@ class FsdpMemory:
 
 
 def fsdp_memory(job: FsdpJob, die_bytes: int) -> FsdpMemory:
-    """Work out every phase for dies of `die_bytes`, of which the engine fills its share."""
+    """Compute the memory of every phase for dies of `die_bytes`, of which the engine fills its share."""
     weights, optimizer, rests = _kept(job)
     critic_weights, critic_optimizer, critic_rests = _kept(job.critic) if job.critic else (0, 0, 0)
     served = job.engine * job.itemsize
-    # When the engine sees how much of the die is taken, no optimizer has a state and there is no reference policy.
+    # When the engine measures free memory, the optimizer has no state yet and there is no reference policy.
     taken = served + (0 if job.away_parameters else weights) + _engine_forward(job)
     taken += 0 if job.critic is None or job.critic.away_parameters else critic_weights
     tokens = _kv_tokens(job, int(die_bytes * job.utilization) - taken)
@@ -235,7 +245,7 @@ def fsdp_memory(job: FsdpJob, die_bytes: int) -> FsdpMemory:
 
 
 def _kept(job: FsdpJob) -> tuple[int, int, int]:
-    """Bytes of a shard's weights, of its moments, and of what stays on the die when neither is at work."""
+    """Return the bytes of a shard's weights, of its moments, and of those of them that stay on the die between uses."""
     weights, optimizer = job.shard * MASTER_BYTES, job.shard * MOMENT_BYTES
     return (
         weights,
@@ -245,34 +255,43 @@ def _kept(job: FsdpJob) -> tuple[int, int, int]:
 
 
 def _exported(job: FsdpJob) -> int:
-    """What leaves for the engine: on one die of FSDP1 copies of all weights, else one tensor after another, whole."""
+    """Return the bytes of weights on their way to the engine.
+
+    With FSDP1 on one die these are copies of all weights, otherwise whole tensors, one after another.
+    """
     if job.dies == 1 and not job.by_rows:
         return job.elements * MASTER_BYTES
     return 2 * job.sizes.vocabulary * job.sizes.hidden * MASTER_BYTES
 
 
 def _layers(job: FsdpJob) -> int:
-    """A layer at work in the compute type and, where it is gathered, the one that comes next."""
+    """Return the bytes of the running layer in the compute type and, if layers are gathered, of the next one."""
     return (1 if job.dies == 1 else 2) * job.layer * job.itemsize
 
 
 def _layer_activations(job: FsdpJob, tokens: int) -> int:
-    """What a layer of transformers keeps for its backward: float32 norms, inputs of matrices, attention, gated MLP."""
+    """Return the bytes that a transformers layer keeps for its backward.
+
+    They are float32 norms, inputs of matrices, attention and the gated MLP.
+    """
     sizes = job.sizes
     norms = 2 * sizes.hidden * (4 + job.itemsize)
     return tokens * (norms + job.itemsize * (4 * sizes.hidden + sizes.kept_by_heads + 4 * sizes.intermediate))
 
 
 def _reference_weights(job: FsdpJob) -> int:
-    """FSDP1 shards nothing on a die that is alone; the reference policy then was seen to stay there, or on the host."""
+    """Return the bytes of a reference policy that stays on the die.
+
+    On a single die FSDP1 shards nothing, and the policy was observed to stay there, or on the host.
+    """
     return job.elements * job.itemsize if job.dies == 1 and not job.by_rows else 0
 
 
 def _forward(job: FsdpJob, sequences: int, reference: bool) -> int:
-    """Without gradients: a layer at work, or the logits and three float32 copies of answers' logits.
+    """Return the peak of a forward without gradients: a running layer, or logits and three float32 copies for answers.
 
-    Log-probs are taken answer by answer, the actor's entropy of all of them at once. The root stays gathered until the
-    end; on one die there is nothing to gather, and it is gone when the logits are there.
+    Log-probs are computed answer by answer, the actor's entropy for all answers at once. The root stays gathered until
+    the end; on one die nothing is gathered, and the cast root is released before the logits exist.
     """
     tokens, vocabulary = sequences * job.sequence_tokens, job.sizes.vocabulary
     answer = job.response_tokens * vocabulary * 4
@@ -284,9 +303,9 @@ def _forward(job: FsdpJob, sequences: int, reference: bool) -> int:
 
 
 def _update(job: FsdpJob) -> int:
-    """Beside weights and moments: the largest of the logits' backward, a layer's, the root's, and Adam's temporary.
+    """Return an update's peak beside weights and moments: backward of logits, layer or root, or Adam's temporary.
 
-    Gradients are made from the last layer to the root, so that the logits of the only micro batch come before them.
+    Gradients are allocated from the last layer to the root, so the logits of a single micro batch come before them.
     """
     tokens, vocabulary = job.micro_update * job.sequence_tokens, job.sizes.vocabulary
     answer, layer = job.response_tokens * vocabulary * 4, _layer_activations(job, tokens)
@@ -295,8 +314,8 @@ def _update(job: FsdpJob) -> int:
     tower = job.images.kept(job.micro_update, job.recomputes) if job.images else 0
     kept += tower
     whole = tokens * vocabulary * job.itemsize
-    # Log-probs stay in float32, and with the entropy two more of the kind; then come gradients of the logits, beside
-    # the logits themselves where the entropy has kept them.
+    # Log-probs over the vocabulary stay in float32, and with the entropy two more tensors like them. Then come the
+    # gradients of the logits, beside the logits themselves if the entropy has kept them.
     answers = whole + (3 if job.entropy else 1) * job.micro_update * answer + 3 * answer
     logits = (root if job.dies > 1 else 0) + kept + max((3 if job.entropy else 2) * whole, answers)
     # The gradient of a unit in the compute type and, before it is reduced, in float32.
@@ -314,11 +333,12 @@ def _update(job: FsdpJob) -> int:
 
 
 def _root_gradient(job: FsdpJob) -> int:
-    """Beside all gradients, when the last one is there: in the compute type, and in float32 before it is reduced.
+    """Return the bytes beside all gradients when the root's is computed: in the compute type, and in float32.
 
-    What is reduced is a copy that is added to the shard of earlier micro batches. One die reduces nothing: its copy
-    is the gradient, or is added to it while the root is still there in the compute type. FSDP2 ends with the unit that
-    has the output layer, of which weights and gradient stay gathered in the compute type until the backward is over.
+    The float32 copy is reduced, and the result is added to the shard of earlier micro batches. A single die reduces
+    nothing: its copy is the gradient, or is added to it while the root is still held in the compute type. FSDP2 ends
+    with the unit that has the output layer, whose weights and gradient stay gathered in the compute type until the
+    backward is over.
     """
     typed, copy = job.root * job.itemsize, job.root * GRADIENT_BYTES
     gathered = 2 * job.output_layer * job.itemsize if job.by_rows else 0
@@ -335,7 +355,7 @@ def _engine_forward(job: FsdpJob) -> int:
 
 
 def _engine_images(job: FsdpJob) -> int:
-    """The tower encodes the images of a forward before the decoder begins."""
+    """Return the bytes with which the vision tower encodes the images of a forward, before the decoder begins."""
     return job.images.engine(job.rollout_tp) if job.images else 0
 
 

@@ -1,4 +1,4 @@
-"""The plan of a job on FSDP in words: memory by phase, what is left of a die, and what does not fit."""
+"""The plan of a job on FSDP in words: memory by phase, the free part of a die, and everything that does not fit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from post_training.plan.fsdp import OPTIMIZER_OFFLOAD, REMEDIES, FsdpJob, FsdpMe
 from post_training.plan.report import Machine, beyond_the_die
 
 SPARE = 0.2
-"""The part of a die that should be left: fragmentation, the driver, and answers that are longer than the last ones."""
+"""The share of a die that should stay free for fragmentation, the driver, and answers longer than the last ones."""
 
 
 @dataclass(frozen=True)
 class FsdpPlan:
-    """A job and what it needs of a die. outside: what HCCL and CANN hold beside tensors. remedies: by phase."""
+    """A job and its memory on a die; `remedies` are by phase."""
 
     job: FsdpJob
     machine: Machine
@@ -23,27 +23,27 @@ class FsdpPlan:
 
     @property
     def outside(self) -> int:
-        """Bytes of CANN, and of HCCL's communicators: the world's, and the tensor-parallel ones of an engine."""
+        """Bytes of CANN and of HCCL's communicators: the world's, and an engine's tensor-parallel one."""
         groups = (self.job.dies > 1) + (self.job.rollout_tp > 1)
         return self.machine.outside.cann + 2 * groups * self.machine.outside.hccl_buffer
 
     def peaks(self) -> dict[str, int]:
-        """Bytes of a die at the peak of each phase."""
+        """Return the bytes of a die at the peak of each phase."""
         return {phase: size + self.outside for phase, size in self.device.phases.items()}
 
     @property
     def left(self) -> float:
-        """The part of a die that no phase takes."""
+        """The share of a die that stays free in every phase."""
         return 1 - max(self.peaks().values()) / self.machine.die
 
     def device_bytes(self) -> dict[str, int | dict[str, int]]:
-        """Everything about a die in bytes, for programs; as `JobPlan.device_bytes`."""
+        """Return everything about a die in bytes, for programs, like `JobPlan.device_bytes`."""
         parts = asdict(self.device)
         return {"die": self.machine.die, **parts, "outside": self.outside, "tensors": parts["phases"],
                 "phases": self.peaks()}  # fmt: skip
 
     def problems(self) -> list[str]:
-        """What does not fit, one sentence each; empty if everything does."""
+        """Return a sentence for each thing that does not fit; empty if everything fits."""
         found = beyond_the_die(self.peaks(), self.machine.die, self.remedies)
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
@@ -53,7 +53,7 @@ class FsdpPlan:
         return found
 
     def remarks(self) -> list[str]:
-        """What fits and may still surprise, one sentence each."""
+        """Return a sentence for each thing that fits but may still cause trouble."""
         if self.problems() or self.left >= SPARE:
             return []
         phase = max(self.peaks(), key=lambda name: self.peaks()[name])
@@ -64,12 +64,12 @@ class FsdpPlan:
 
 
 def make_fsdp_plan(job: FsdpJob, machine: Machine, remedies: Mapping[str, str] = REMEDIES) -> FsdpPlan:
-    """Work out a job on FSDP."""
+    """Plan a job on FSDP."""
     return FsdpPlan(job, machine, fsdp_memory(job, machine.die), remedies)
 
 
 def describe_fsdp(plan: FsdpPlan) -> str:
-    """The plan as a table of lines."""
+    """Format the plan as a table."""
     job, device = plan.job, plan.device
     critic = device.critic_weights + device.critic_optimizer
     away = [name for name, moved in (("weights", job.away_parameters), ("optimizer", job.away_optimizer)) if moved]

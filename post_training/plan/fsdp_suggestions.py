@@ -1,4 +1,4 @@
-"""Settings with which a job on FSDP that does not fit may fit: fewer bytes on the same dies first, then more dies."""
+"""Suggests settings for a job on FSDP that does not fit: first less memory on the same dies, then more dies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LOW_UTILIZATION = 0.3
 
 
 def suggestions(job: FsdpJob) -> Iterator[tuple[str, ...]]:
-    """Hydra overrides to try, from those that change least on; the first ones keep the dies of the job.
+    """Yield Hydra overrides to try, smallest change first; the first ones keep the job's dies.
 
-    On the same dies, in this order and each with those before it: Adam's moments go to the host between updates, micro
-    batches hold one sequence, FSDP2 shards, which keeps no copy of a reference policy on a die that is alone, and the
-    engine takes less of the die.
+    On the same dies each suggestion adds one to those before it, in this order: offload Adam's moments to the host
+    between updates; micro batches of one sequence; shard with FSDP2, which keeps no copy of a reference policy on a
+    single die; give the engine less of the die.
     """
     steps = _savings(job)
     for count in range(1, len(steps) + 1):
@@ -30,7 +30,7 @@ def suggestions(job: FsdpJob) -> Iterator[tuple[str, ...]]:
 
 
 def _savings(job: FsdpJob) -> list[tuple[str, ...]]:
-    """Ways to save memory that the job does not use yet, each as overrides."""
+    """Return the ways to save memory that the job does not use yet, each as overrides."""
     micro = (
         ("actor.ppo_micro_batch_size_per_gpu", job.micro_update),
         ("rollout.log_prob_micro_batch_size_per_gpu", job.micro_old),

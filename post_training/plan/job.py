@@ -1,4 +1,4 @@
-"""The sizes of a job that decide its memory, read from verl's composed configuration and the model's config.json."""
+"""The sizes of a job that determine its memory, read from verl's composed configuration and the model's config.json."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from post_training.layouts.value_model import value_table
 from post_training.models.families import sizes_of, table_for
 from post_training.models.sizes import ModelSizes
 
-# verl's limit of a micro batch where none is given.
+# verl's default limit of tokens in a micro batch.
 _TOKENS = 16384
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """granularity: `full` or `selective`. method, layers: of `full`, `block` or `uniform` and its number of layers."""
+    """Megatron's recomputation of activations.
+
+    Attributes:
+        granularity: `full` or `selective`.
+        method: `block` or `uniform`; only for `full`.
+        layers: the method's number of layers; only for `full`.
+    """
 
     granularity: str
     method: str = "block"
@@ -26,19 +32,23 @@ class Recomputation:
 
 @dataclass(frozen=True)
 class Job:
-    """Sizes are counts of tokens, sequences, prompts or dies; `itemsize` is the bytes of a weight.
+    """The sizes of a job: numbers of tokens, sequences, prompts or dies.
 
-    update_tokens: the most tokens of a micro batch, or None where it has a number of sequences. micro_update,
-    micro_reference: sequences of one forward, of full length where tokens limit it.
-    engine_sequences, forward_tokens: limits of an engine.
-    chunks_prompts: whether the engine's scheduler cuts prompts.
-    blocks: the KV cache's blocks where the configuration fixes them, else None. utilization: share of a die that an
-    engine may fill. saves_every: steps between checkpoints, 0 for none.
-    keeps: checkpoints that stay when a newer one is complete, 0 for all.
-    weighs_in_float32: whether training adds the rows of a token's experts up in float32.
-    log_prob_chunk_bytes: most bytes of float32 logits that exist together; None where all of a micro batch do.
-    relays_weights: whether updated weights that several dies of a node need enter it once.
-    critic: the same job with the critic in the actor's place, where one is trained.
+    Attributes:
+        itemsize: bytes of a weight.
+        update_tokens: upper bound of the tokens in a micro batch; None if a number of sequences limits it.
+        micro_update, micro_reference: sequences in one forward, taken as full-length ones if tokens limit it.
+        engine_sequences, forward_tokens: upper bounds of an engine.
+        chunks_prompts: whether the engine's scheduler splits prompts.
+        utilization: share of a die that an engine may fill.
+        blocks: number of the KV cache's blocks if the configuration fixes it, else None.
+        saves_every: steps between checkpoints, 0 for none.
+        keeps: checkpoints that stay when a newer one is complete, 0 for all.
+        weighs_in_float32: whether training sums the rows of a token's experts in float32.
+        log_prob_chunk_bytes: upper bound of the float32 logits that exist together; None if all logits of a micro
+            batch do.
+        relays_weights: whether updated weights that several dies of a node need enter the node only once.
+        critic: the same job with the critic in the actor's place, if a critic is trained.
     """
 
     sizes: ModelSizes
@@ -83,17 +93,17 @@ class Job:
 
 
 def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimizer: bool = False) -> Job:
-    """Read a configuration that `check_configuration` has passed; `model` is the model's config.json.
+    """Read a configuration that has passed `check_configuration`; `model` is the model's config.json.
 
     Raises:
-        ValueError: a model or a placement without layouts, or a critic of another model than the actor.
+        ValueError: the model or the placement has no layouts, or the critic is another model than the actor.
     """
     job = _read_job(config, model, swaps_optimizer)
     return replace(job, critic=_critic(job, config)) if config["algorithm"]["adv_estimator"] == "gae" else job
 
 
 def _critic(job: Job, config: Mapping[str, Any]) -> Job:
-    """Of its forward for values verl takes micro batches as of its update."""
+    """Return the critic's job. verl takes the update's micro batches for its forward too, unless tokens limit them."""
     critic, actors = config["critic"], config["actor_rollout_ref"]["model"]["path"]
     if critic["model"]["path"] != actors:
         raise ValueError(
@@ -149,20 +159,20 @@ def _read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimiz
 
 
 def _log_prob_chunk_bytes(overlay: Mapping[str, Any]) -> int | None:
-    """What the feature chunked_log_probs computes at once; None where it is off."""
+    """Return the chunk size of the feature chunked_log_probs in bytes; None if it is off."""
     chunked = overlay.get("chunked_log_probs") or {}
     return int(chunked["chunk_bytes"]) if chunked.get("enabled") else None
 
 
 def sequences_of(group: Mapping[str, Any], switch: str, size: str, longest: int) -> int:
-    """Sequences of `longest` tokens in a micro batch, rounded up where its limit is a number of tokens."""
+    """Return the number of sequences of `longest` tokens in a micro batch, rounded up if tokens limit it."""
     if group.get(f"{switch}use_dynamic_bsz"):
         return -(-int(group.get(f"{size}max_token_len_per_gpu", _TOKENS)) // longest)
     return int(group[f"{size}micro_batch_size_per_gpu"])
 
 
 def _recomputation(model: Mapping[str, Any], group: str = "actor_rollout_ref.model") -> Recomputation | None:
-    """What Megatron recomputes, from verl's keys in `group`. Raises ValueError for what Megatron does not know."""
+    """Read Megatron's recomputation from verl's keys in `group`. Raises ValueError for values unknown to Megatron."""
     if not model["enable_gradient_checkpointing"]:
         return None
     asked = model.get("gradient_checkpointing_kwargs") or {}
@@ -182,13 +192,13 @@ def _recomputation(model: Mapping[str, Any], group: str = "actor_rollout_ref.mod
 
 
 def _chunks_prompts(engine: Mapping[str, Any]) -> bool:
-    """vLLM's V1 scheduler always cuts prompts; the Ascend scheduler where it is told to."""
+    """Return whether prompts are split: vLLM's V1 scheduler always does, the Ascend scheduler only if configured."""
     scheduler = (engine.get("additional_config") or {}).get("ascend_scheduler_config") or {}
     return bool(not scheduler.get("enabled") or scheduler.get("enable_chunked_prefill"))
 
 
 def train_placement_of(megatron: Mapping[str, Any], layers: int, dies: int) -> TrainPlacement:
-    """Megatron's placement of a model of so many layers, from the `megatron` group of verl's configuration."""
+    """Return Megatron's placement of a model with `layers` layers, from verl's configuration group `megatron`."""
     tp, pp = megatron["tensor_model_parallel_size"], megatron["pipeline_model_parallel_size"]
     transformer = megatron["override_transformer_config"]
     return TrainPlacement(
@@ -202,15 +212,15 @@ def train_placement_of(megatron: Mapping[str, Any], layers: int, dies: int) -> T
 
 
 def rollout_placement_of(rollout: Mapping[str, Any], expert_parallel: int, dies: int) -> RolloutPlacement:
-    """vLLM-Ascend's placement, from the `rollout` group of verl's configuration and the dies that share experts."""
+    """Return vLLM-Ascend's placement, from verl's group `rollout` and the number of dies that share experts."""
     tp = rollout["tensor_model_parallel_size"]
     spread = expert_parallel > 1
     size = expert_parallel if spread else tp
     additional = rollout["engine_kwargs"]["vllm"].get("additional_config") or {}
     graph = additional.get("torchair_graph_config") or {}
-    # As rollout_placement of the sharding manager reads it from the engine.
+    # The same keys as rollout_placement of the sharding manager reads from the engine.
     choice = (graph, "enable_multistream_moe") if graph.get("enabled") else (additional, "enable_prefill_optimizations")
-    # vLLM-Ascend divides the output layer by itself only where it divides nothing else.
+    # vLLM-Ascend shards the output layer on its own only if it shards nothing else.
     output_layer = (additional.get("lmhead_tp_size") or 0) if tp == 1 else 0
     return RolloutPlacement(
         tp=tp,

@@ -1,7 +1,7 @@
-"""Whether a job can train and serve a model: the one function that `--check`, plan.py, preflight.py and workers ask.
+"""Checks whether a job can train and serve a model; `--check`, plan.py, preflight.py and workers all call it.
 
-It reads the model's config.json and verl's configuration and nothing else: it answers in seconds and needs no device.
-A job that passes is one for which Megatron's configuration, the layout tables and vLLM's checks of the model pass.
+The check only reads the model's config.json and verl's configuration: it takes seconds and needs no device. For a job
+that passes it, Megatron's configuration, the sharding specs and vLLM's checks of the model pass as well.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ TRANSFORMER = f"{MEGATRON}.override_transformer_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 ADDITIONAL = f"{ROLLOUT}.engine_kwargs.vllm.additional_config"
 EXPERT_PARALLEL = "actor_rollout_ref.overlay.rollout.expert_parallel_size"
-# Fields that the overlay adds to Megatron's.
+# Fields that the overlay adds to Megatron's configuration.
 OWN_TRANSFORMER_OPTIONS = frozenset({"num_layer_list", "moe_tp_extend_ep"})
 _PATH = "Set actor_rollout_ref.model.path to"
-# Positions are stretched by these without a longer context than max_position_embeddings.
+# Scaling types that stretch positions without a longer context than max_position_embeddings.
 _NOT_LONGER = ("llama3", "longrope", "su")
 
 
 @dataclass(frozen=True)
 class ModelUse:
-    """How a job uses a model.
+    """A job's use of a model.
 
-    node: verl's group `actor_rollout_ref` with every reference followed. dies: of the whole run. serves: whether the
-    rollout serves the model, as it does not serve a critic.
+    Attributes:
+        node: verl's group `actor_rollout_ref`, resolved.
+        dies: of the whole run.
+        serves: whether the rollout serves the model; it does not serve a critic.
     """
 
     node: Mapping[str, Any]
@@ -69,7 +71,7 @@ class ModelUse:
 
 
 def model_findings(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """A sentence for each reason for which the job cannot use the model; a worker would end for the first of them.
+    """Yield a sentence for each reason why the job cannot use the model; a worker would end with the first one.
 
     Args:
         config: the values of the model's config.json.
@@ -79,20 +81,20 @@ def model_findings(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     for rule in (_architecture, _backend, _images, _image_rows, _variants, _rope, _context, _layout, _graph, _tables):
         found = list(rule(trained, use))
         yield from found
-        if found:  # the next rules build on what this one has found sound
+        if found:  # later rules rely on earlier ones
             return
     if use.serves:
         yield from rotary_findings(config, use.node, use.backend)
 
 
 def _as_trained(config: Mapping[str, Any], use: ModelUse) -> Mapping[str, Any]:
-    """config.json with what the job overrides in it; verl has a key for that on Megatron."""
+    """Return config.json with the job's overrides; verl has a key for them only with Megatron."""
     override = (use.node["model"].get("override_config") or {}).get("model_config") or {}
     return {**config, **override} if use.backend == "megatron" else config
 
 
 def _architecture(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """verl and vLLM choose by the architecture, transformers by the type."""
+    """Check architecture and type: verl and vLLM choose a model by the former, transformers by the latter."""
     named, family = config.get("architectures"), find_family(config)
     if not isinstance(named, list) or len(named) != 1:
         known = ", ".join(each.architecture for each in families())
@@ -107,7 +109,7 @@ def _architecture(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def _backend(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """verl has the model for the back-end of the job."""
+    """Check that verl has the model for the job's backend."""
     family = family_of(config)
     if use.backend not in family.trained_with:
         yield (
@@ -117,7 +119,7 @@ def _backend(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def _images(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """Positions of prompts with images have three parts, which have been run with padding alone."""
+    """Reject packed batches and sequence parallelism for image models: three-part positions were only run padded."""
     if not family_of(config).reads_images:
         return
     sharing = use.node["actor"].get("ulysses_sequence_parallel_size") or 1
@@ -138,7 +140,7 @@ def _variants(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def _rope(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """Positions are scaled as the files say, in training and in the rollout."""
+    """Check that training can scale positions as the model's files specify."""
     scaling, family = config.get("rope_scaling"), family_of(config)
     if not scaling:
         return
@@ -157,7 +159,7 @@ def _rope(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def _context(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """verl and vLLM serve no sequence that is longer than the model's context."""
+    """Check that no sequence is longer than the context that verl and vLLM serve."""
     rollout = use.node["rollout"]
     whole = rollout["prompt_length"] + rollout["response_length"]
     longest = max(whole, rollout.get("max_model_len") or 0)
@@ -171,7 +173,10 @@ def _context(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def _image_rows(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """verl cuts rows with images by their number, and no feature drops their images."""
+    """Reject dynamic batches and partial rollouts for image models.
+
+    verl divides rows with images only by number, and a continued answer would lose its images.
+    """
     if not family_of(config).reads_images:
         return
     node, overlay = use.node, use.node.get("overlay") or {}
@@ -190,7 +195,7 @@ def _image_rows(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def _context_length(config: Mapping[str, Any]) -> float:
-    """Tokens of the longest sequence that vLLM takes."""
+    """Return the number of tokens of the longest sequence that vLLM accepts."""
     length, scaling = config["max_position_embeddings"], config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind in _NOT_LONGER:
@@ -199,7 +204,7 @@ def _context_length(config: Mapping[str, Any]) -> float:
 
 
 def _layout(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """Layers lie on stages, heads and experts divide among dies."""
+    """Check that layers divide among stages, and heads and experts among dies."""
     if use.backend == "megatron":
         yield from _stages(use, config["num_hidden_layers"])
         yield from _own_options(config, use)
@@ -208,7 +213,7 @@ def _layout(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def stage_list_findings(megatron: Mapping[str, Any]) -> Iterator[str]:
-    """A list of layers has an entry for each stage; `megatron` is verl's group of that name."""
+    """Check that a list of layers has an entry for each stage; `megatron` is verl's group of that name."""
     listed, chunks = (megatron.get("override_transformer_config") or {}).get("num_layer_list"), _chunks(megatron)
     if listed is not None and len(listed) != chunks:
         yield (
@@ -222,7 +227,7 @@ def _chunks(megatron: Mapping[str, Any]) -> int:
 
 
 def _stages(use: ModelUse, layers: int) -> Iterator[str]:
-    """Every stage has layers, and all stages together those of the model."""
+    """Check that every stage has layers, and that all stages together have the model's."""
     yield from stage_list_findings(use.megatron)
     listed, stages = use.options.get("num_layer_list"), use.megatron["pipeline_model_parallel_size"]
     if listed is not None and sum(listed) != layers:
@@ -236,7 +241,7 @@ def _stages(use: ModelUse, layers: int) -> Iterator[str]:
 
 
 def _own_options(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """Fields that the overlay adds to Megatron's configuration are those of models that it builds."""
+    """Reject the overlay's fields of Megatron's configuration for models that the overlay does not build."""
     family = family_of(config)
     if family.megatron is not None:
         return
@@ -273,7 +278,7 @@ def _megatron_divisions(config: Mapping[str, Any], use: ModelUse) -> Iterator[st
 
 
 def _expert_placement(config: Mapping[str, Any], sizes: ModelSizes, use: ModelUse) -> ExpertPlacement:
-    """What Megatron's configuration of the model will hold, with the overrides of the job."""
+    """Return the placement values that Megatron's configuration will have with the job's overrides."""
     megatron, options = use.megatron, use.options
     tensor = megatron["tensor_model_parallel_size"]
     return ExpertPlacement(
@@ -295,9 +300,9 @@ def _expert_placement(config: Mapping[str, Any], sizes: ModelSizes, use: ModelUs
 
 
 def _rollout_divisions(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """The heads divide among the dies of a rollout instance, and among those that share sequences.
+    """Check that heads divide among the dies of a rollout instance, and among those that share sequences.
 
-    vLLM and verl repeat the heads of key and value where there are fewer than dies.
+    vLLM and verl repeat the heads of key and value if there are fewer of them than dies.
     """
     sharing = use.node["actor"].get("ulysses_sequence_parallel_size") or 1
     divided = {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": sharing}
@@ -322,7 +327,7 @@ def _heads(key: str, size: int, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _graph(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """A graph of the rollout is of a kind that vLLM-Ascend has for the model."""
+    """Check that vLLM-Ascend supports the rollout's kind of graph for the model."""
     rollout, family = use.node["rollout"], family_of(config)
     additional = (rollout["engine_kwargs"]["vllm"] or {}).get("additional_config") or {}
     torchair = bool((additional.get("torchair_graph_config") or {}).get("enabled"))
@@ -343,7 +348,7 @@ def _graph(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
 
 
 def _tables(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
-    """Every weight has a place on the dies: what is left are widths that do not divide."""
+    """Check that every weight can be placed on the dies: after the earlier rules only widths may fail to divide."""
     family = family_of(config)
     table = family.table(config)
     if use.backend == "megatron":

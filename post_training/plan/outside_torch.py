@@ -1,4 +1,4 @@
-"""Device memory that torch does not count: the buffers of HCCL's communicators, and what CANN holds for a process."""
+"""Device memory that torch does not count: buffers of HCCL's communicators, and CANN's memory of a process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from post_training.plan.job import Job
 
-# vLLM-Ascend's `get_fused_moe_state` exchanges tokens in another way among fewer ranks.
+# With fewer ranks vLLM-Ascend's `get_fused_moe_state` chooses another way to exchange tokens.
 _LEAST_OF_FUSED_EXCHANGE = 16
 
 
@@ -14,7 +14,9 @@ _LEAST_OF_FUSED_EXCHANGE = 16
 class Communicator:
     """A group of a die whose collectives run on the device.
 
-    early: it is there when the engine measures the die. only_sends: its two ranks do nothing but send to each other.
+    Attributes:
+        early: it exists already when the engine measures free memory.
+        only_sends: its two ranks only send to each other.
     """
 
     name: str
@@ -25,13 +27,15 @@ class Communicator:
 
 @dataclass(frozen=True)
 class OutsideTorch:
-    """hccl_buffer: bytes of HCCL_BUFFSIZE. cann: bytes of a process that has done nothing but take a die.
+    """Sizes of the memory that torch does not count, in bytes.
 
-    p2p_buffer: bytes of P2P_HCCL_BUFFSIZE, by which torch_npu makes communicators of two ranks that only send to each
-    other.
+    A communicator has two buffers, one to send and one to receive ("HCCL_BUFFSIZE", CANN's environment variables).
+    All sizes are 0 on the emulated NPU unless it is configured to count them.
 
-    A communicator has two such buffers, one to send and one to receive ("HCCL_BUFFSIZE", CANN's environment variables).
-    All are 0 on the emulated NPU unless it is told to count them.
+    Attributes:
+        hccl_buffer: HCCL_BUFFSIZE.
+        cann: memory of a process that has only opened a die.
+        p2p_buffer: P2P_HCCL_BUFFSIZE, which torch_npu uses for communicators of two ranks that only send to each other.
     """
 
     hccl_buffer: int = 0
@@ -39,11 +43,11 @@ class OutsideTorch:
     p2p_buffer: int = 0
 
     def at_most(self, job: Job) -> int:
-        """Bytes once every group has had a collective: torch_npu makes a communicator at the first one of its group."""
+        """Return the bytes after every group's first collective, at which torch_npu creates its communicator."""
         return self._bytes(communicators(job))
 
     def when_the_engine_is_built(self, job: Job) -> int:
-        """Bytes when vLLM-Ascend sees how much of the die is taken, which is before the first update."""
+        """Return the bytes when vLLM-Ascend measures free memory, which is before the first update."""
         return self._bytes([each for each in communicators(job) if each.early])
 
     def _bytes(self, there: list[Communicator]) -> int:
@@ -54,13 +58,13 @@ NOTHING_OUTSIDE = OutsideTorch()
 
 
 def communicators(job: Job) -> list[Communicator]:
-    """The groups of one die that have collectives on the device; groups of one rank have none.
+    """Return the groups of one die that have collectives on the device; groups of one rank have none.
 
-    Of training: tensors, stages, gradients of dense weights and of experts, tokens of experts, and two to send to other
-    stages, since a stage has two neighbours, and with two stages Megatron sends in one direction through another group.
-    Of the rollout: tensors, agreements of data-parallel engines, tokens of experts, and the fused exchange, which has a
-    communicator of its own (vLLM-Ascend's `mc2` group). Of both: the world, for the reshard and, with the distributed
-    optimizer, for norms of gradients.
+    - Training: tensors, stages, gradients of dense weights and of experts, tokens of experts, and two to send to other
+      stages, since a stage has two neighbours, and with two stages Megatron uses another group for one direction.
+    - Rollout: tensors, synchronisation of data-parallel engines, tokens of experts, and the fused exchange, which has
+      a communicator of its own (vLLM-Ascend's `mc2` group).
+    - Both: the world, for the reshard and, with the distributed optimizer, for gradient norms.
     """
     train, rollout = job.train, job.rollout
     experts = train.ep * (train.tp if train.moe_tp_extend_ep else 1) if job.sizes.experts else 1

@@ -1,8 +1,9 @@
-"""Which prompts are generated for when a rollout may end before all of its answers are finished.
+"""Keeps track of prompts in flight when a rollout may end before all of its answers are finished.
 
-A step trains on `batch` groups, a group being the answers to one prompt. More prompts than that are in flight, the
-rollout ends when enough groups are finished, and the others keep their tokens and go on in the next step. A group that
-has gone on `max_steps` times is not left behind again, so no token is older than that when it is trained on.
+A step trains on `batch` groups; a group is all answers to one prompt. More prompts than that are in flight. The rollout
+ends when enough groups are finished, and the others keep their tokens and continue in the next step. A rollout does not
+end before a group that has continued `max_steps` times is finished, so no token is older than that when it is trained
+on.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ from typing import Generic, TypeVar
 Content = TypeVar("Content")
 
 LEAST_THRESHOLD = 0.5
-"""Below it more groups than one batch would wait, and what falls due in a step might not fit into it."""
+"""With a lower threshold more than one batch of groups would wait, and those overdue in a step might not fit into it.
+"""
 
 
 @dataclass(frozen=True)
 class PartialRollout:
-    """batch: groups of a step. threshold: the share of the prompts in flight whose groups are finished when a rollout
-    ends, from 0.5 to 1. max_steps: further steps in which a group may go on. multiple: what the number of prompts in
-    flight divides by."""
+    """The options of partial rollouts.
+
+    Attributes:
+        batch: number of groups that a step trains on.
+        threshold: share of the prompts in flight whose groups are finished when a rollout ends, from 0.5 to 1.
+        max_steps: number of further steps in which a group may continue.
+        multiple: the number of prompts in flight is a multiple of it.
+    """
 
     batch: int
     threshold: float
@@ -32,19 +39,21 @@ class PartialRollout:
 
     @property
     def in_flight(self) -> int:
-        """Prompts in flight as a rollout begins: with 32 of a step and a threshold of 0.8, 40."""
+        """Number of prompts in flight when a rollout begins: 40 with a batch of 32 and a threshold of 0.8."""
         wanted = ceil(self.batch / Fraction(str(self.threshold)))
         return -(-wanted // self.multiple) * self.multiple
 
     def fresh(self, carried: int, steps_left: int) -> int:
-        """New prompts of a step, beside `carried` groups; `steps_left` with this one. What would be left over at the
-        end of the run is not begun."""
+        """Return the number of new prompts of a step beside `carried` groups.
+
+        Prompts that would be left over at the end of the run are not begun; `steps_left` includes this step.
+        """
         return max(0, min(self.in_flight, self.batch * steps_left) - carried)
 
 
 @dataclass(frozen=True)
 class Group(Generic[Content]):
-    """The answers to a prompt: `prompt` is its epoch and row, `begun` the step in which it was generated for first."""
+    """The answers to a prompt: `prompt` is its epoch and row, `begun` the step in which its generation began."""
 
     prompt: tuple[int, int]
     begun: int
@@ -52,7 +61,7 @@ class Group(Generic[Content]):
 
 
 class GroupsInFlight(Generic[Content]):
-    """Groups that have been begun and not trained on, in the order in which they were begun."""
+    """Groups that were begun but not yet trained on, in the order in which they were begun."""
 
     def __init__(self, policy: PartialRollout, groups: Iterable[Group[Content]] = ()) -> None:
         self.policy = policy
@@ -63,26 +72,29 @@ class GroupsInFlight(Generic[Content]):
 
     @property
     def groups(self) -> Sequence[Group[Content]]:
-        """All of them, the oldest first."""
+        """All groups, oldest first."""
         return tuple(self._groups)
 
     def begin(self, step: int, prompts: Iterable[tuple[int, int]], content: Content) -> None:
-        """Generate for further prompts from `step` on; `content` is what a group begins with."""
+        """Add groups for new prompts that begin in `step`, with `content` as their initial content."""
         self._groups += [Group(prompt, step, content) for prompt in prompts]
 
     def overdue(self, step: int) -> list[bool]:
-        """Which groups have to be finished in `step`, in their order."""
+        """Return for each group whether it has to be finished in `step`."""
         return [step - group.begun >= self.policy.max_steps for group in self._groups]
 
     def update(self, contents: Sequence[Content]) -> None:
-        """What the groups hold after a rollout, in their order."""
+        """Set the contents of the groups after a rollout, in their order."""
         self._groups = [replace(group, content=new) for group, new in zip(self._groups, contents, strict=True)]
 
     def take(self, finished: Sequence[bool]) -> list[Group[Content]]:
-        """The groups of a step, which leave: the oldest that are finished. `finished`: in the order of `groups`.
+        """Remove and return the groups that a step trains on: the oldest finished ones.
+
+        Args:
+            finished: whether a group is finished, in the order of `groups`.
 
         Raises:
-            ValueError: fewer are finished than a step trains on.
+            ValueError: fewer groups are finished than a step trains on.
         """
         places = [place for place, is_finished in enumerate(finished) if is_finished][: self.policy.batch]
         if len(places) < self.policy.batch:
@@ -93,15 +105,21 @@ class GroupsInFlight(Generic[Content]):
 
 
 def may_end(finished: Iterable[int], needed: int, held: bool) -> bool:
-    """Whether a rollout ends. finished: finished groups by rank; held: a group that must be finished is not."""
+    """Return whether a rollout may end.
+
+    Args:
+        finished: number of finished groups, by rank.
+        needed: number of groups that the step trains on.
+        held: whether a group that must be finished in this step is not.
+    """
     return not held and sum(finished) >= needed
 
 
 def spread(carried: Sequence[int], fresh: Sequence[int], parts: int) -> list[int]:
-    """An order in which every one of `parts` equal, consecutive parts has as many of `carried`, give or take one; what
-    was generated before runs short, and one rank would have it all.
+    """Return an order that spreads `carried` over equal, consecutive parts, equally up to one.
 
-    With 0 1 2 carried, 3 4 5 fresh and 3 parts: 0 3 | 1 4 | 2 5. Without any carried it is the order of `fresh`.
+    Carried groups finish earlier, and one rank would otherwise have them all. With 0 1 2 carried, 3 4 5 fresh and 3
+    parts: 0 3 | 1 4 | 2 5. Without carried groups it is the order of `fresh`.
 
     Raises:
         ValueError: the parts cannot be equal.
@@ -118,7 +136,11 @@ def spread(carried: Sequence[int], fresh: Sequence[int], parts: int) -> list[int
 
 
 def ages(step: int, segments: Collection[tuple[int, int]]) -> dict[int, int]:
-    """Tokens by their age in steps, of one answer that is trained on in `step`. segments: (step, tokens sampled in it).
+    """Return the tokens of an answer that is trained on in `step`, by their age in steps.
+
+    Args:
+        step: in which the answer is trained on.
+        segments: pairs of a step and the number of tokens sampled in it.
 
     >>> ages(5, [(3, 10), (5, 4)])
     {2: 10, 0: 4}

@@ -1,4 +1,4 @@
-"""Placements and models as a user types them on a command line."""
+"""Parses placements, models and sizes from a command line."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +16,7 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def parse_model(text: str) -> Table:
-    """A name of KNOWN, or the path of a config.json. Raises ValueError for anything else."""
+    """Read a name in KNOWN, or the path of a config.json. Raises ValueError for anything else."""
     if text in KNOWN:
         return KNOWN[text]()
     path = Path(text)
@@ -29,7 +29,7 @@ def parse_model(text: str) -> Table:
 
 
 def parse_bytes(text: str) -> int:
-    """`1GiB`, `512MiB`, `4096`: a number of bytes. Raises ValueError for anything else."""
+    """Read a number of bytes: `1GiB`, `512MiB`, `4096`. Raises ValueError for anything else."""
     unit = next((unit for unit in UNITS if text.endswith(unit)), "")
     number = text.removesuffix(unit) if unit else text
     if not number.isdecimal() or int(number) == 0:

@@ -1,7 +1,8 @@
-"""Which unfinished sequences should change ranks, so that all ranks of a rollout can run a smaller graph.
+"""Decides which unfinished sequences migrate between ranks, so that all ranks of a rollout can run a smaller graph.
 
-Graphs are compiled for a few batch sizes, and the ranks of one model run the same: the smallest that holds the rank
-with most sequences. As sequences end unevenly that rank keeps all others in a graph that is mostly padding.
+Graphs are compiled for a few batch sizes, and the ranks of one model run the same graph: the smallest one that holds
+the sequences of the fullest rank. As sequences end unevenly, that rank keeps all others in a graph that is mostly
+padding.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Move:
-    """`sequences` sequences go from one rank to another."""
+    """Migration of `sequences` sequences from one rank to another."""
 
     source: int
     target: int
@@ -20,10 +21,10 @@ class Move:
 
 
 def bucket(sequences: int, sizes: Sequence[int]) -> int:
-    """The smallest of the graph sizes that holds so many sequences.
+    """Return the smallest graph size that holds `sequences` sequences.
 
     Raises:
-        ValueError: none does.
+        ValueError: no graph is large enough.
     """
     fitting = [size for size in sizes if size >= sequences]
     if not fitting:
@@ -32,24 +33,30 @@ def bucket(sequences: int, sizes: Sequence[int]) -> int:
 
 
 def least_slot_steps(running: Iterable[int], ranks: int, sizes: Sequence[int] = ()) -> int:
-    """Ranks x graph size summed over decode steps, if before every step the sequences that run were spread evenly.
+    """Return ranks x graph size summed over decode steps, if running sequences were spread evenly before every step.
 
-    running: sequences of all ranks by step. sizes: of the graphs; without any a rank runs as many as it has. On two
-    ranks 5 and then 2 sequences need 2 x 3 + 2 x 1, and with graphs of 2 and 4, 2 x 4 + 2 x 2.
+    On two ranks 5 and then 2 sequences need 2 x 3 + 2 x 1, and with graphs of 2 and 4, 2 x 4 + 2 x 2.
+
+    Args:
+        running: number of running sequences on all ranks, by step.
+        ranks: number of ranks.
+        sizes: of the graphs; without any, a rank runs as many rows as it has sequences.
     """
     fullest = [-(-int(number) // ranks) for number in running if number]
     return sum(ranks * (bucket(most, sizes) if sizes else most) for most in fullest)
 
 
 def rebalance(counts: Sequence[int], sizes: Sequence[int], headroom: Sequence[int] | None = None) -> list[Move]:
-    """The fewest moves of sequences after which all ranks run the smallest graph that they can; none if that is the
-    present one. Pure, so that every rank finds the same from the same counts.
+    """Return the fewest migrations after which all ranks run the smallest possible graph.
 
-    counts: unfinished sequences by rank. sizes: of the graphs. headroom: sequences that the KV cache can still
-    take, by rank; without it any number.
+    There are none if the present graph is the smallest possible. The result depends only on the arguments, so every
+    rank computes the same from the same counts. With counts 5, 1, 0 and graphs of 1, 2 and 8, two sequences per rank
+    are enough: rank 0 gives two to rank 2, and one to rank 1.
 
-    With counts 5, 1, 0 and graphs of 1, 2 and 8, two sequences per rank are enough: rank 0 gives two to rank 2, and one
-    to rank 1.
+    Args:
+        counts: unfinished sequences by rank.
+        sizes: of the graphs.
+        headroom: number of sequences for which the KV cache of a rank has room; None for any number.
     """
     present = bucket(max(counts, default=0), sizes)
     for size in sorted(set(sizes)):
@@ -65,8 +72,8 @@ def rebalance(counts: Sequence[int], sizes: Sequence[int], headroom: Sequence[in
 
 
 def _paired(surplus: dict[int, int], free: dict[int, int]) -> list[Move]:
-    """Every surplus sequence finds a place: the largest surplus goes to the emptiest ranks, so few pairs exchange."""
-    # Both are in the order of ranks, in which equals stay.
+    """Assign every surplus sequence: the largest surplus goes to the emptiest ranks, so that few pairs exchange."""
+    # Both are sorted stably, so ranks with equal numbers stay in order.
     givers = sorted(surplus.items(), key=lambda item: -item[1])
     takers = iter(sorted(free.items(), key=lambda item: -item[1]))
     moves, target, places = [], -1, 0

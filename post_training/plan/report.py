@@ -1,4 +1,4 @@
-"""A plan in words: batches, memory by phase, hosts, disks, and what does not fit."""
+"""A plan in words: batches, memory by phase, hosts, disks, and everything that does not fit."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from post_training.reshard.statistics import PlanStatistics, plan_statistics
 
 # Ray keeps objects in shared memory: by default three tenths of a node's memory, and no more than this.
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
-# Memory of a worker that has imported everything and has no data yet: 0.92 GB, measured, without CANN's part.
+# Memory of a worker after all imports and without data: 0.92 GB were measured, without CANN's part.
 PROCESS = 10**9
-# Processes of a node beside a worker for each die: the trainer's on the head, and Ray's own.
+# Processes on a node beside one worker per die: the trainer's on the head node, and Ray's own.
 OTHER_PROCESSES = 4
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes of a die, of a node's host and free for checkpoints; 0 where it is not known.
+    """The hardware of a job, in bytes; 0 if unknown.
 
-    outside: what is taken from a die beside tensors. storage: bytes a second that all nodes together write for
-    checkpoints; 0 where it is not known.
+    Attributes:
+        die: memory of a die.
+        host: memory of a node's host.
+        disk: free space for checkpoints.
+        outside: device memory that is used beside tensors.
+        storage: bytes per second with which all nodes together write checkpoints.
     """
 
     die: int
@@ -36,7 +40,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes of a node. away: what residency and the optimizer keep there. objects: Ray's store. processes: of all."""
+    """Host memory of a node in bytes.
+
+    Attributes:
+        away: tensors that the offload manager and the optimizer keep on the host.
+        objects: Ray's object store.
+        processes: memory of all processes beside these.
+    """
 
     away: int
     objects: int
@@ -49,8 +59,13 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Everything that a job needs. `checkpoint` and `weights_on_disk` are bytes of the whole job; 0 where none is
-    written. remedies: by phase, and of the disk."""
+    """Everything that a job needs.
+
+    Attributes:
+        weights_on_disk: bytes of the whole model.
+        checkpoint: bytes of one checkpoint of the whole job; 0 if none is written.
+        remedies: by phase, and for the disk.
+    """
 
     job: Job
     machine: Machine
@@ -63,17 +78,21 @@ class JobPlan:
 
     @property
     def checkpoints(self) -> int:
-        """Bytes of the checkpoints that lie on the disk at one time: those that stay, and the one being written; of
-        one, where all stay."""
+        """Bytes of the checkpoints on the disk at one time: those that are kept, and the one being written.
+
+        If all are kept, the bytes of one.
+        """
         return self.checkpoint * (self.job.keeps + 1)
 
     def peaks(self) -> dict[str, int]:
-        """Bytes of a die at the peak of each phase: tensors, and what HCCL and CANN hold beside them."""
+        """Return the bytes of a die at the peak of each phase: tensors, and memory of HCCL and CANN."""
         return {phase: size + self.device.outside for phase, size in self.device.phases.items()}
 
     def device_bytes(self) -> dict[str, int | dict[str, int]]:
-        """Everything about a die in bytes, for programs: `phases` as `describe` prints them, `tensors` as torch counts
-        them, and the parts of both."""
+        """Return everything about a die in bytes, for programs.
+
+        `phases` are as `describe` prints them, `tensors` as torch counts them; all other keys are parts of them.
+        """
         parts = asdict(self.device)
         groups = communicators(self.job)
         outside = {
@@ -86,7 +105,7 @@ class JobPlan:
         return {"die": self.machine.die, **parts, **outside, "tensors": parts["phases"], "phases": self.peaks()}
 
     def problems(self) -> list[str]:
-        """What does not fit, one sentence each; empty if everything does."""
+        """Return a sentence for each thing that does not fit; empty if everything fits."""
         found = beyond_the_die(self.peaks(), self.machine.die, self.remedies)
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
@@ -103,7 +122,7 @@ class JobPlan:
         return found
 
     def remarks(self) -> list[str]:
-        """What fits and may still surprise, one sentence each."""
+        """Return a sentence for each thing that fits but may still cause trouble."""
         longest = self.job.engine_sequences * self.job.sequence_tokens
         if self.job.sequence_tokens <= self.device.kv_tokens < longest:
             return [
@@ -126,7 +145,7 @@ REMEDIES: Mapping[str, str] = {
 
 
 def beyond_the_die(peaks: Mapping[str, int], die: int, remedies: Mapping[str, str]) -> list[str]:
-    """One sentence for each phase whose peak is more than a die has, all in bytes."""
+    """Return a sentence for each phase whose peak exceeds the memory of a die; `peaks` and `die` are bytes."""
     return [
         f"{phase}: {size / 1e9:.2f} GB a die, and a die has {die / 1e9:.2f}; {remedies[phase]}"
         for phase, size in peaks.items()
@@ -135,7 +154,7 @@ def beyond_the_die(peaks: Mapping[str, int], die: int, remedies: Mapping[str, st
 
 
 def make_job_plan(job: Job, machine: Machine, remedies: Mapping[str, str] = REMEDIES) -> JobPlan:
-    """Work out a job. Raises ValueError when the placements do not fit each other."""
+    """Plan a job. Raises ValueError if the placements do not fit each other."""
     reshard, _ = plan_statistics(
         job.table, job.train, job.rollout, job.bucket_bytes, job.itemsize, job.dies_per_node, job.relays_weights
     )
@@ -156,7 +175,7 @@ def make_job_plan(job: Job, machine: Machine, remedies: Mapping[str, str] = REME
 
 
 def host_memory(job: Job, device: DeviceMemory, machine: Machine) -> HostMemory:
-    """What a node's host needs. Ray reserves its store when it starts and fills it with batches."""
+    """Return the host memory of a node. Ray reserves its store when it starts, and fills it with batches."""
     store = min(OBJECT_STORE_SHARE * machine.host, OBJECT_STORE_MOST) if machine.host else OBJECT_STORE_MOST
     processes = (job.dies_per_node + OTHER_PROCESSES) * PROCESS
     return HostMemory(device.host * job.dies_per_node, int(store), processes)
@@ -169,7 +188,7 @@ def _micro_batches(job: Job, sequences: int) -> str:
 
 
 def describe(plan: JobPlan) -> str:
-    """The plan as a table of lines."""
+    """Format the plan as a table."""
     job, device = plan.job, plan.device
     critic = device.critic_weights + device.critic_optimizer
     engines = job.dies // job.rollout.tp
@@ -211,7 +230,7 @@ def describe(plan: JobPlan) -> str:
 
 
 def _checkpoints(plan: JobPlan) -> list[str]:
-    """What a job that saves writes, and how long that takes at the machine's speed."""
+    """Format the size of a checkpoint, and the time to write it at the machine's speed."""
     job, size = plan.job, plan.checkpoint
     if not size:
         return []
@@ -234,7 +253,7 @@ def _recomputed(job: Job) -> str:
 
 
 def _phases(plan: JobPlan) -> list[str]:
-    """The peak of each phase: tensors, and with them what torch does not count."""
+    """Format the peak of each phase, with the part that torch does not count."""
     outside, taken = plan.device.outside, plan.machine.outside
     lines = [f"GB a die at the peak of a phase, of {plan.machine.die / 1e9:.2f}"]
     lines += [f"  {phase:<16}{size / 1e9:.3f}" for phase, size in plan.peaks().items()]

@@ -1,4 +1,4 @@
-"""The model's `rope_scaling`, which training and rollout read each in their own way."""
+"""Checks the model's `rope_scaling`, which training and rollout each interpret in their own way."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _READ = ("rope_scaling", "rope_theta", "max_position_embeddings", "model_type", 
 
 
 def rotary_findings(model: Mapping[str, Any], node: Mapping[str, Any], backend: str) -> Iterator[str]:
-    """A sentence for a `rope_scaling` with which rollout and training would rotate by different angles.
+    """Yield an error for a `rope_scaling` with which rollout and training would rotate by different angles.
 
     Args:
-        model: The values of the model's config.json, of a family that is known.
+        model: values of the config.json of a model of a known family.
         node: verl's group `actor_rollout_ref`.
         backend: `megatron` or `fsdp`.
     """
@@ -51,7 +51,7 @@ def _rotation_of_training(backend: str, model: Mapping[str, Any]) -> Any:
 
 
 def _trained(node: Mapping[str, Any], backend: str, model: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that the training reads: config.json with the overrides of the configuration."""
+    """Return the values that training reads: config.json with the configuration's overrides."""
     overrides = node["model"].get("override_config") or {}
     if backend == "megatron":
         overrides = overrides.get("model_config") or {}
@@ -59,7 +59,7 @@ def _trained(node: Mapping[str, Any], backend: str, model: Mapping[str, Any]) ->
 
 
 def _served(node: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that the engine reads: config.json with the engine's own arguments."""
+    """Return the values that the engine reads: config.json with the engine's own arguments."""
     engine = (node["rollout"].get("engine_kwargs") or {}).get("vllm") or {}
     overrides = engine.get("hf_overrides")
     values = {**model, **(overrides if isinstance(overrides, Mapping) else {})}

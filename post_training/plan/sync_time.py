@@ -1,4 +1,4 @@
-"""Seconds of a weight sync from the plan's own bytes, beside syncs that others have published."""
+"""Estimates the seconds of a weight sync from the plan's bytes, and lists published syncs for comparison."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from post_training.reshard.statistics import PlanStatistics
 
 SLOWEST, FASTEST = 2.2e9, 16e9
-"""Bytes a second and die. The slowest moves the 24.95 GB that a die of the recipe's first job lacks in its 11.18 s; the
-fastest is assumed."""
+"""Bytes per second and die. The slowest moves the 24.95 GB that a die of the recipe's first job receives in that job's
+11.18 s; the fastest is assumed."""
 
 
 @dataclass(frozen=True)
 class PublishedSync:
-    """A sync that somebody has measured. seconds: of one, from the fastest to the slowest run that is named."""
+    """A published sync; `seconds` are those of the fastest and the slowest run that the source names."""
 
     system: str
     model: str
@@ -59,9 +59,11 @@ UNKNOWN = (
 
 @dataclass(frozen=True)
 class SyncTime:
-    """Bytes of the dies that receive and send most, and the seconds in which the busier one moves its part.
+    """Modelled time of a sync.
 
-    fastest, slowest: at `FASTEST` and `SLOWEST`.
+    Attributes:
+        received, sent: most bytes that a die receives, and sends.
+        fastest, slowest: seconds in which the busier of these dies moves its bytes at `FASTEST` and at `SLOWEST`.
     """
 
     received: int
@@ -71,14 +73,14 @@ class SyncTime:
 
 
 def sync_time(plan: PlanStatistics) -> SyncTime:
-    """The time of one sync, links being all that takes time; a die sends and receives at once."""
+    """Return the time of one sync if only links take time, and a die sends and receives at once."""
     received, sent = int(plan.received.maximum), int(plan.sent.maximum)
     most = max(received, sent)
     return SyncTime(received, sent, most / FASTEST, most / SLOWEST)
 
 
 def describe_sync(plan: PlanStatistics) -> str:
-    """The modelled sync and the published ones as lines."""
+    """Format the modelled sync and the published ones as lines."""
     time = sync_time(plan)
     lines = [
         f"weight sync       {time.fastest:.1f} to {time.slowest:.1f} s, modelled at {FASTEST / 1e9:g} to "
@@ -99,5 +101,5 @@ def describe_sync(plan: PlanStatistics) -> str:
 
 
 def sync_estimates(plan: PlanStatistics) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the modelled sync and the published ones for programs."""
     return {**asdict(sync_time(plan)), "published": [asdict(row) for row in PUBLISHED], "unknown": list(UNKNOWN)}

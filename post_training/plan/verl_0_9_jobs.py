@@ -1,6 +1,7 @@
-"""Jobs of verl 0.9's own keys, the stack 2026, in the plan's terms; training sleeps on the host while vLLM is awake.
+"""Reads jobs with verl 0.9's own keys (stack 2026) for the plan; training is offloaded while vLLM is awake.
 
-Activations follow the formulas of the stack 2025, whose constants were measured there: an estimate for this verl.
+Activations follow the formulas of the stack 2025. Their constants were measured there, so for this verl they are
+estimates.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ MEGATRON_REMEDIES = {**REMEDIES, "update": f"set {_ON_HOST}=true, {REMEDIES['upd
 
 
 def make_verl_0_9_plan(config: Mapping[str, Any], model: Mapping[str, Any], machine: Machine) -> JobPlan | FsdpPlan:
-    """The plan of a resolved configuration that `check_job` of `verl_plugin.jobs` has passed.
+    """Plan a resolved configuration that has passed `check_job` of `verl_plugin.jobs`.
 
     Raises:
-        ValueError: a critic is trained, or Megatron's weights or optimizer stay on the die, which is not planned.
+        ValueError: a critic is trained, or Megatron's weights or optimizer stay on the die; neither is supported here.
     """
     if config["algorithm"]["adv_estimator"] == "gae":
         raise ValueError(
@@ -55,32 +56,32 @@ def make_verl_0_9_plan(config: Mapping[str, Any], model: Mapping[str, Any], mach
         return replace(plan, device=replace(plan.device, phases=_with(plan.device.phases, 2 * staged + handed)))
     job_plan = make_job_plan(read_verl_0_9_job(config, model), machine, remedies=MEGATRON_REMEDIES)
     device, job = replace(job_plan.device, phases=_with(job_plan.device.phases, handed)), job_plan.job
-    # An optimizer on the host has gradients in float32 there, beside 12 bytes of state for an element.
+    # An optimizer on the host keeps float32 gradients there, beside 12 bytes of state per element.
     gradients = device.optimizer // 3 if job.swaps_optimizer else 0
-    # vLLM-Ascend sleeps at level 1: what it serves is copied to the host.
+    # vLLM-Ascend sleeps at level 1: its weights are copied to the host.
     away = job_plan.host.away + (device.weights_rollout + gradients) * job.dies_per_node
     return replace(job_plan, device=device, host=replace(job_plan.host, away=away))
 
 
 def _with(phases: Mapping[str, int], hand_over: int) -> dict[str, int]:
-    """The phases, with the memory through which weights move beside both copies of them."""
+    """Return the phases, with the buffers of the weight transfer added to the reshard."""
     return {**phases, "reshard": phases["reshard"] + hand_over}
 
 
 def _buckets(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Bytes that alltoallv stages in each direction, 0 without it, and that verl hands over within a die."""
+    """Return the bytes that alltoallv stages in each direction (0 without it), and of verl's bucket within a die."""
     rollout = config["actor_rollout_ref"]["rollout"]
     own = _alltoallv(rollout).get("bucket_megabytes", 0)
     return own << 20, rollout["checkpoint_engine"]["update_weights_bucket_megabytes"] << 20
 
 
 def _alltoallv(rollout: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options of the weight transfer."""
+    """Return the options of the weight transfer."""
     return (rollout["engine_kwargs"]["vllm"].get("additional_config") or {}).get("alltoallv") or {}
 
 
 def read_verl_0_9_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJob:
-    """A job on FSDP2. Raises ValueError for a model without layouts, or a rollout that does not fit it."""
+    """Read a job on FSDP2. Raises ValueError if the model has no layouts, or the rollout does not fit it."""
     node, data = config["actor_rollout_ref"], config["data"]
     actor, rollout = node["actor"], node["rollout"]
     dies, tp = _dies(config), rollout["tensor_model_parallel_size"]
@@ -119,7 +120,7 @@ def read_verl_0_9_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) 
 
 
 def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Job:
-    """A job on Megatron-core. Raises ValueError for a placement without layouts, or training that stays on the die."""
+    """Read a job on Megatron-core. Raises ValueError if a placement has no layouts, or training stays on the die."""
     node, data = config["actor_rollout_ref"], config["data"]
     actor, rollout = node["actor"], node["rollout"]
     for key in ("param_offload", "optimizer_offload"):
@@ -154,7 +155,7 @@ def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Jo
         keeps=config["trainer"]["max_actor_ckpt_to_keep"] or 0,
         swaps_optimizer=_optimizer_on_host(actor["optim"].get("override_optimizer_config") or {}),
         relays_weights=_alltoallv(rollout).get("dies_per_node") is not None,
-        weighs_in_float32=True,  # the larger of both: which one MindSpeed's layers do is their options' to say
+        weighs_in_float32=True,  # the larger of the two; MindSpeed's options decide which one its layers do
     )
 
 
@@ -167,7 +168,7 @@ def _itemsize(rollout: Mapping[str, Any]) -> int:
 
 
 def _optimizer_on_host(options: Mapping[str, Any]) -> bool:
-    """Whether Megatron-core keeps all of Adam's state on the host. Raises ValueError for a part of it."""
+    """Return whether Megatron-core keeps all of Adam's state on the host. Raises ValueError if only a part is there."""
     share = options.get("optimizer_offload_fraction", 0.0) if options.get("optimizer_cpu_offload") else 0.0
     if share not in (0, 1):
         key = f"{_ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction"
@@ -178,14 +179,14 @@ def _optimizer_on_host(options: Mapping[str, Any]) -> bool:
 
 
 def stage_layers(megatron: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage: equal ones, but for a first and a last one whose number is given.
+    """Return the layers of each pipeline stage: equal numbers, except for a configured first or last stage.
 
     Args:
         megatron: the `megatron` group of verl's configuration of the actor.
-        layers: of the model.
+        layers: number of the model's layers.
 
     Raises:
-        ValueError: the others cannot have equal numbers; the sentence names the key.
+        ValueError: the other stages cannot have equal numbers; the message names the key.
     """
     stages, given = megatron["pipeline_model_parallel_size"], megatron.get("override_transformer_config") or {}
     ends = [given.get(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last")]
@@ -203,7 +204,7 @@ def stage_layers(megatron: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def _train_placement(megatron: Mapping[str, Any], layers: tuple[int, ...], dies: int) -> TrainPlacement:
-    """Experts that are whole lie on the tensor-parallel ranks too, as `moe_tp_extend_ep` of MindSpeed says it."""
+    """Return the training placement; whole experts are spread over tensor ranks too, MindSpeed's `moe_tp_extend_ep`."""
     tp, pp, ep = (megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "expert_model"))
     whole = (megatron["expert_tensor_parallel_size"] or tp) == 1
     return TrainPlacement(

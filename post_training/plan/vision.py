@@ -1,7 +1,7 @@
 """Memory of a vision tower: transformers' in training, and vLLM-Ascend's in the rollout, in bytes.
 
-A prompt may be images alone, so that it has data.max_prompt_length image tokens at most. vLLM-Ascend measures its
-engine without images before it takes the KV cache: what the tower needs comes on top of the cache.
+A prompt may consist only of images, so it has at most data.max_prompt_length image tokens. vLLM-Ascend measures its
+engine without images before it allocates the KV cache, so the tower's memory comes on top of the cache.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _NORM_BYTES = 4  # transformers computes norms in float32
 
 @dataclass(frozen=True)
 class ImageLoad:
-    """The tower and the images that a job gives it.
+    """The vision tower and its load of images.
 
     Attributes:
-        tower: its widths.
-        block: elements of one of its blocks, which is a unit of FSDP.
-        tokens: image tokens of a prompt, at most.
-        engine_tokens: image tokens that the engine encodes at once and keeps until they are prefilled, at most.
+        tower: the tower's sizes.
+        block: elements of one of its blocks, which is an FSDP unit.
+        tokens: most image tokens of a prompt.
+        engine_tokens: most image tokens that the engine encodes at once and keeps until they are prefilled.
         itemsize: bytes of the compute type.
-        width: of an image token, which is that of the decoder.
+        width: of an image token, equal to the decoder's hidden size.
     """
 
     tower: VisionSizes
@@ -40,7 +40,7 @@ class ImageLoad:
         return self.tower.depth * self.block
 
     def kept(self, sequences: int, recomputes: bool) -> int:
-        """What the tower keeps until the decoder's backward is over: pixels, blocks, and inputs of the merger."""
+        """Return the bytes kept until the decoder's backward is over: pixels, blocks, and inputs of the merger."""
         patches = self._patches(sequences)
         pixels = patches * self.tower.patch * (_PIXEL_BYTES + self.itemsize)
         inputs = patches * self.tower.hidden * self.itemsize
@@ -49,18 +49,18 @@ class ImageLoad:
         return pixels + self.tower.depth * blocks + 3 * inputs + patches * self.tower.hidden * _NORM_BYTES
 
     def backward(self, sequences: int) -> int:
-        """A block at work in its backward, with its gradients in the compute type and in float32."""
+        """Return the bytes of a block's backward, with its gradients in the compute type and in float32."""
         unit = self.block * (3 * self.itemsize + _NORM_BYTES)
         return self._kept_by_block(self._patches(sequences)) + unit
 
     def forward(self, sequences: int) -> int:
-        """Without gradients: pixels, two blocks that are gathered, and the widest tensors of one at work."""
+        """Return the bytes of a forward without gradients: pixels, two gathered blocks, and one's widest tensors."""
         patches = self._patches(sequences)
         pixels = patches * self.tower.patch * (_PIXEL_BYTES + self.itemsize)
         return pixels + 2 * self.block * self.itemsize + self._at_work(patches, 1)
 
     def engine(self, tp: int) -> int:
-        """A forward in the engine, and the embeddings that it keeps of images whose prompts are not prefilled yet."""
+        """Return the bytes of a forward in the engine, with the embeddings kept for prompts not prefilled yet."""
         patches = self.engine_tokens * self.tower.patches_per_token
         pixels = patches * self.tower.patch * (_PIXEL_BYTES + self.itemsize)
         return pixels + self._at_work(patches, tp) + self.engine_tokens * self.width * self.itemsize
@@ -69,7 +69,7 @@ class ImageLoad:
         return sequences * self.tokens * self.tower.patches_per_token
 
     def _kept_by_block(self, patches: int) -> int:
-        """Two norms in float32, inputs of matrices, the attention with its scores' sums, and the gated MLP."""
+        """Return the bytes that a block keeps: two float32 norms, matrix inputs, attention with softmax sums, MLP."""
         tower = self.tower
         norms = 2 * tower.hidden * (_NORM_BYTES + self.itemsize)
         attention = 6 * tower.hidden + tower.heads * 32

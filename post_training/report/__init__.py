@@ -1,4 +1,4 @@
-"""What a finished run shows: its metrics read back, a summary, and a picture."""
+"""Reports of a run: reads its metrics back, summarises them, and draws pictures."""
 
 from post_training.report.metrics import STAGES, ReportError, StepRecord, read_records
 from post_training.report.summary import RunFacts, summarise

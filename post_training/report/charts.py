@@ -1,7 +1,7 @@
 """Charts as inline SVG: lines over steps, stacked bars over steps, and horizontal bars.
 
-Colours are classes of the page's style sheet (c0, c1, ...), so that a chart follows a dark page. Each step has its
-values as a tooltip.
+Colours are classes of the page's style sheet (c0, c1, ...), so a chart follows a dark page. Each step shows its values
+in a tooltip.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from markupsafe import Markup
 
 _WIDTH, _HEIGHT = 560, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 10, 10, 28
-# More steps than this are drawn as the lowest and the highest value of equally many steps each.
+# More steps than this are drawn as the lowest and the highest value of each of several equal groups of steps.
 _MOST_POINTS = 500
 _MOST_COLUMNS = 160
 _MOST_COLOURS = 8
-# Values closer together than this are one flat line: its axis begins at 0.
+# Values that are closer together than this are drawn as a flat line, whose axis begins at 0.
 _FLAT, _SMALLEST = 1e-9, 1e-300
 Text = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values over steps, in the order of steps; all are finite. dots: each value by itself, without a line."""
+    """Finite values over steps, in the order of steps; `dots` draws each value as a dot, without a line."""
 
     name: str
     points: Sequence[tuple[int, float]]
@@ -35,12 +35,12 @@ class Series:
 
 
 def number(value: float) -> str:
-    """A number with at most four significant digits."""
+    """Format a number with at most four significant digits."""
     return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
 
 
 def size(value: float) -> str:
-    """Bytes as a person reads them: 1536 is 1.5 KiB."""
+    """Format bytes for people: 1536 is 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024 or unit == "TiB":
             return f"{value:.4g} {unit}"
@@ -51,13 +51,14 @@ def size(value: float) -> str:
 def lines(
     series: Sequence[Series], text: Text = number, logarithmic: bool = False, zero: bool = False, over: str = "step"
 ) -> Markup:
-    """A chart of lines over steps; empty where no series has a point.
+    """Draw lines over steps; empty if no series has a point.
 
     Args:
-        over: what the lines are over, where it is no step.
-        text: how a value is written.
-        logarithmic: the axis of values is; values of 0 and below are left out.
-        zero: the axis of values begins at 0.
+        series: the lines.
+        text: formats a value.
+        logarithmic: use a logarithmic value axis; values of 0 and below are left out.
+        zero: begin the value axis at 0.
+        over: name of the horizontal axis, if it is not the step.
     """
     if logarithmic:
         series = [Series(each.name, [(s, v) for s, v in each.points if v > 0], each.dots) for each in series]
@@ -91,10 +92,15 @@ def stacked(
     text: Text = number,
     colours: Mapping[str, int] | None = None,
 ) -> Markup:
-    """Bars over steps, each the sum of its parts; `parts` are names with a value of 0 or more for every step.
+    """Draw stacked bars over steps; empty if there are no steps.
 
-    Of many steps the bars are means of equally many. Empty where there is no step.
-    colours: the number of each part's colour; by default they come in turn.
+    With many steps each bar is the mean of a group of steps; all groups have the same size.
+
+    Args:
+        steps: numbers of the steps.
+        parts: names, each with a value of 0 or more for every step.
+        text: formats a value.
+        colours: number of each part's colour; by default colours are used in turn.
     """
     if not steps:
         return Markup("")
@@ -123,7 +129,7 @@ def stacked(
 
 
 def bars(values: Sequence[tuple[str, float]], text: Text = number) -> Markup:
-    """Horizontal bars with their names and values; values are 0 or more."""
+    """Draw horizontal bars with their names and values; values are 0 or more."""
     if not values:
         return Markup("")
     row, left, highest = 22, 150, max(value for _, value in values) or 1.0
@@ -141,7 +147,7 @@ def bars(values: Sequence[tuple[str, float]], text: Text = number) -> Markup:
 
 @dataclass(frozen=True)
 class _Axes:
-    """From steps and values to places in the drawing. ticks: of the values, the lowest and the highest included."""
+    """Maps steps and values to coordinates; `ticks` of the value axis include its lowest and highest value."""
 
     first: int
     last: int
@@ -159,7 +165,7 @@ class _Axes:
         return x, _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (at - low) / (high - low)
 
     def frame(self, text: Text) -> list[str]:
-        """Grid lines and the texts beside and below them."""
+        """Draw grid lines and their labels."""
         shapes = []
         for tick in self.ticks:
             y = self.place(self.first, tick)[1]
@@ -175,7 +181,7 @@ class _Axes:
         return shapes
 
     def tooltips(self, rows: dict[int, list[str]], over: str) -> list[str]:
-        """An invisible column over each step (`over` is what a step is called) that says what is drawn there."""
+        """Draw an invisible column over each step with a tooltip of its `rows`; `over` is the name of a step."""
         steps = list(rows)
         steps = steps[:: math.ceil(len(steps) / _MOST_COLUMNS)]
         centres = [self.place(step, self.ticks[-1])[0] for step in steps]
@@ -201,7 +207,7 @@ def _svg(
 
 
 def _scale(low: float, high: float, logarithmic: bool = False, in_bytes: bool = False) -> list[float]:
-    """Ticks from at most `low` to at least `high`, always two or more."""
+    """Return two or more ticks from at most `low` to at least `high`."""
     if in_bytes and high >= 1024:
         unit = 1024.0 ** math.floor(math.log(high, 1024))
         return [tick * unit for tick in _scale(low / unit, high / unit)]
@@ -215,7 +221,7 @@ def _scale(low: float, high: float, logarithmic: bool = False, in_bytes: bool = 
 
 
 def _ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers at equal distances of 1, 2 or 5 times a power of ten, which enclose `low` and `high`."""
+    """Return round numbers that enclose `low` and `high`, at equal distances of 1, 2 or 5 times a power of ten."""
     span = (high - low) or 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     stride = next(factor * power for factor in (1, 2, 5, 10) if span / (factor * power) <= most)
@@ -224,7 +230,7 @@ def _ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Few enough points to draw, with every lowest and highest value among them."""
+    """Return few enough points to draw: the lowest and the highest of each group of points."""
     if len(points) <= _MOST_POINTS:
         return list(points)
     width = math.ceil(2 * len(points) / _MOST_POINTS)

@@ -1,4 +1,4 @@
-"""comparison.html: two runs as one page. Curves of both in one chart, differences step by step, other settings."""
+"""comparison.html: compares two runs on one page, with both curves in each chart, differences and changed settings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NAME = "comparison.html"
 """The file's name in the second run's folder."""
 
 FEWEST_STEPS = 8
-"""Steps that both runs made, from which on a difference has an interval."""
+"""Smallest number of common steps for which a difference has an interval."""
 
 _FIRST = (
     REWARD, "val-core/", "response_length/mean", "response_length/clip_ratio", "actor/grad_norm", STEP_SECONDS,
     "perf/throughput",
 )  # fmt: skip
-# Both runs train on the same prompts at the same step where these and the files are the same.
+# Both runs train on the same prompts at the same step if these keys and the files are the same.
 _ORDER_OF_DATA = ("data.seed", "data.shuffle", "data.train_batch_size", "data.gen_batch_size", "data.sampler")
 
 
@@ -37,7 +37,10 @@ _ORDER_OF_DATA = ("data.seed", "data.shuffle", "data.train_batch_size", "data.ge
 class Difference:
     """A metric in both runs, over the steps in which both have it.
 
-    difference: second minus first. It has an interval from `FEWEST_STEPS` steps on; one step alone, or few, have none.
+    Attributes:
+        steps: number of these steps.
+        first, second: means of the two runs.
+        difference: second minus first, with an interval if there are at least `FEWEST_STEPS` steps.
     """
 
     metric: str
@@ -52,7 +55,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.has_interval and (self.difference.low > 0 or self.difference.high < 0)
 
 
@@ -67,7 +70,7 @@ def write_comparison(first: Path, second: Path, path: Path | None = None) -> Pat
     """Write the comparison of two runs, by default to comparison.html in the folder of the second.
 
     Raises:
-        ReportError: a folder that is no run, or two runs without a common step; one sentence.
+        ReportError: a folder is no run, or the runs have no common step; the message is one sentence.
         OSError: the page cannot be written.
     """
     target = path or second / NAME
@@ -79,7 +82,7 @@ def write_comparison(first: Path, second: Path, path: Path | None = None) -> Pat
 
 
 def render_comparison(first: Path, second: Path) -> str:
-    """The page as HTML. Raises ReportError as `write_comparison` does."""
+    """Return the page as HTML. Raises ReportError as `write_comparison` does."""
     runs = [_read(folder, name) for folder, name in zip((first, second), _names(first, second), strict=True)]
     found = differences(runs[0].records, runs[1].records)
     if not found:
@@ -109,7 +112,7 @@ def render_comparison(first: Path, second: Path) -> str:
 
 
 def differences(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> list[Difference]:
-    """Every metric that both runs have at the same step, in order of names."""
+    """Compare every metric that both runs have at the same step, in order of names."""
     found = []
     in_first, in_second = ({name for record in records for name in record.metrics} for records in (first, second))
     for name in sorted(in_first & in_second):
@@ -133,7 +136,7 @@ def _read(folder: Path, name: str) -> _Run:
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:
-    """The folders' own names; with what lies above them where they are alike."""
+    """Return the folders' names, with their parents' names if they are the same."""
     left, right = first.resolve(), second.resolve()
     if left == right:
         raise ReportError(f"{first} and {second} are one run: give two.")
@@ -144,14 +147,17 @@ def _names(first: Path, second: Path) -> tuple[str, str]:
 
 
 def _same_prompts(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether a step of both runs has the same prompts; a rehearsal keeps a copy of its data in its own folder."""
+    """Return whether the same step of both runs has the same prompts.
+
+    Files are compared by content, as a rehearsal keeps a copy of its data in its own folder.
+    """
     files = []
     for config in (first, second):
         given = at(config, "data.train_files")
         files.append([Path(str(each)) for each in (given if isinstance(given, list) else [given])])
     try:
         same = all(mine == theirs or cmp(mine, theirs, shallow=False) for mine, theirs in zip(*files, strict=True))
-    except (OSError, ValueError):  # of another machine, or another number of them
+    except (OSError, ValueError):  # files on another machine, or different numbers of files
         return False
     return same and all(at(first, key) == at(second, key) for key in _ORDER_OF_DATA)
 

@@ -1,7 +1,7 @@
-"""What makes a finished run untrue: updates that did not take place, values that are not finite, things not compared.
+"""Finds faults that invalidate a run: skipped updates, values that are not finite, missing or failed comparisons.
 
-The driver holds every step against this as it is logged, and whoever summarises a run does so again with the metrics
-that were written, where None stands for a value that was not finite.
+The driver checks every step when it logs it. Summaries check again with the written metrics, in which None stands for a
+value that was not finite.
 """
 
 import json
@@ -20,9 +20,9 @@ from post_training.report.metrics import (
     WEIGHTS_EXACT,
 )
 
-# In float32 rollout and training compute the same function; what is left of a difference is summation order.
+# In float32 rollout and training compute the same function; only the order of sums differs.
 FLOAT32_GATE = 1e-3
-# Where tied experts were chosen differently single tokens may be further apart, and the mean over all tokens is not.
+# If tied experts were chosen differently, single tokens may differ more, but the mean over all tokens does not.
 FLOAT32_MEAN_GATE = 1e-4
 REWARD_ERROR = "reward_error"
 NOT_ANSWERING = "not_answering"
@@ -39,8 +39,8 @@ class RunFaults:
 
     Args:
         precision: data type of the weights. In float32 log-probs of rollout and training differ by less than
-            `FLOAT32_GATE`, and both choose the same experts; ties are left out (`mismatch/router_ties.py`). In
-            bfloat16 a near tie may be decided either way.
+            `FLOAT32_GATE`, and both choose the same experts; ties are excluded (`mismatch/router_ties.py`). In
+            bfloat16 near ties may be decided either way.
     """
 
     precision: str
@@ -53,7 +53,7 @@ class RunFaults:
     reward_errors: dict[int, list[str]] = field(default_factory=dict)
 
     def add(self, step: int, metrics: Mapping[str, Any], reward_errors: Sequence[str] = ()) -> dict[str, str]:
-        """Take in the metrics of one step and what its rewards raised; returns the clauses of this step alone."""
+        """Add a step's metrics and the errors of its rewards; return the clauses of this step only."""
         alone = RunFaults(self.precision)
         alone._take(step, metrics, reward_errors)
         self._take(step, metrics, reward_errors)
@@ -82,22 +82,22 @@ class RunFaults:
             self.differing.append(step)
 
     def state(self) -> dict[str, Any]:
-        """All of them as JSON holds them, for a run that goes on."""
+        """Return all faults as JSON-ready values, for a resumed run."""
         return json.loads(json.dumps({name: value for name, value in asdict(self).items() if name != "precision"}))
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Begin with what `state` returned; steps are numbers again."""
+        """Set the faults that `state` returned; step numbers become integers again."""
         for name, value in state.items():
             by_step = name in ("skipped", "beyond_gate", "other_experts", "reward_errors")
             setattr(self, name, {int(step): each for step, each in value.items()} if by_step else value)
 
     @property
     def reward_error_count(self) -> int:
-        """How often the reward function failed."""
+        """Number of failures of the reward function."""
         return sum(map(len, self.reward_errors.values()))
 
     def clauses(self) -> dict[str, str]:
-        """What is wrong, a clause for each kind, the likeliest cause first; empty for a run that is what it seems."""
+        """Return a clause for each kind of fault, likeliest cause first; empty if the run has none."""
         found = {}
         if self.reward_errors:
             first, times = next(iter(self.reward_errors.values()))[0], self.reward_error_count
@@ -137,13 +137,13 @@ class RunFaults:
         return "metrics were not finite: " + ", ".join(shown) + (f" and {more} more metrics" if more else "")
 
     def sentence(self) -> str | None:
-        """One sentence with all that is wrong; None where nothing is."""
+        """Return all faults as one sentence; None if there are none."""
         found = self.clauses()
         return f"{INVALID}: {'; '.join(found.values())}" if found else None
 
 
 def steps_in_words(steps: Sequence[int] | Mapping[int, Any]) -> str:
-    """`step 3`, `steps 1 and 2`, or the first few and how many more."""
+    """Format steps as `step 3`, `steps 1 and 2`, or the first few and the number of the others."""
     numbers = [str(step) for step in steps]
     if len(numbers) == 1:
         return f"step {numbers[0]}"
@@ -153,7 +153,7 @@ def steps_in_words(steps: Sequence[int] | Mapping[int, Any]) -> str:
 
 
 def _is_beyond_gate(difference: float, metrics: Mapping[str, Any]) -> bool:
-    """Whether the largest difference of a float32 step shows that rollout and training are two models."""
+    """Return whether the largest difference of a float32 step proves that rollout and training compute differently."""
     mean = metrics.get(LOGPROB_DIFFERENCE_MEAN)
     if metrics.get(EXPERT_TIES_DIFFER) and mean is not None and mean < FLOAT32_MEAN_GATE:
         return False
@@ -161,7 +161,7 @@ def _is_beyond_gate(difference: float, metrics: Mapping[str, Any]) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether a metric is a finite number; text is no number and none of this module's business."""
+    """Return whether a metric is finite; text counts as finite, because it is not checked here."""
     if getattr(value, "shape", None) in ((), (1,)):
         value = value.item()
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))

@@ -1,6 +1,6 @@
-"""Model FLOPs utilisation: the multiplications and additions that a model needs, against what a die could do.
+"""Model FLOPs utilisation (MFU): the FLOPs that a model needs, as a share of a die's peak.
 
-What is recomputed is not counted, so that recomputation lowers the utilisation (PaLM, arXiv:2204.02311, appendix B).
+Recomputed FLOPs do not count, so recomputation lowers the utilisation (PaLM, arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FORWARD_AND_BACKWARD = 3  # a backward pass is two forward passes
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense BF16 TFLOPS of one die, and who says so."""
+    """Dense BF16 TFLOPS of one die, with their source."""
 
     teraflops: float
     source: str
 
 
-# No public data sheet says it for a die, and sources differ; MFU by another peak is in inverse proportion.
+# No public data sheet states it for a die, and sources differ; MFU is inversely proportional to the peak.
 A3_PEAKS = (
     Peak(
         376,
@@ -41,16 +41,17 @@ class UnknownModelError(ValueError):
 
 
 def forward_flops(model: Mapping[str, Any], tokens: float) -> float:
-    """FLOPs of one forward pass over a sequence of `tokens` tokens, whose attention is causal.
+    """Return the FLOPs of one forward pass over a sequence of `tokens` tokens with causal attention.
 
-    Two for each weight that a token meets (embeddings are looked up, not multiplied; of the experts those that it goes
-    to), and in attention for each pair of tokens two for each width of a head's query and value.
+    A token needs two FLOPs for each weight with which it is multiplied: of the experts only the chosen ones count, and
+    embeddings are looked up. Attention needs two for each pair of tokens and each element of a head's query and value.
 
     Args:
         model: a HuggingFace config.json of a known family.
+        tokens: length of the sequence.
 
     Raises:
-        UnknownModelError: another model, or a field is missing.
+        UnknownModelError: the model's family is unknown, or a field is missing.
     """
     family = find_family(model)
     if family is None:
@@ -64,11 +65,14 @@ def forward_flops(model: Mapping[str, Any], tokens: float) -> float:
 
 
 def utilisation(model: Mapping[str, Any], statistics: StepStatistics, dies: int, peak: float) -> float | None:
-    """MFU of a step's update between 0 and 1; None where its seconds are not known.
+    """Return the MFU of a step's update between 0 and 1; None if its seconds are not known.
 
-    Every sequence counts as one of mean length, which leaves out what the spread of lengths adds to attention.
+    Every sequence counts as one of mean length, which ignores the attention that the spread of lengths adds.
 
     Args:
+        model: a HuggingFace config.json of a known family.
+        statistics: of the step.
+        dies: number of dies.
         peak: TFLOPS of one die.
 
     Raises:

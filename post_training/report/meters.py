@@ -1,4 +1,4 @@
-"""The counters of the emulated NPU: every process of a run writes a file, and this adds them up."""
+"""Sums the counters of the emulated NPU, of which every process of a run writes a file."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,16 @@ from post_training.report.metrics import ReportError, read_objects
 
 
 def read_meters(folder: Path) -> dict[str, Any] | None:
-    """Adds up the meter files of a run; None where there is none, as on a real NPU.
+    """Sum the meter files of a run.
 
-    Returns a dictionary with ``processes``; ``collectives`` (kind -> count and bytes, over processes and group sizes:
-    a collective among 4 ranks counts 4 times); ``copies`` (direction -> count and bytes); ``operator_calls`` (in all);
-    ``peak_device_bytes`` (phase -> highest over processes and devices, with ``run`` for the whole life of a process).
+    Returns:
+        None if there are no files, as on a real NPU. Otherwise a dictionary with ``processes``; ``collectives`` (kind
+        -> count and bytes, over processes and group sizes: a collective among 4 ranks counts 4 times); ``copies``
+        (direction -> count and bytes); ``operator_calls`` (total); ``peak_device_bytes`` (phase -> highest over
+        processes and devices, with ``run`` for the whole life of a process).
 
     Raises:
-        ReportError: a file is damaged; one sentence.
+        ReportError: a file is damaged; the message is one sentence.
     """
     snapshots = read_objects(sorted(folder.glob("*.json")))
     if not snapshots:

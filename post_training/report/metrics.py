@@ -1,4 +1,4 @@
-"""Reading the metrics that a run writes: one JSON object a line and a step."""
+"""Reads the metrics that a run writes, one line with a JSON object for each step, and its other records."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from post_training.user_files import RECORDS_BYTES, FileError, parse_json, read_object, read_text
 
-# Stage of the published results table -> verl's metric with its seconds a step.
+# Stage of the published results table -> verl's metric with its seconds per step.
 STAGES: Mapping[str, str] = {
     "rollout": "timing_s/gen",
     "old_log_prob": "timing_s/old_log_prob",
@@ -21,9 +21,9 @@ STAGES: Mapping[str, str] = {
     "reshard": "timing_s/reshard",
     "offload": "timing_s/offload",
 }
-# verl times the reshard inside generation: it is taken out of it, so that stages add up to a step.
+# verl times the reshard inside generation; it is subtracted there, so that stages add up to a step.
 CONTAINED_IN: Mapping[str, str] = {"reshard": "rollout"}
-# Tensors move at the beginning of every stage, so this time is part of the others and no slice of its own.
+# Tensors move at the beginning of every stage, so this time is part of the other stages and not a summand.
 SPREAD_OVER_OTHERS = "offload"
 REWARD = "critic/score/mean"
 STEP_SECONDS = "timing_s/step"
@@ -35,32 +35,32 @@ EXPERT_SETS_DIFFER, EXPERT_SETS_COMPARED = "rollout/expert_sets_differ", "rollou
 EXPERT_TIES_DIFFER = "rollout/expert_ties_differ"
 """Share of the compared tokens x layers that rollout and training sent to different experts, and their count."""
 EXPERT_SETS_REPLACED, EXPERT_BYTES = "rollout/expert_sets_replaced", "rollout/expert_ids_bytes"
-"""Share of them for which training's router prefers other experts, and the bytes of the experts sent with samples."""
+"""Share of them for which training's router prefers other experts; bytes of the expert numbers sent with samples."""
 SKIPPED_UPDATES = ("actor/nonfinite_steps", "critic/nonfinite_steps")
 GENERATED_PROMPTS, TRAINED_PROMPTS = "sampling/generated_prompts", "sampling/trained_prompts"
 GROUPS_WITH_GRADIENT, TRUNCATED_SHARE = "sampling/groups_with_gradient", "sampling/truncated_share"
-# Inside verl's timer of a step, and no part of training: every so many steps it also validates and saves.
+# Inside verl's timer of a step, but not part of training: some steps also validate and save.
 ASIDE = ("timing_s/save_checkpoint", "timing_s/testing")
 UPDATE_SECONDS = STAGES["update"]
 PEAK_BYTES_PREFIX = "memory/peak_bytes/"
 ALLOCATED_BYTES_PREFIX = "memory/allocated_bytes/"
-# In the order in which a step goes through them; see features/residency/phases.py.
+# In the order of a step; see features/residency/phases.py.
 PHASES = (
     "init", "reshard", "rollout", "idle", "old_log_prob", "ref", "values", "update_critic", "update", "checkpoint",
     "critic_checkpoint",
 )  # fmt: skip
 COLLECTIVES_PREFIX = "collectives/"
-# Of events.jsonl: the first event of every start, and how one ended, with `status` and `message`.
+# Events in events.jsonl: the first one of every start, and the last one of a start, with `status` and `message`.
 BEGAN, ENDED = "ray_ready", "ended"
 MEMORY = "memory"  # the folder with a file for each die
 PATCHES = "patches"  # the folder with a file of executed patches for each process
-# Forwards of a rollout without a prompt, and how often its ranks exchanged what they run.
+# Number of a rollout's forwards without a prompt, and of synchronisations between its ranks.
 DECODE_STEPS, AGREEMENTS = "rollout/decode_steps", "rollout/agreements"
-# Ranks x graph size summed over those forwards, and the sum with sequences spread evenly over the ranks.
+# Ranks x graph size summed over those forwards, and the same sum with sequences spread evenly over ranks.
 SLOT_STEPS, SLOT_STEPS_BOUND = "rollout/slot_steps", "rollout/slot_steps_bound"
-# Exchanges of the samples that stay with the workers that generated them.
+# Number of exchanges of samples that stay on the workers that generated them.
 DATA_COLLECTIVES = "samples/collectives"
-# What the driver serializes for workers, and how long after the first of them the last begins a stage.
+# Bytes that the driver serializes for workers, and seconds from the first worker's start of a stage to the last one's.
 DRIVER_BYTES, START_SKEW_PREFIX = "perf/driver_bytes_per_sample", "timing_start_skew/"
 
 
@@ -80,7 +80,7 @@ class StepRecord:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     def stage_seconds(self) -> dict[str, float | None]:
-        """Returns the seconds of each stage of this step; None for a stage that the run did not time."""
+        """Return the seconds of each stage of this step; None for a stage that the run did not time."""
         seconds = {stage: self.metrics.get(name) for stage, name in STAGES.items()}
         for inner, outer in CONTAINED_IN.items():
             part, whole = seconds[inner], seconds[outer]
@@ -89,17 +89,17 @@ class StepRecord:
         return seconds
 
     def aside_seconds(self) -> float:
-        """Seconds of this step in which it saved a checkpoint or validated; 0 for a step that did neither."""
+        """Return the seconds in which this step saved a checkpoint or validated; 0 if it did neither."""
         return sum(self.metrics.get(name) or 0.0 for name in ASIDE)
 
     def training_seconds(self) -> float | None:
-        """Seconds of this step without saving and validation; None where the step was not timed."""
+        """Return the seconds of this step without saving and validation; None if the step was not timed."""
         step = self.metrics.get(STEP_SECONDS)
         return None if step is None else max(0.0, step - self.aside_seconds())
 
 
 def read_records(path: Path) -> list[StepRecord]:
-    """Reads a metrics file, in the order of its lines; a missing file is a run that has not made a step.
+    """Read a metrics file, in the order of its lines; empty if there is no file, as before the first step.
 
     A last line without its line end is still being written and is left out.
 
@@ -111,17 +111,18 @@ def read_records(path: Path) -> list[StepRecord]:
 
 
 def training_steps(records: Iterable[StepRecord]) -> list[StepRecord]:
-    """Leaves out what a validation before training wrote: verl logs it as step 0."""
+    """Leave out the record of a validation before training, which verl logs as step 0."""
     return [record for record in records if record.step > 0]
 
 
 def read_entries(path: Path, **needed: type) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object a line; a last line still being written is left out.
+    """Read a file with one JSON object per line; empty if there is no file.
 
-    A missing file has none.
+    A last line that is still being written is left out.
 
     Args:
-        needed: keys that every entry has, with the type of their values; a float may be a whole number.
+        path: of the file.
+        needed: keys that every entry must have, with the type of their values; a float may be a whole number.
 
     Raises:
         ReportError: a complete line is not a JSON object, or lacks a needed key.
@@ -136,7 +137,7 @@ def read_entries(path: Path, **needed: type) -> list[dict[str, Any]]:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """What a run's events.jsonl tells: each has a time and a name, the end of a start a status and a message.
+    """Read a run's events.jsonl: each event has a time and a name, the last one of a start a status and a message too.
 
     Raises:
         ReportError: see `read_entries`.
@@ -150,7 +151,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_objects(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """The JSON objects of files, one each, in the order of the paths; a missing file has none.
+    """Read one JSON object from each file, in the order of the paths; missing files are left out.
 
     Raises:
         ReportError: a file is not a JSON object.
@@ -166,7 +167,7 @@ def read_objects(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def _complete_lines(path: Path) -> list[str]:
-    """The lines of a file that a run appends to, without the last one where it has no end yet; none without a file."""
+    """Return the lines of a file that a run appends to, without an unfinished last one; empty if there is no file."""
     try:
         return read_text(path, RECORDS_BYTES).rpartition("\n")[0].split("\n")
     except FileError as error:

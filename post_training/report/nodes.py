@@ -1,4 +1,4 @@
-"""On which nodes a supervised run made its steps, from the record of its supervisor."""
+"""Reads the layouts in which a supervised run made its steps, from its supervisor's record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUPERVISION = "supervision.jsonl"
 
 @dataclass(frozen=True)
 class Stretch:
-    """Steps that were made in one layout, both included."""
+    """The steps from `first` to `last`, both included, which were made in one layout."""
 
     first: int
     last: int
@@ -22,12 +22,13 @@ class Stretch:
 
 
 def nodes_by_step(folder: Path, last_step: int) -> list[Stretch]:
-    """The stretches of a run that may go on with fewer nodes, in the order of steps; empty for another run.
+    """Return the stretches of a run that may go on with fewer nodes, in the order of steps; empty for other runs.
 
-    A start goes on from a checkpoint: steps behind it that an earlier one made are made again, and count for the later.
+    A start continues from a checkpoint. Steps after it that an earlier start made are made again, and count for the
+    later start.
 
     Raises:
-        ReportError: a record that cannot be read.
+        ReportError: the record cannot be read.
     """
     found: list[Stretch] = []
     known = {"nodes": int, "of_nodes": int, "from_step": int, "layout": str}
@@ -41,7 +42,7 @@ def nodes_by_step(folder: Path, last_step: int) -> list[Stretch]:
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """Those that follow each other in one layout, as after a failure that cost no node, as one."""
+    """Join consecutive stretches in the same layout, such as those before and after a failure that cost no node."""
     joined: list[Stretch] = []
     for each in stretches:
         before = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""The colours of report.html, report.png and the other pictures; no other module names a colour."""
+"""The colours of report.html, report.png and the other pictures; no other module defines a colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LIGHT = (
 DARK = (
     "#6fa8e8", "#f0a657", "#6fc391", "#e57f7c", "#b48fdb", "#c7a86b", "#5fc9c9", "#7b8494", "#dba0bf", "#c3d68f",
 )  # fmt: skip
-"""On dark pages, in the order of `LIGHT`."""
+"""The same colours for dark pages, in the order of `LIGHT`."""
 
 LIGHT_FRAME: Mapping[str, str] = {
     "ground": "#ffffff", "panel": "#f7f8fa", "ink": "#1c2430", "faint": "#667085", "rule": "#e2e5ea",
@@ -34,15 +34,15 @@ PICTURE_STYLE: Mapping[str, str] = {
     "ytick.color": LIGHT_FRAME["faint"],
     "grid.color": LIGHT_FRAME["rule"],
 }
-"""matplotlib's settings for a picture that looks like the page on a light ground."""
+"""matplotlib settings for a picture that looks like the light page."""
 
 STAGE_COLOURS: Mapping[str, int] = {
     "rollout": 0, "old_log_prob": 4, "ref": 2, "values": 8, "reward": 3, "adv": 5, "update_critic": 9, "update": 1,
     "reshard": 6, "offload": 7, "other": 7,
 }  # fmt: skip
-"""Which colour each stage of a step has."""
+"""Number of each stage's colour."""
 
 
 def stage_colour(stage: str) -> str:
-    """The colour of a stage in a picture on white ground."""
+    """Return the colour of a stage in a picture on a white background."""
     return LIGHT[STAGE_COLOURS[stage]]

@@ -1,4 +1,4 @@
-"""The picture of a run: reward by step, and where each step's time went."""
+"""Draws a run: the reward of each step, and its seconds by stage."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +14,13 @@ from post_training.report.palette import LIGHT, PICTURE_STYLE, stage_colour
 from post_training.report.summary import REWARD_WINDOW, moving_means
 
 _CURVE_COLOUR = LIGHT[0]
-# Device pixels: 110 dots an inch make it readable in a browser and a README alike.
+# 110 dots per inch are readable in a browser and in a README.
 _DOTS_PER_INCH = 110
 
 
-@mpl.rc_context(dict[Any, Any](PICTURE_STYLE))  # matplotlib makes ticks only when the picture is saved
+@mpl.rc_context(dict[Any, Any](PICTURE_STYLE))  # around all of it: matplotlib makes ticks when the picture is saved
 def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
-    """Writes a PNG with two panels over the steps: mean reward, and seconds a stage (stacked).
+    """Write a PNG with two panels over the steps: mean reward, and stacked seconds by stage.
 
     Raises:
         ReportError: there is no step to draw.

@@ -1,4 +1,4 @@
-"""What the recipe published of a step on 128 Atlas A3 cards, with the conditions under which each row was measured.
+"""Published measurements of the recipe's step on 128 Atlas A3 cards, with the conditions of each row.
 
 Source: cann-recipes-train, docs/llm_rl/deepseek_rl_train_optimization.md, sections 1.4.1 and 1.4.2, and the README of
 llm_rl/deepseek for what changed later. "Offload etc." is what remains of the total.
@@ -16,12 +16,12 @@ from post_training.report.rates import Rates, StepStatistics
 CARDS = 128
 SEQUENCES = 512 * 16
 DEEPSEEK_V3: Mapping[str, Any] = PUBLISHED | {"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}
-"""The config.json of the model that the rows trained, without the layer for multi-token prediction."""
+"""The config.json of the model in the rows, without the layer for multi-token prediction."""
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row: what was measured, and the tokens a second and card that were published beside it."""
+    """A row: the measured step, and the tokens per second and card that were published with it."""
 
     name: str
     step: int

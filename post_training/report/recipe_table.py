@@ -20,7 +20,7 @@ _LABEL_WIDTH, _NOTE_WIDTH = 30, 110
 
 @dataclass(frozen=True)
 class Column:
-    """One run or one published row, and everything that the table says of it. mfu: of the update, between 0 and 1."""
+    """A column of the table: a run or a published row. `mfu` is that of the update, between 0 and 1."""
 
     name: str
     steps: str
@@ -32,16 +32,16 @@ class Column:
 
     @property
     def per_die(self) -> Rates:
-        """Tokens a second of a die."""
+        """Tokens per second of a die."""
         return self.per_card.over(DIES_OF_A_CARD)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON-ready values."""
+        """Return the column as JSON-ready values."""
         return {**asdict(self), "per_die": asdict(self.per_die)}
 
 
 def column_of_run(run: Run, peak: float) -> Column:
-    """What the table says of a run; `peak` is TFLOPS of a die."""
+    """Make the column of a run; `peak` is in TFLOPS of a die."""
     statistics, notes, mfu = run.statistics, [run.conditions], None
     if run.model is None:
         notes.append("no MFU: the run kept no model.json and its model is not on this machine; give --model")
@@ -62,7 +62,7 @@ def column_of_run(run: Run, peak: float) -> Column:
 
 
 def column_of_published(row: PublishedRow, peak: float) -> Column:
-    """A published row as it was published, and the MFU that follows from it."""
+    """Make the column of a published row, with the MFU computed from it."""
     dies = CARDS * DIES_OF_A_CARD
     mfu = utilisation(DEEPSEEK_V3, row.statistics, dies, peak)
     return Column(row.name, f"step {row.step}", row.statistics, row.rates, mfu, dies, row.conditions)
@@ -73,7 +73,7 @@ def _seconds(name: str, column: Column) -> float | None:
 
 
 def render(columns: Sequence[Column], peak: float, source: str) -> str:
-    """The table as lines: a column each, quantities downwards in the recipe's order, and the notes below."""
+    """Format the table: a column for each entry, quantities as rows in the recipe's order, and the notes below."""
     width = max(18, *(len(column.name) + 2 for column in columns))
 
     def row(label: str, value: Callable[[Column], float | str | None], digits: int = 2) -> str:

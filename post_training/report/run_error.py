@@ -1,4 +1,4 @@
-"""How a run says that it failed: the exception that reaches the user as its sentence alone."""
+"""The exception for failed runs, of which the user sees only the message."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from post_training.start_status import Cause
 
 
 class RunError(RuntimeError):
-    """The run is not what it should be; the message is one sentence for the user, and no trace would help.
+    """The run failed; the message is one sentence for the user, who does not need a traceback.
 
-    reason: the cause by which a supervisor decides; None where only log and exit code tell it.
+    `reason` is the cause by which a supervisor decides; None if it can only tell from log and exit code.
     """
 
     def __init__(self, sentence: str, reason: Cause | None = None) -> None:
@@ -17,7 +17,7 @@ class RunError(RuntimeError):
 
 
 def original(error: BaseException) -> BaseException:
-    """What was raised first, where Ray has handed it from process to process: each of its exceptions has a cause."""
+    """Return the exception that was raised first, from those that Ray wrapped around it in each process (`cause`)."""
     while isinstance(cause := getattr(error, "cause", None), BaseException):
         error = cause
     return error

@@ -1,4 +1,4 @@
-"""A run as its folder tells it, on any machine: what was measured, on how many dies, of which model."""
+"""Reads a run from its folder on any machine: its measurements, number of dies and model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ OFFLOAD = "offload"
 
 @dataclass(frozen=True)
 class Run:
-    """What a folder holds.
+    """A run as its folder describes it.
 
-    steps: those that the means are over. offload: seconds in which tensors moved to and from the host, inside the
-    stages. model: its config.json, where the run kept it or this machine has it. planned_steps: None where it has made
-    all of them, or where the configuration does not say.
+    Attributes:
+        steps: numbers of the steps in the means.
+        planned_steps: None if the run has made all of them, or the configuration has no number.
+        statistics: means over the steps.
+        offload: seconds in which tensors moved to and from the host, inside the stages.
+        model: its config.json, if the run kept it or this machine has it.
     """
 
     name: str
@@ -39,14 +42,15 @@ class Run:
 
 
 def read_run(folder: Path, step: int | None = None, model: Path | None = None) -> Run:
-    """Read a run's folder: the mean of all steps but the first, which also compiles, or one step.
+    """Read a run's folder: the mean of all steps except the first, which also compiles, or a single step.
 
     Args:
-        step: the step to take alone.
-        model: a config.json that counts instead of the run's own.
+        folder: the run's.
+        step: the single step to read.
+        model: a config.json to use instead of the run's own.
 
     Raises:
-        ReportError: no run, none of its steps has ended, or a file that cannot be read; one sentence.
+        ReportError: it is no run, no step has finished, or a file cannot be read; the message is one sentence.
     """
     config = read_configuration(folder)
     records = training_steps(read_records(folder / METRICS))
@@ -69,10 +73,10 @@ def read_run(folder: Path, step: int | None = None, model: Path | None = None) -
 
 
 def read_configuration(folder: Path) -> Mapping[str, Any]:
-    """The configuration that a run kept.
+    """Read the configuration that a run kept.
 
     Raises:
-        ReportError: no run, or a configuration that cannot be read; one sentence.
+        ReportError: it is no run, or its configuration cannot be read; the message is one sentence.
     """
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a folder: give the folder of a run, which holds {METRICS}.")
@@ -108,7 +112,7 @@ def _statistics(records: Sequence[StepRecord], sequences: int, folder: Path) -> 
             raise ReportError(f"{folder / METRICS}: not every step has {name}, so no table can be made.")
         means[name] = fmean(values)
     seconds = {name: _mean(record.stage_seconds().get(name) for record in records) for name in COLUMNS[:-1]}
-    # Offload is no summand: what moves does so at the beginning of a stage, within its seconds.
+    # Offload is not a summand: tensors move at the beginning of a stage, within its seconds.
     aside = fmean(record.aside_seconds() for record in records)
     seconds["rest"] = max(0.0, means[STEP_SECONDS] - aside - sum(value or 0.0 for value in seconds.values()))
     prompt, response = (means[name] for name in LENGTHS)
@@ -122,7 +126,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def at(config: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; None where there is none."""
+    """Return the value of a dotted key; None if it does not exist."""
     node: Any = config
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -146,7 +150,7 @@ def _model(file: Path, given: bool) -> Mapping[str, Any] | None:
 
 
 def _model_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The model that the configuration names, where this machine has it."""
+    """Return the config.json of the model that the configuration names; None if this machine does not have it."""
     folder = at(config, "actor_rollout_ref.model.path")
     try:
         return _model(Path(folder).expanduser() / "config.json", given=False) if isinstance(folder, str) else None
@@ -155,7 +159,7 @@ def _model_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _conditions(config: Mapping[str, Any]) -> str:
-    """What decides whether the run may be held against a published row."""
+    """Describe the settings that decide whether the run is comparable with a published row."""
     model = "actor_rollout_ref.model"
     layers = at(config, f"{model}.gradient_checkpointing_kwargs.activations_checkpoint_num_layers")
     recomputed = f"{layers} layers of a stage" if at(config, f"{model}.enable_gradient_checkpointing") else "no layer"

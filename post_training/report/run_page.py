@@ -1,4 +1,4 @@
-"""report.html: everything that a run's folder tells, as one page that needs neither a server nor a network."""
+"""report.html: all information in a run's folder on one page, which needs neither a server nor a network."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart with its title and a sentence about what it shows; without a chart the sentence says why."""
+    """A chart with its title and a sentence about its contents, or about why there is no chart."""
 
     title: str
     note: str
@@ -60,7 +60,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Curves:
-    """Which metrics one panel shows, by name with their labels; a name that ends in * is the beginning of several."""
+    """The metrics of a panel, by name with their labels; a * in a name matches several metrics."""
 
     title: str
     note: str
@@ -140,10 +140,10 @@ CURVES = (
 
 
 def write_page(folder: Path, path: Path | None = None) -> Path:
-    """Write the report of the run in `folder`, by default to its report.html, replacing an earlier one at once.
+    """Write the report of the run in `folder`, by default to its report.html, replacing an earlier one atomically.
 
     Raises:
-        ReportError: no run, or a file of it that cannot be read; one sentence.
+        ReportError: it is no run, or one of its files cannot be read; the message is one sentence.
     """
     target = path or folder / NAME
     text = render_page(folder)
@@ -154,9 +154,9 @@ def write_page(folder: Path, path: Path | None = None) -> Path:
 
 
 def missing_part(folder: Path) -> str:
-    """What a run in `folder` must still write before its page shows anything; empty once there is a step.
+    """Return why the run in `folder` has no page yet; empty once there is a step.
 
-    A run that ended before its first step has a page that says why.
+    A run that ended before its first step has a page that shows why.
 
     Raises:
         ReportError: a file of the run cannot be read.
@@ -171,7 +171,7 @@ def missing_part(folder: Path) -> str:
 
 
 def render_page(folder: Path, live: bool = False) -> str:
-    """The page as HTML. live: it asks the server that it came from for a newer one, as long as the run goes on.
+    """Return the page as HTML. A `live` page polls its server for a newer one while the run goes on.
 
     Raises:
         ReportError: see `write_page`.
@@ -226,7 +226,7 @@ def _render(folder: Path, live: bool) -> str:
 
 
 def environment() -> Environment:
-    """The pages' templates; what a model wrote is escaped like everything else."""
+    """Return the environment of the pages' templates; it escapes all values, including text that a model wrote."""
     made = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -242,7 +242,14 @@ def environment() -> Environment:
 
 @dataclass(frozen=True)
 class _State:
-    """How far a run is. status: going on, finished, failed or killed; message: why it ended."""
+    """The state of a run.
+
+    Attributes:
+        status: going on, finished, failed or killed.
+        message: why it ended.
+        seconds: from its last start to its last event or step.
+        last: time of its last event or step.
+    """
 
     status: str
     message: str
@@ -255,9 +262,9 @@ class _State:
 
 
 def _state(folder: Path, events: Sequence[Mapping[str, Any]], records: Sequence[StepRecord]) -> _State:
-    """From the events of the last start, and from the judgement of who started it, which is in summary.json.
+    """Determine the state from the last start's events, and from its launcher's result in summary.json.
 
-    A run that was killed hard has neither and seems to go on.
+    A run that was killed with SIGKILL has neither and seems to go on.
     """
     begin = max((index for index, event in enumerate(events) if event["event"] == BEGAN), default=0)
     latest = events[begin:]
@@ -279,7 +286,7 @@ def _time(seconds: float) -> str:
 
 
 def points(records: Sequence[StepRecord], name: str) -> list[tuple[int, float]]:
-    """The finite values of a metric with their steps."""
+    """Return the finite values of a metric with their steps."""
     found = ((record.step, record.metrics.get(name)) for record in records)
     return [(step, float(value)) for step, value in found if isinstance(value, int | float)]
 
@@ -328,7 +335,7 @@ def _collectives(counted: Mapping[str, Mapping[str, int]] | None) -> Markup:
 
 
 def _memory(folder: Path) -> dict[str, Any]:
-    """The highest bytes of each die by phase: the phases, and rows of a die and its values."""
+    """Return the peak bytes of each die by phase: the phases, and a row for each die with its values."""
     files = sorted((folder / MEMORY).glob("*.json"))
     dies = read_objects(files)
     for file, die in zip(files, dies, strict=True):
@@ -350,7 +357,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _table(records: Sequence[StepRecord]) -> list[tuple[str, list[str]]]:
-    """Every metric with its first, last, lowest and highest value and in how many steps it was not finite."""
+    """Return for every metric its first, last, lowest and highest value, and in how many steps it was not finite."""
     rows = []
     for name in sorted({name for record in records for name in record.metrics}):
         values = [value for _, value in points(records, name)]

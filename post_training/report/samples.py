@@ -1,4 +1,4 @@
-"""Samples of a run: prompts with their responses and rewards, of its first step and of its last."""
+"""Samples of a run: prompts with responses and rewards, from its first step and its last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from post_training.report.metrics import ReportError
 from post_training.user_files import read_json
 
 FIRST, LAST = "samples.first.json", "samples.last.json"
-# A run keeps this many prompts of a step, with at most so many responses each, and of a text so many characters.
+# Limits of a step's kept samples: prompts, responses of each, and characters of a text.
 PROMPTS, RESPONSES, CHARACTERS = 4, 8, 4000
 
 _UNSHOWN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
@@ -19,7 +19,12 @@ _UNSHOWN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Sample:
-    """One response. group: the same for all responses to one prompt; tokens: of the response, without padding."""
+    """A response.
+
+    Attributes:
+        group: the same number for all responses to a prompt.
+        tokens: number of tokens in the response, without padding.
+    """
 
     group: int
     prompt: str
@@ -29,22 +34,22 @@ class Sample:
     tokens: int
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the sample as JSON-ready values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class StepSamples:
-    """Those of one step."""
+    """The samples of one step."""
 
     step: int
     samples: tuple[Sample, ...]
 
 
 def shortened(text: str) -> str:
-    """At most CHARACTERS of a text, its beginning and its end, with the number of those left out between them.
+    """Shorten a text to CHARACTERS from its beginning and its end, with the number of omitted ones in between.
 
-    What no page can hold (control characters, halves of surrogate pairs) becomes U+FFFD.
+    Characters that no page can contain (control characters, halves of surrogate pairs) become U+FFFD.
     """
     text = _UNSHOWN.sub("\N{REPLACEMENT CHARACTER}", text)
     left_out = len(text) - CHARACTERS
@@ -55,10 +60,10 @@ def shortened(text: str) -> str:
 
 
 def read_samples(folder: Path) -> list[StepSamples]:
-    """The samples that a run kept, of the first step and then of the last where it is another one.
+    """Read the samples that a run kept: those of the first step, then those of the last if it is another one.
 
     Raises:
-        ReportError: a file is not in the form that a run writes; one sentence.
+        ReportError: a file is not in the format that a run writes; the message is one sentence.
     """
     found: dict[int, StepSamples] = {}
     for name in (FIRST, LAST):

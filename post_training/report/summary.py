@@ -1,4 +1,4 @@
-"""The summary of a run, as numbers."""
+"""Summarises a run in numbers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,17 +35,18 @@ from post_training.report.metrics import (
     training_steps,
 )
 
-# Rewards of single steps are noisy: the first and the last are means over this many steps.
+# Rewards of single steps are noisy: the first and the last reward are means over this many steps.
 REWARD_WINDOW = 5
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the run's metrics do not hold.
+    """Facts that are not in the run's metrics.
 
-    ``precision`` is the weights' data type, which decides how close rollout and training log-probs can be;
-    ``wall_s`` and ``startup_s`` are seconds from the user's command to its end and to the first step;
-    ``startup_events`` are seconds from the command to each event of the start-up.
+    Attributes:
+        precision: the weights' data type, which decides how close rollout and training log-probs can be.
+        wall_s, startup_s: seconds from the user's command to its end and to the first step.
+        startup_events: seconds from the command to each event of the startup.
     """
 
     seed: int
@@ -64,20 +65,25 @@ def summarise(
     faults: Sequence[Mapping[str, Any]] = (),
     failure: str | None = None,
 ) -> dict[str, Any]:
-    """Returns the summary of a run as JSON-ready values; what was not measured is None, never 0.
+    """Return the summary of a run as JSON-ready values; a quantity that was not measured is None, never 0.
 
-    A run that failed has one too, of the steps that it finished, if any. ``failure`` is the sentence with which it
-    ended and ``faults`` are the entries of its faults.jsonl.
+    A failed run has a summary of the steps that it finished. Some of its entries:
 
-    ``expert_sets_differ`` is a step's highest share of tokens x layers with different experts in rollout and training,
-    ``expert_sets_compared`` how many of them were compared in the run.
-    ``groups_with_gradient`` is the share of trained groups whose rewards differ, a mean over the last steps;
-    ``generated_prompts`` and ``trained_prompts`` are totals of the run, ``truncated_share`` is of the trained answers.
-    ``stage_seconds``, ``step_seconds`` of whole steps and ``step_seconds_training`` without saving and validation are
-    means over all steps but the first, which also compiles (over the first where it is the only one). ``overlay`` is
-    the overlay's own report (applied, pending, effective) with the patches that ran (executed); ``emulator`` are the
-    meters of the emulated NPU, which count every collective; the overlay counts only its own. Means over the same
-    steps are ``driver_bytes_per_sample``, which the driver serializes for workers, and ``start_skew_s``, by stage.
+    - ``expert_sets_differ``: a step's highest share of tokens x layers with different experts in rollout and training;
+      ``expert_sets_compared``: how many of them were compared in the run.
+    - ``groups_with_gradient``: share of trained groups whose rewards differ, a mean over the last steps.
+    - ``generated_prompts``, ``trained_prompts``: totals of the run; ``truncated_share``: of the trained answers.
+    - ``stage_seconds``, ``step_seconds`` of whole steps, ``step_seconds_training`` without saving and validation,
+      ``driver_bytes_per_sample``, which the driver serializes for workers, and ``start_skew_s`` by stage: means over
+      all steps except the first, which also compiles (over the first if it is the only one).
+
+    Args:
+        records: the run's steps.
+        facts: see `RunFacts`.
+        overlay: the overlay's report (applied, pending, effective) with the patches that ran (executed).
+        emulator: meters of the emulated NPU, which count every collective; the overlay counts only its own.
+        faults: entries of the run's faults.jsonl.
+        failure: the message with which the run ended.
     """
     records = training_steps(records)
     rewards = _values(records, REWARD)
@@ -119,7 +125,7 @@ def summarise(
 
 
 def _agreement(records: Sequence[StepRecord]) -> dict[str, Any]:
-    """How far rollout and training agree: log-probs, experts and weights."""
+    """Summarise the agreement of rollout and training: log-probs, experts and weights."""
     return {
         "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),
         "expert_sets_differ": _highest(records, EXPERT_SETS_DIFFER),
@@ -130,7 +136,7 @@ def _agreement(records: Sequence[StepRecord]) -> dict[str, Any]:
 
 
 def _patches(overlay: Mapping[str, Any] | None) -> dict[str, int | None]:
-    """How many patches the overlay's report says were applied, are effective, and ran."""
+    """Return the numbers of patches that were applied, are effective and ran, from the overlay's report."""
     return {
         "patches_applied": None if overlay is None else len(overlay["applied"]),
         "patches_effective": None if overlay is None else sum(map(bool, overlay["effective"].values())),
@@ -139,12 +145,12 @@ def _patches(overlay: Mapping[str, Any] | None) -> dict[str, int | None]:
 
 
 def moving_means(values: Sequence[float], window: int) -> list[float]:
-    """Returns, for each value, the mean of it and up to ``window - 1`` values before it."""
+    """Return for each value the mean of it and up to ``window - 1`` values before it."""
     return [sum(values[max(0, end - window) : end]) / min(end, window) for end in range(1, len(values) + 1)]
 
 
 def _values(records: Iterable[StepRecord], name: str) -> list[float]:
-    """The finite values of a metric; a step whose value was not finite holds None."""
+    """Return the finite values of a metric; a step whose value was not finite has None."""
     return [value for record in records if (value := record.metrics.get(name)) is not None]
 
 
@@ -157,7 +163,7 @@ def _total(values: Sequence[float]) -> int | None:
 
 
 def _nonfinite(records: Iterable[StepRecord]) -> dict[str, list[int]]:
-    """The steps at which a metric was not finite, by its name."""
+    """Return, by metric, the steps at which it was not finite."""
     found = RunFaults("")
     for record in records:
         found.add(record.step, record.metrics)
@@ -165,7 +171,7 @@ def _nonfinite(records: Iterable[StepRecord]) -> dict[str, list[int]]:
 
 
 def _stops(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every process that stopped answering, once: it is written when it is named, and again if the run ends for it."""
+    """Return each hung process once; it is logged when it is reported, and again if the run stops because of it."""
     stops: list[dict[str, Any]] = []
     for fault in faults:
         if fault["kind"] == NOT_ANSWERING:
@@ -177,7 +183,7 @@ def _stops(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _highest(records: Iterable[StepRecord], name: str) -> float | None:
-    """The highest value over steps; None where nothing was measured or one value was not finite."""
+    """Return the highest value over steps; None if nothing was measured or a value was not finite."""
     values = [record.metrics[name] for record in records if name in record.metrics]
     finite = [value for value in values if value is not None]
     return max(finite, default=None) if len(finite) == len(values) else None
@@ -193,7 +199,7 @@ def _mean_stages(records: Sequence[StepRecord]) -> dict[str, float | None]:
 
 
 def _mean_skews(records: Sequence[StepRecord]) -> dict[str, float | None]:
-    """Mean seconds from a stage's first start on a rank to its last, by stage."""
+    """Return, by stage, the mean seconds from its first start on a rank to its last."""
     names = sorted({name for record in records for name in record.metrics if name.startswith(START_SKEW_PREFIX)})
     return {name.removeprefix(START_SKEW_PREFIX): _mean(_values(records, name)) for name in names}
 
@@ -203,7 +209,7 @@ def _all_true(values: Sequence[float]) -> bool | None:
 
 
 def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
-    """Highest device bytes by phase, over steps; the run's own metric is already the highest over dies."""
+    """Return the highest device bytes by phase over steps; the run's metric is already the highest over dies."""
     peaks: dict[str, int] = {}
     for record in records:
         for name, value in record.metrics.items():
@@ -214,7 +220,7 @@ def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
 
 
 def _memory_timeline(records: Sequence[StepRecord]) -> list[dict[str, str | int]]:
-    """Device bytes of the last step, phase after phase: the most while it lasted, and what was left at its end."""
+    """Return the device bytes of the last step by phase, in order: the peak of the phase, and the bytes at its end."""
     metrics = records[-1].metrics if records else {}
     timeline: list[dict[str, str | int]] = []
     for phase in PHASES:
@@ -225,7 +231,7 @@ def _memory_timeline(records: Sequence[StepRecord]) -> list[dict[str, str | int]
 
 
 def _collectives(records: Iterable[StepRecord]) -> dict[str, dict[str, int]]:
-    """Sum of the counted collectives by kind, over steps; each value holds some of the keys count and bytes."""
+    """Sum the counted collectives by kind over steps; each value has some of the keys count and bytes."""
     totals: dict[str, dict[str, int]] = {}
     for record in records:
         for name, value in record.metrics.items():

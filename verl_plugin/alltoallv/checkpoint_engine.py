@@ -1,9 +1,9 @@
 """verl's checkpoint engine `alltoallv`: weights from training dies to rollout dies, each region to those that serve it.
 
 Registered when `actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module` names this module and `backend` is
-`alltoallv`. Training ranks and the ranks beside vLLM's workers are one process group. Where upstream's engine for HCCL
-gathers every tensor on all training ranks and broadcasts it whole from the first one, here each rank that trains sends
-what it holds, and a rollout rank receives the bytes that its worker serves.
+`alltoallv`. Training ranks and the ranks beside vLLM's workers are one process group. Upstream's engine for HCCL
+gathers every tensor on all training ranks and broadcasts it whole from the first one. Here each training rank sends its
+own shards, and a rollout rank receives only the bytes that its worker serves.
 """
 
 from __future__ import annotations
@@ -37,8 +37,12 @@ OPTIONS_KEY = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKE
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank tells before it joins. identity: new after a failure, so that all join anew. address: of the store,
-    which the first training rank keeps."""
+    """A rank's introduction before it joins the group.
+
+    Attributes:
+        identity: new after a failure, so that all ranks join again.
+        address: host and port of the store, from the first training rank, which keeps it; None from all others.
+    """
 
     identity: str
     address: tuple[str, int] | None
@@ -49,10 +53,10 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
     """One rank of the group.
 
     Args:
-        bucket_size: what it stages in each direction, in bytes: verl's `update_weights_bucket_megabytes`.
+        bucket_size: bytes that this rank stages in each direction: verl's `update_weights_bucket_megabytes`.
         is_master: whether this is the first training rank.
-        timeout_seconds: of one collective, after which ranks that do not come are named; on NPUs also
-            HCCL_EXEC_TIMEOUT decides.
+        timeout_seconds: of one collective; then an error names the missing ranks. On NPUs HCCL_EXEC_TIMEOUT applies
+            too.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_seconds: int = 600) -> None:
@@ -74,11 +78,11 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
 
     @property
     def report(self) -> HandoverReport | None:
-        """What the last whole update moved on this rank."""
+        """Bytes and buckets that this rank moved in the last complete update; None before the first."""
         return None if self._transfer is None else self._transfer.report
 
     def prepare(self) -> Member:
-        """Say who this rank is; the first training rank opens the store of the group."""
+        """Return this rank's introduction; the first training rank opens the group's store."""
         if not self._is_master:
             return Member(self._identity, None)
         host = ray.util.get_node_ip_address().strip("[]") if ray.is_initialized() else "127.0.0.1"
@@ -90,7 +94,7 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Member]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Number training ranks first and rollout ranks behind them; name the group by its members."""
+        """Number training ranks first and rollout ranks after them; name the group after its members."""
         size = actor_wg_world_size + rollout_world_size
         address = next(member.address for member in metadata if member.address is not None)
         name = hashlib.sha256("\n".join(member.identity for member in metadata).encode()).hexdigest()[:16]
@@ -104,7 +108,7 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
     def init_process_group(
         self, rank: int, world_size: int, trainers: int, address: tuple[str, int], name: str
     ) -> None:
-        """Join the group, unless this rank is in it from the update before."""
+        """Join the group, unless this rank is still in it from the last update."""
         if self._group is not None:
             if self._name == name:
                 return
@@ -115,15 +119,15 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
         self._name, self._trainers, self._transfer, self._updates = name, trainers, None, 0
 
     def finalize(self) -> None:
-        """Staging memory is there during an update only, and the group stays for the next one."""
+        """Free the staging memory; the group stays for the next update."""
         torch.npu.empty_cache()
 
     @torch.no_grad()
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, Any]:
-        """Send what this training rank holds.
+        """Send this training rank's shards.
 
         Raises:
-            HandoverError: the training engine is none that offers its weights.
+            HandoverError: the training engine does not offer its shards.
             ReshardError: on every rank, when one of them fails, dies or is at another step.
         """
         if not isinstance(weights, OfferedWeights):
@@ -157,7 +161,7 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
             yield from self._transfer.buckets(self._updates if global_steps is None else global_steps)
             whole = True
         finally:
-            if not whole:  # nobody says what a communicator does after a failure: all join anew
+            if not whole:  # a communicator's state after a failure is undefined: all ranks join again
                 self._identity = _new_identity()
 
     def _new_transfer(self, weights: OfferedWeights | None) -> WeightTransfer:
@@ -174,10 +178,13 @@ class AlltoallvCheckpointEngine(CheckpointEngine):
 
 
 def _worker_number(place: int) -> int:
-    """The number of the vLLM worker beside this rank among all of the job, `place` being that among rollout ranks.
+    """Return the number of the vLLM worker beside this rank among all workers of the job.
 
     In `separate_async` the training dies have replicas too, and verl numbers these first. A process learns the number
     of its replica from the name that verl gives its worker group; the group's ranks are the replica's.
+
+    Args:
+        place: this rank's number among the rollout ranks, used if the group's name has no replica number.
     """
     replica = _STANDALONE.match(os.environ.get("WG_PREFIX", ""))
     return place if replica is None else int(replica[1]) * int(os.environ["WORLD_SIZE"]) + int(os.environ["RANK"])

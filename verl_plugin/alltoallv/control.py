@@ -1,7 +1,7 @@
-"""What the training rank and the vLLM worker of one die say to each other beside the weights.
+"""Control messages between the training rank and the vLLM worker of one die.
 
-verl's own channel carries tensors one way. The worker answers on a socket of its own, named by the training rank that
-has its die, from the start of its server on; requests are Python objects, as in verl's channel.
+verl's own channel only carries tensors, one way. From the start of its server on, the worker answers on a socket of its
+own, named after the training rank on its die; requests are Python objects, as in verl's channel.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ START_SECONDS = 10.0
 
 
 def control_path(job: str, training_rank: int) -> Path:
-    """The socket of the worker on a training rank's die, beside those of verl, which are named by job too."""
+    """Return the socket of the worker on a training rank's die. It is named after the job, as verl's own are."""
     return Path(f"/tmp/rl-colocate-alltoallv-{job}-{training_rank}.sock")
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first request of a training rank. process: its number, by which the worker sees that it has ended."""
+    """First request of a training rank. `process` is its process ID, by which the worker notices that it has ended."""
 
     process: int
 
 
 @dataclass(frozen=True)
 class Begin:
-    """An update begins."""
+    """Announces that an update begins."""
 
     version: int
 
 
 @dataclass(frozen=True)
 class Abandon:
-    """The training ranks gave an update up."""
+    """Announces that the training ranks gave an update up."""
 
     version: int
     reason: str
@@ -64,13 +64,13 @@ class TakeMemory:
 
 @dataclass(frozen=True)
 class Description:
-    """What a worker serves.
+    """A worker's answer to `Hello`: the weights that it serves.
 
     Attributes:
         weights: shape and type of its live weights by local name; experts in the order of the files.
         placement: of all workers of its instance; `instances` is 1.
         settings: of the transfer.
-        problem: why it cannot take weights, one sentence; empty if it can.
+        problem: why the worker cannot take weights, one sentence; empty if it can.
     """
 
     weights: dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -80,7 +80,7 @@ class Description:
 
 
 class Control:
-    """A worker's side: answers in a thread and remembers what it was told.
+    """The worker's end: answers requests in a thread and remembers their contents.
 
     Attributes:
         manifest: of the updates, once a training rank has planned them.
@@ -107,7 +107,7 @@ class Control:
         threading.Thread(target=self._serve, args=(socket,), name="alltoallv control", daemon=True).start()
 
     def check(self) -> None:
-        """Raise HandoverError when the update that is under way will not be finished."""
+        """Raise HandoverError if the update in progress will not be finished."""
         abandoned = self._abandoned
         if abandoned is not None and abandoned.version > self._settled:
             raise HandoverError(f"training gave up update {abandoned.version}: {abandoned.reason}")
@@ -115,7 +115,7 @@ class Control:
             raise HandoverError(f"the training process {self._trainer} of this die ended during update {self.version}")
 
     def settle(self) -> None:
-        """The update that was under way is over, one way or the other."""
+        """Mark the update in progress as over, whether it succeeded or not."""
         self._settled = max(self.version, self._abandoned.version if self._abandoned else 0)
 
     def _serve(self, socket: Any) -> None:
@@ -125,7 +125,7 @@ class Control:
     def _answer(self, request: Any) -> Any:
         match request:
             case Hello(process):
-                # In another namespace of processes the number says nothing.
+                # The ID means nothing if that process is in another PID namespace.
                 self._trainer = process if runs(process) else None
                 return self._description
             case Manifest():
@@ -140,10 +140,10 @@ class Control:
 
 
 class Inquiry:
-    """A training rank's side.
+    """The training rank's end.
 
     Raises:
-        HandoverError: no worker of this project serves on the die of this rank, or it does not answer.
+        HandoverError: no worker of this project serves on this rank's die.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,12 +159,12 @@ class Inquiry:
         self._socket.connect(f"ipc://{path}")
 
     def ask(self, request: Any) -> Any:
-        """Send a request and wait for its answer."""
+        """Send a request and return its answer. Raises HandoverError if there is none within `ANSWER_SECONDS`."""
         self._socket.send_pyobj(request)
         if not self._socket.poll(ANSWER_SECONDS * 1000):
             raise HandoverError(f"the vLLM worker on this die did not answer within {ANSWER_SECONDS:.0f} s")
         return self._socket.recv_pyobj()
 
     def greet(self) -> Description:
-        """Introduce this process; returns what the worker serves."""
+        """Introduce this process and return the worker's description."""
         return self.ask(Hello(os.getpid()))

@@ -1,4 +1,4 @@
-"""The methods of verl's training engines by which they hand weights over by alltoallv instead of whole."""
+"""Methods for verl's training engines that hand weights over by alltoallv instead of as whole tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _REMEDY = f"Set it otherwise, or take {LIBRARY} out of {LIBRARY_KEY}."
 
 
 class OfferedWeights:
-    """What `get_per_tensor_param` returns.
+    """Weights as `get_per_tensor_param` returns them.
 
-    Iterating runs an update for the worker on this die, as verl's hand-over does where training and rollout share dies.
-    The checkpoint engine iterates nothing and takes what is trained here.
+    Iterating runs an update for the worker on this die, as verl's hand-over does if training and rollout share dies.
+    The checkpoint engine does not iterate: it calls `training`.
 
     Attributes:
-        training: returns what the engine holds.
+        training: returns the engine's tensors and shards.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class OfferedWeights:
 
 
 class AlltoallvExport:
-    """Extends an engine of verl. A subclass says in `_training` what its ranks hold."""
+    """Mixin for a verl engine. A subclass returns its rank's tensors and shards from `_training`."""
 
     model_config: Any
     _qat_enabled: bool
@@ -51,11 +51,11 @@ class AlltoallvExport:
         return OfferedWeights(self._training, self._buckets), None
 
     def rollout_memory(self) -> dict[str, PhaseMemory]:
-        """Device memory of the rollouts since the last call, by phase; none before the first update."""
+        """Return the rollouts' device memory since the last call, by phase; empty before the first update."""
         return {} if self._transfer is None else self._transfer.rollout_memory()
 
     def _buckets(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the vLLM worker on this die serves."""
+        """Yield the buckets that the vLLM worker on this die serves."""
         if self._transfer is None:
             device = torch.device(get_device_name(), get_device_id())
             worker = control_path(ray_job(), dist.get_rank())
@@ -67,7 +67,7 @@ class AlltoallvExport:
 
 
 def _reject_adapters(model_config: Any, quantized: bool) -> None:
-    """Raise HandoverError for what the layouts do not describe; every rank finds the same."""
+    """Raise HandoverError, on all ranks alike, for adapters and quantized weights, which no layout describes."""
     rank = max(model_config.lora_rank, model_config.lora.get("rank", 0))
     if rank > 0:
         key = "actor_rollout_ref.model.lora_rank"

@@ -1,4 +1,4 @@
-"""What verl's FSDP2 engine hands over by alltoallv."""
+"""The weights that verl's FSDP2 engine hands over by alltoallv."""
 
 from __future__ import annotations
 

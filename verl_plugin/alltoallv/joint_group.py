@@ -1,4 +1,4 @@
-"""One process group of ranks of several worlds: verl's trainers have a world, and so has each rollout replica."""
+"""A process group over several worlds: verl's trainers are one world, and each rollout replica is another."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ BACKEND = "cpu:gloo,npu:hccl"
 
 
 def join(store: dist.Store, rank: int, size: int, name: str, timeout: datetime.timedelta) -> dist.ProcessGroup:
-    """Enter the group. All its ranks must, and each has a world of its own already.
+    """Join the group. Collective over its ranks, each of which is in a world already.
 
-    torch makes groups out of the ranks of one world only. So this one is made as torch makes a world, and registered
-    with numbers under which torch's functions find this rank: those of its own world, counted on in both directions.
+    torch only makes groups from ranks of one world. So this one is made as torch makes a world, and registered with
+    numbers under which torch's functions find this rank: those of its own world, continued in both directions.
 
     Args:
         store: common to all ranks of the group.
-        rank: in the group.
-        size: of the group.
+        rank: this process's rank in the group.
+        size: number of ranks in the group.
         name: the same on all ranks, and new in each process.
         timeout: of a collective.
     """
@@ -32,5 +32,5 @@ def join(store: dist.Store, rank: int, size: int, name: str, timeout: datetime.t
 
 
 def leave(group: dist.ProcessGroup) -> None:
-    """Give the group up."""
+    """Destroy this rank's part of the group."""
     dist.destroy_process_group(group)

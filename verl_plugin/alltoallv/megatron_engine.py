@@ -1,4 +1,4 @@
-"""What verl's engine for Megatron-core, with MindSpeed or without, hands over by alltoallv."""
+"""The weights that verl's engine for Megatron-core, with MindSpeed or without, hands over by alltoallv."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from verl_plugin.alltoallv.transfer import Training
 
 
 class AlltoallvMegatron(AlltoallvExport):
-    """A rank holds its share of Megatron's parameters, several HuggingFace tensors in one."""
+    """A rank holds its share of Megatron's parameters, each of which may contain several HuggingFace tensors."""
 
     module: Any
     tf_config: Any
 
     def get_per_tensor_param(self, **options: Any) -> tuple[OfferedWeights, None]:
-        """As of `AlltoallvExport`, with parameters on the die, from which verl offloads them afterwards."""
+        """As `AlltoallvExport`, after loading the parameters onto the die; verl offloads them afterwards."""
         load_megatron_model_to_gpu(self.module, load_grad=False)
         return super().get_per_tensor_param(**options)
 

@@ -1,7 +1,7 @@
-"""Megatron-core 0.16's parameters in the terms of the layouts, which have the names of core_r0.8.0 and MindSpeed-LLM.
+"""Maps the layouts, which have the names of core_r0.8.0 and MindSpeed-LLM, to Megatron-core 0.16's parameters.
 
-Which of the new names a model has depends on its layers: TransformerEngine's (and MindSpeed's) keep a norm in the
-linear layer behind it, Megatron-core's own do not; experts are one module each, or one weight each in a grouped one.
+A model's new names depend on its layers: TransformerEngine's (and MindSpeed's) keep a norm in the linear layer behind
+it, Megatron-core's own do not; experts are one module each, or one weight each in a grouped module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from post_training.layouts.layout import WHOLE, LocalView, Shard, TrainPlacement, share
 from post_training.layouts.placements import PlacementError, train_placement
 
-# Endings of the layouts' names, with those that the same weight may have instead.
+# Suffixes of the layouts' names, with the suffixes that the same weight may have instead.
 _OTHER_NAMES = (
     (".self_attention.linear_qkv.layer_norm_weight", (".input_layernorm.weight",)),
     (".mlp.linear_fc1.layer_norm_weight", (".pre_mlp_layernorm.weight",)),
@@ -40,10 +40,10 @@ _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 
 def megatron_placement(transformer_config: Any, tensors: Mapping[str, torch.Tensor]) -> TrainPlacement:
-    """The placement of this process group.
+    """Return the placement of this process group.
 
     Raises:
-        PlacementError: ranks are in an order, or experts cut in a way, that the layouts do not describe.
+        PlacementError: the layouts do not describe the order of ranks, context parallelism or the cut of experts.
     """
     from megatron.core import parallel_state
 
@@ -64,7 +64,7 @@ def megatron_placement(transformer_config: Any, tensors: Mapping[str, torch.Tens
 def fitted(
     shards: Iterable[Shard], tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int
 ) -> list[Shard]:
-    """The same shards under the names, and in the order, in which this model keeps them."""
+    """Return the shards under this model's parameter names, with the rows and views that its parameters have."""
     return [_fitted(shard, tensors, placement, rank) for shard in shards]
 
 
@@ -86,7 +86,10 @@ def _fitted(shard: Shard, tensors: Mapping[str, torch.Tensor], placement: TrainP
 
 
 def _rows_held(shard: Shard, tensors: Mapping[str, torch.Tensor], placement: TrainPlacement, rank: int) -> Shard:
-    """Megatron-core's own linear layers cut these weights over tensor parallel ranks, TransformerEngine's do not."""
+    """Cut a shard to this rank's rows if its parameter is cut.
+
+    Megatron-core's own linear layers cut these weights over tensor parallel ranks, TransformerEngine's do not.
+    """
     rows = shard.extents[0]
     if shard.local not in tensors or len(tensors[shard.local]) == rows:
         return shard
@@ -95,7 +98,7 @@ def _rows_held(shard: Shard, tensors: Mapping[str, torch.Tensor], placement: Tra
 
 
 def _single_expert(shard: Shard, prefix: str, linear: str, tensors: Mapping[str, torch.Tensor]) -> Shard:
-    """An expert's own weight, [out, in] as in the files; of gate and up, one lies above the other."""
+    """Map a grouped expert's shard to the expert's own weight, [out, in] as in the files, gate rows above up rows."""
     slot, *within = shard.view.index
     own = f"{prefix}local_experts.{slot}.linear_fc{linear}.weight"
     local = own if own in tensors else f"{prefix}linear_fc{linear}.weight{slot}"

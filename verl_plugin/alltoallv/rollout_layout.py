@@ -1,10 +1,10 @@
-"""vLLM-Ascend 0.23's live weights in the terms of the layouts, which are vLLM-Ascend 0.9's.
+"""Maps the layouts, which are those of vLLM-Ascend 0.9, to vLLM-Ascend 0.23's live weights.
 
-Four things differ there. The first projections of MLA are one weight, and so are the first two of an MLP in
-Qwen2.5-VL's vision tower. The experts of a layer are kept transposed, each
-`w13_weight` (experts, hidden, gate|up) and `w2_weight` (experts, width, hidden); the layouts have them in the order of
-the files. And `wake_up` replaces those parameters by views in that order, of the same memory, which kernels cannot
-take: upstream makes new transposed copies of them after each update.
+Version 0.23 differs in four things. MLA's first projections are one weight, and so are the first two of an MLP in
+Qwen2.5-VL's vision tower. The experts of a layer are kept transposed, as `w13_weight` (experts, hidden, gate|up) and
+`w2_weight` (experts, width, hidden); the layouts have them in the order of the files. And `wake_up` replaces those
+parameters by views of the same memory in the order of the files, which kernels cannot take: upstream makes new
+transposed copies of them after each update.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLACES = {part: (fused, place) for fused, parts in _FUSED.items() for place, pa
 
 
 def served_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The live weights by name, experts as views in the order of the files."""
+    """Return the live weights by name, experts as views in the order of the files."""
     return {
         name: tensor.data.transpose(1, 2) if _kept_transposed(name, tensor) else tensor
         for name, tensor in weight_tensors(model).items()
@@ -37,7 +37,7 @@ def served_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def restore_expert_order(model: nn.Module) -> None:
-    """Give experts that `wake_up` left as views the order again in which kernels take them; no byte is copied."""
+    """Restore the order in which kernels take experts, after `wake_up` left them as views; copies no byte."""
     for name, parameter in list(model.named_parameters()):
         if name.endswith(_EXPERTS) and not _kept_transposed(name, parameter):
             path, _, attribute = name.rpartition(".")
@@ -51,7 +51,7 @@ def _kept_transposed(name: str, tensor: torch.Tensor) -> bool:
 
 
 def fitted(shards: Iterable[Shard], weights: Mapping[str, object]) -> list[Shard]:
-    """Place shards where this model keeps them: two projections may be rows of one weight."""
+    """Return the shards under this model's names and views: two projections may be rows of one weight."""
     placed = []
     first_rows: dict[str, int] = {}
     for shard in shards:
@@ -62,7 +62,7 @@ def fitted(shards: Iterable[Shard], weights: Mapping[str, object]) -> list[Shard
         if not fused or local not in weights:
             placed.append(shard)
             continue
-        # The layouts have the first projection first too.
+        # The layouts, too, list the projection of the first rows first.
         rows = shard.extents[0]
         first = first_rows[local] if place else 0
         first_rows.setdefault(local, rows)

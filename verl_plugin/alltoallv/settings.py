@@ -20,14 +20,14 @@ class AlltoallvSettings:
     """The group `actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.alltoallv`.
 
     Attributes:
-        bucket_megabytes: upper bound of what a training rank stages in each direction, in MiB. verl's own bucket
+        bucket_megabytes: upper bound of a training rank's staging memory in each direction, in MiB. verl's own bucket
             (rollout.checkpoint_engine.update_weights_bucket_megabytes) carries it to the worker and comes on top. With
             IPC, a verl bucket of 1 spares that memory and a copy: verl then hands over the staging memory itself.
-        dies_per_node: what several rollout dies of a node need enters the node once and is passed on inside it, where
-            nodes have so many dies each, in the order of ranks. None means that all links are alike.
-        verify: compare all weights of every update bit for bit with training's. That broadcasts the whole model.
-        discard_on_sleep: a worker that sleeps gives up the weights that the next update writes. Otherwise they are
-            copied to the host and back, as upstream does on NPUs.
+        dies_per_node: number of dies in each node, in the order of ranks. Bytes that several rollout dies of a node
+            need then enter the node once and are passed on inside it. None treats all links alike.
+        verify: compare all weights of every update bit for bit with training's. This broadcasts the whole model.
+        discard_on_sleep: a sleeping worker gives up the weights that the next update writes. Otherwise they are copied
+            to the host and back, as upstream does on NPUs.
     """
 
     bucket_megabytes: int = 1024

@@ -1,9 +1,9 @@
-"""A vLLM worker sleeps without copying the weights that the next update writes anyway.
+"""Lets a vLLM worker sleep without copying the weights that the next update writes anyway.
 
-vLLM-Ascend knows two ways to sleep. Level 1, which verl takes on NPUs, copies every weight to the host and back in each
-step. Level 2 copies none, and loses what no update brings: tables of rotary embeddings, maps of experts, and whatever
-else lies in the pool of weights. Here exactly that is copied, and the rest is given up. It is found by its address, so
-that it does not matter who made it or holds it.
+vLLM-Ascend has two sleep levels. Level 1, which verl uses on NPUs, copies every weight to the host and back in each
+step. Level 2 copies none, and loses everything that no update writes: tables of rotary embeddings, maps of experts, and
+whatever else lies in the pool of weights. Here exactly these tensors are copied, and the rest is given up. They are
+found by address, so it does not matter which module made or holds them.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from post_training.device_phases import PhaseMeter
 from verl_plugin.alltoallv.settings import SETTINGS_KEY
 
 _TO_HOST, _TO_DEVICE = 2, 1  # ACL_MEMCPY_DEVICE_TO_HOST, ACL_MEMCPY_HOST_TO_DEVICE
-# The tags that vLLM gives to all that it allocates while it loads a model, and to the cache.
+# vLLM's tags for everything that it allocates while it loads a model, and for the cache.
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"
 
 
 @dataclass(frozen=True)
 class Block:
-    """Memory that the allocator of torch has given to one storage: its address and its bytes."""
+    """A stretch of device memory: address and size in bytes, of a pool allocation or of one storage in it."""
 
     address: int
     size: int
 
 
 class DiscardingSleep:
-    """Stands for `sleep` and `wake_up` of a worker.
+    """Replaces `sleep` and `wake_up` of a worker.
 
     Args:
         worker: vLLM-Ascend's.
-        written: returns the tensors that every update writes from the first to the last element; None before it is
-            known. Then the worker sleeps as upstream does.
-        discarded: called when weights have been given up, so that nobody samples from what comes back.
+        written: returns the tensors that every update writes completely; None as long as they are not known, in which
+            case the worker sleeps as upstream does.
+        discarded: called after weights have been given up, so that nothing is sampled with undefined weights.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class DiscardingSleep:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that the host holds for a worker that sleeps; 0 while it is awake, and where upstream keeps them."""
+        """Bytes that the host keeps for a sleeping worker; 0 while it is awake, and if it sleeps as upstream does."""
         return sum(block.size for block in self._blocks)
 
     def sleep(self, level: int = 1) -> None:
-        """Give up what the next update writes, keep the rest of the pool on the host; see the worker's `sleep`."""
+        """Copy blocks that no update writes whole to the host, and give up the rest; see the worker's `sleep`."""
         written = self._written()
         if written is None or self._blocks:
             self._upstream_sleep(level)
@@ -69,7 +69,7 @@ class DiscardingSleep:
         self._discarded()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Bring back what was kept; see the worker's `wake_up`."""
+        """Copy the kept blocks back from the host; see the worker's `wake_up`."""
         self._upstream_wake_up(tags)
         if tags is None or _WEIGHTS in tags:
             self._copy(_TO_DEVICE)
@@ -90,7 +90,7 @@ class DiscardingSleep:
 
 
 def _pool() -> list[Block]:
-    """What vLLM-Ascend's allocator holds for weights."""
+    """Return the allocations of vLLM-Ascend's allocator for weights."""
     from vllm_ascend.device_allocator.camem import CaMemAllocator
 
     allocations = CaMemAllocator.get_instance().pointer_to_data.items()
@@ -100,12 +100,12 @@ def _pool() -> list[Block]:
 def blocks_to_keep(
     pool: Sequence[Block], snapshot: Iterable[Mapping[str, Any]], written: Iterable[torch.Tensor]
 ) -> list[Block]:
-    """The used blocks of `pool` of which an update does not write all that is in use.
+    """Return the blocks in `pool` that are in use and that an update does not overwrite completely.
 
     Args:
         pool: allocations.
         snapshot: segments of torch's allocator with their blocks, as `torch.npu.memory_snapshot` returns them.
-        written: tensors that an update writes whole.
+        written: tensors that an update writes completely.
     """
     covered: dict[int, int] = {}
     for tensor in written:
@@ -121,13 +121,13 @@ def blocks_to_keep(
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one stretch of memory, in any order of dimensions."""
+    """Return whether a tensor's elements fill one stretch of memory, in any order of dimensions."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.numel() == span
 
 
 class RolloutMeter(PhaseMeter):
-    """Meters a worker from when its KV cache is there until it sleeps.
+    """Meters a worker from the return of its KV cache until it sleeps.
 
     Args:
         worker: vLLM-Ascend's, whose `sleep` and `wake_up` this wraps.
@@ -144,7 +144,7 @@ class RolloutMeter(PhaseMeter):
         self._upstream_sleep(level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """See the worker's `wake_up`. Before its memory is back, torch's numbers count what is not on the die."""
+        """See the worker's `wake_up`. Until all memory is back, torch's numbers count memory that is not on the die."""
         self._upstream_wake_up(tags)
         if tags is None or _KV_CACHE in tags:
             self.begin("rollout")

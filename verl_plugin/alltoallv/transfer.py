@@ -1,7 +1,7 @@
 """Plans once with all ranks, then gives verl's hand-over the buckets of each update.
 
-A rank trains and hands over to the worker on its own die; or, where training and rollout have dies of their own, it
-does one of both.
+A rank trains and hands weights over to the worker on its own die; or, if training and rollout have dies of their own,
+it does only one of the two.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from verl_plugin.alltoallv.rollout_layout import fitted
 
 @dataclass(frozen=True)
 class Training:
-    """What a training engine holds.
+    """Access to the weights of a training engine.
 
     Attributes:
-        config: of the model, from transformers.
+        config: the model's, from transformers.
         tensors: returns the live tensors of this rank by local name.
-        shards: returns the shards of this rank; raises ValueError for what it cannot describe.
+        shards: returns the shards of this rank; raises ValueError if no layout describes them.
     """
 
     config: Any
@@ -43,13 +43,13 @@ class Training:
 
 @dataclass(frozen=True)
 class _Report:
-    """What a rank tells the others before they plan.
+    """A rank's message to the others before they plan.
 
     Attributes:
-        problem: why it cannot take part; empty if it can.
+        problem: why the rank cannot take part; empty if it can.
         model: values of the model's config.json, from a rank that trains.
-        held: what it trains.
-        serves: what the worker that it hands over to is; the weights themselves concern this rank alone.
+        held: the regions that it trains.
+        serves: its worker's description without the weights, which only this rank needs.
     """
 
     problem: str
@@ -62,11 +62,11 @@ class WeightTransfer:
     """The updates of one rank.
 
     Args:
-        training: what the rank holds; None for one that only hands over.
+        training: the rank's training engine; None for a rank that only hands over.
         worker: socket of the vLLM worker on its die; None for a rank that only trains.
         group: all ranks that train or hand over. The latter are in the order in which verl numbers rollout workers.
         device: of this rank.
-        bucket_bytes: what a rank stages in each direction; None for the option of the workers.
+        bucket_bytes: bytes that a rank stages in each direction; None takes the workers' option.
         store: of a group with processes of several worlds.
     """
 
@@ -89,23 +89,23 @@ class WeightTransfer:
 
     @property
     def report(self) -> HandoverReport | None:
-        """What the last whole update moved on this rank."""
+        """Bytes and buckets that this rank moved in the last complete update; None before the first."""
         return None if self._exporter is None else self._exporter.report
 
     def rollout_memory(self) -> dict[str, PhaseMemory]:
-        """Device memory of the rollouts since the last call, as the worker on this die metered it."""
+        """Return the rollouts' device memory since the last call, by phase, as the worker on this die metered it."""
         return {} if self._inquiry is None else self._inquiry.ask(TakeMemory())
 
     def buckets(self, step: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield one update. The first one plans; every rank of the group must exhaust it.
+        """Yield the buckets of one update. The first call plans; every rank of the group must exhaust the iterator.
 
         Args:
-            step: whose weights this rank means. In a group of several worlds all ranks give one.
+            step: training step of the weights. In a group of several worlds every rank must pass it.
 
         Raises:
             HandoverError: on every rank, when a worker cannot take weights by alltoallv.
             LayoutError: on every rank, when training and rollout do not fit each other.
-            ReshardError: on every rank, when one of them fails, dies, does not come or means another step.
+            ReshardError: on every rank, when one of them fails, dies, does not come or passes another step.
         """
         self._version += 1
         try:
@@ -141,7 +141,7 @@ class WeightTransfer:
     def _layouts(
         self, reports: Sequence[_Report], table: Table, common: Description, serving: Sequence[int]
     ) -> tuple[SideRegions, SideRegions]:
-        """What each rank trains and serves; of this one also where it lies."""
+        """Return the regions that each rank trains and serves, each side with this rank's local shards."""
         own, names = dist.get_rank(self._group), tuple(table.shapes)
         nothing = regions_of((), ())
         rollout, served = [nothing] * len(reports), list[Shard]()
@@ -171,7 +171,7 @@ class WeightTransfer:
             return _Report(str(error))
 
     def _begin(self) -> str:
-        """Announce the update; returns why that failed, which the other ranks are to hear in its course."""
+        """Announce the update. Returns why that failed, which the update itself tells the other ranks."""
         if self._inquiry is None:
             return ""
         try:
@@ -189,9 +189,10 @@ class WeightTransfer:
 
 
 def _workers(reports: Sequence[_Report]) -> tuple[Description, list[int]]:
-    """What all workers have in common, and the ranks that hand over to one.
+    """Return the description that all workers share, and the ranks that hand over to a worker.
 
-    Raises HandoverError when a rank has a problem, or workers were configured differently.
+    Raises:
+        HandoverError: a rank has a problem, or workers are configured differently.
     """
     for rank, report in enumerate(reports):
         if report.problem:
@@ -209,7 +210,7 @@ def _workers(reports: Sequence[_Report]) -> tuple[Description, list[int]]:
 
 
 def _nodes(reports: Sequence[_Report], dies: int | None) -> list[int] | None:
-    """The node of every rank; those that hand over without training begin a node of their own."""
+    """Return the node of every rank; ranks that hand over without training begin a node of their own."""
     if dies is None:
         return None
     training = sum(report.held is not None for report in reports)
@@ -219,7 +220,7 @@ def _nodes(reports: Sequence[_Report], dies: int | None) -> list[int] | None:
 
 
 def ray_job() -> str:
-    """The name of this process's job, which verl gives to vLLM's workers."""
+    """Return the ID of this process's Ray job, which verl passes on to vLLM's workers."""
     import ray
 
     return ray.get_runtime_context().get_job_id() if ray.is_initialized() else os.environ.get("VERL_RAY_JOB_ID", "0")

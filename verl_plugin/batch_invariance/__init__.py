@@ -1,1 +1,1 @@
-"""Log-probs of a rollout that do not depend on the batch: which operators break that, and the mode that keeps it."""
+"""Log-probs of a rollout that do not depend on the batch: the mode, and a search for operators that break it."""

@@ -1,4 +1,4 @@
-"""The keys of the batch-invariant mode, and what they cannot be combined with."""
+"""The keys of the batch-invariant mode, and checks of their combination with other keys."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class BatchInvariance:
     """The batch-invariant mode, off by default.
 
     Attributes:
-        rollout: log-probs of the rollout do not depend on what else is in the batch: upstream's mode, which reads a
-            variable of vLLM's processes.
-        training: a training forward adds up as that rollout does.
+        rollout: log-probs of the rollout do not depend on the rest of the batch. This is upstream's mode, set by an
+            environment variable of vLLM's processes.
+        training: a training forward sums in the same order as that rollout.
     """
 
     rollout: bool = False
@@ -40,7 +40,7 @@ class BatchInvariance:
         """Read the keys from a whole job.
 
         Raises:
-            ValueError: that of the rollout is no switch.
+            ValueError: the rollout's key is neither 0 nor 1.
         """
         value = at(config, KEY)
         if value is not None and str(value) not in _SWITCH:
@@ -49,7 +49,7 @@ class BatchInvariance:
 
 
 def invariance_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the mode, whatever the model is."""
+    """Yield an error for each invalid key of the mode, whatever the model is."""
     try:
         mode = BatchInvariance.from_config(config)
     except ValueError as error:
@@ -71,7 +71,7 @@ def invariance_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def invariance_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why the mode does not fit `model`, the values of its config.json."""
+    """Yield why the mode does not work with `model`, the values of its config.json."""
     mode = BatchInvariance.from_config(config)
     # transformers' Qwen2 has biases whatever its config.json says.
     if mode.training and (model.get("attention_bias") or model.get("model_type") == "qwen2"):

@@ -1,4 +1,4 @@
-"""Compares a sample that ran in two batches: its log-probs, and what operators made of it."""
+"""Compares a sample that ran in two batches: its log-probs, and the results of operators for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_plugin.batch_invariance.trace import Place, Seen, Trace
 
 @dataclass(frozen=True)
 class Answer:
-    """What an engine generated for the sample: tokens, and the log-prob of each."""
+    """The sample's answer: the tokens that an engine generated, and the log-prob of each."""
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
@@ -22,9 +22,9 @@ class LogProbs:
     """How the log-probs of two runs differ.
 
     Attributes:
-        compared: tokens up to the first at which the runs parted.
-        differ: how many of them have another log-prob, to the last bit.
-        largest: difference.
+        compared: number of tokens before the first one that differs.
+        differ: number of these tokens whose log-probs differ in any bit.
+        largest: largest difference of two log-probs.
     """
 
     compared: int
@@ -34,13 +34,13 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class Break:
-    """The first operator that makes something else of the sample, though all before it made the same.
+    """The first operator whose result for the sample differs between two runs, though all earlier results are equal.
 
     Attributes:
-        operator: as `aten.mm.default`.
-        layer: where it was called.
-        position: first token of the sample for which it did.
-        alone, beside: shapes of the tensors that it was given, in the run alone and in the other one.
+        operator: PyTorch's name, such as `aten.mm.default`.
+        layer: the layer that called it.
+        position: first token of the sample whose result differs.
+        alone, beside: shapes of the operator's input tensors, in the run of the sample alone and in the other one.
     """
 
     operator: str
@@ -51,7 +51,7 @@ class Break:
 
 
 def compare_log_probs(alone: Answer, beside: Answer) -> LogProbs:
-    """Compare bit for bit, up to the first token that differs: behind it the runs compute something else."""
+    """Compare bit for bit, up to the first token that differs: after it the runs have different inputs."""
     pairs = list(zip(alone.tokens, beside.tokens, strict=True))
     same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(pairs))
     log_probs = list(zip(alone.log_probs[:same], beside.log_probs[:same], strict=True))
@@ -60,13 +60,15 @@ def compare_log_probs(alone: Answer, beside: Answer) -> LogProbs:
 
 
 def first_break(alone: Trace, beside: Trace, prompt: int, same: int) -> Break | None:
-    """The first operator, in the order in which the run alone called them, whose result differs for any token.
+    """Return the first operator, in the order in which the run alone called them, whose result differs for any token.
 
-    All tokens are compared up to that operator, so what attention reads of earlier tokens is the same, too.
+    All tokens are compared up to that operator, so the values that attention reads of earlier tokens are equal, too.
 
     Args:
-        prompt: tokens of the prompt.
-        same: tokens of the answer that both runs chose; later ones have other inputs.
+        alone: trace of the run of the sample alone.
+        beside: trace of the other run.
+        prompt: number of tokens in the prompt.
+        same: number of leading answer tokens that both runs chose; later tokens have other inputs.
     """
     found: tuple[int, int, Place] | None = None
     for position in sorted(alone.keys() & beside.keys()):
@@ -85,11 +87,11 @@ def first_break(alone: Trace, beside: Trace, prompt: int, same: int) -> Break | 
 
 
 def _equal(one: Seen, other: Seen) -> bool:
-    """Bit for bit, so that two values that are not a number are the same."""
+    """Compare bit for bit, so that equal NaNs are equal."""
     same_kind = one.row.dtype == other.row.dtype and one.row.shape == other.row.shape
     return same_kind and bytes_of(one.row) == bytes_of(other.row)
 
 
 def bytes_of(row: torch.Tensor) -> bytes:
-    """What a tensor on the host holds, in any type."""
+    """Return the bytes of a tensor of any type on the host."""
     return row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

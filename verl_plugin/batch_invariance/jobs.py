@@ -1,4 +1,4 @@
-"""The jobs of the search for operators that depend on the batch, as its engines get them."""
+"""Job descriptions for the engines that search for operators that depend on the batch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """One engine.
+    """The job of one engine.
 
     Attributes:
-        model: folder of HuggingFace's.
+        model: HuggingFace folder.
         dtype: of weights and activations.
         graph: vLLM's cudagraph_mode, or "eager".
-        sizes: numbers of tokens that graphs are captured for.
-        search: look for operators that depend on the batch; without graphs alone.
+        sizes: numbers of tokens for which graphs are captured.
+        search: look for operators that depend on the batch; only without graphs.
         planted: module whose import changes an operator, for the test of the search.
     """
 

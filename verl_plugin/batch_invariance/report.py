@@ -1,4 +1,4 @@
-"""What was found about a model, for people."""
+"""Prints the findings about a model as tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """Lines of the tables: log-probs in each situation, operators, and what a mode costs.
+    """Return the lines of the tables: log-probs in each situation, operators, and the cost of each mode.
 
     Args:
-        found: by mode, "off" and "on", the result of the engine without graphs, with those in graphs under `graphs`.
+        found: by mode, "off" and "on", the result of the engine without graphs; the results with graphs are under its
+            key `graphs`.
     """
     return [*_log_probs(found), *_operators(found), *_cost(found)]
 
@@ -27,13 +28,13 @@ def _log_probs(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def differs(result: Mapping[str, Any]) -> bool:
-    """Whether any log-prob of a mode differs from those of the sample alone, in graphs too."""
+    """Return whether any log-prob of a mode differs from that of the sample alone, with graphs or without."""
     graphs = [against(result["alone"], each["alone"]) for each in result["graphs"].values()]
     return any(each["differ"] for each in [*result["compared"].values(), *graphs])
 
 
 def against(alone: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare two answers as they are written to files."""
+    """Compare two answers in the form in which result files hold them."""
     from verl_plugin.batch_invariance.comparison import Answer, compare_log_probs
 
     one, another = (Answer(tuple(each["tokens"]), tuple(each["log_probs"])) for each in (alone, other))
@@ -62,7 +63,7 @@ def _operators(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def shapes(given: Sequence[Sequence[int]]) -> str:
-    """Shapes of tensors: `67x64, 64x192`."""
+    """Format shapes of tensors: `67x64, 64x192`."""
     return ", ".join("x".join(map(str, shape)) or "a number" for shape in given)
 
 

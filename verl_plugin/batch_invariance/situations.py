@@ -1,4 +1,4 @@
-"""Batches in which one sample is computed: alone, beside others, in chunks, behind a cached beginning."""
+"""Batches in which one sample is computed: alone, beside others, in chunks, after a cached prefix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 BLOCK = 128
-"""Tokens of a block of vLLM-Ascend's cache: a shorter beginning is not found in it."""
+"""Tokens in a block of vLLM-Ascend's KV cache, which finds no shorter prefix."""
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class Situation:
 
     Attributes:
         name: for people.
-        before, behind: how many other samples are in the batch, on either side.
-        chunk: tokens of a prompt that a step computes at most; 0 for whole prompts.
+        before, behind: number of other samples in the batch, on either side.
+        chunk: most tokens of a prompt that a step computes; 0 for whole prompts.
         cached: the beginning of the prompt is read from the cache.
     """
 
@@ -37,23 +37,29 @@ SITUATIONS = (
     Situation("4th of 8, in chunks", before=3, behind=4, chunk=48),
 )
 AGAIN = Situation("alone, again")
-"""The control: nothing differs, so no log-prob may."""
+"""The control: the batch is the same, so no log-prob may differ."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Random tokens. sample: the one that is compared; others: its neighbours, of many lengths."""
+    """Prompts of random tokens.
+
+    Attributes:
+        sample: the prompt whose answer is compared.
+        others: its neighbours, of many lengths.
+    """
 
     sample: tuple[int, ...]
     others: tuple[tuple[int, ...], ...]
 
 
 def make_prompts(vocabulary: int, length: int, seed: int = 0) -> Prompts:
-    """Draw a sample that is longer than a block of the cache, and seven neighbours from 3 tokens to as long as it.
+    """Draw a sample, and seven neighbours whose lengths go from 3 tokens to that of the sample.
 
     Args:
-        vocabulary: tokens of the model.
-        length: tokens of the sample's prompt.
+        vocabulary: number of tokens in the model's vocabulary.
+        length: number of tokens in the sample's prompt; more than `BLOCK`, so that a cached prefix is found.
+        seed: of the draw.
     """
     draw = random.Random(seed)
     lengths = [length, *(3 + place * (length - 3) // 6 for place in range(7))]
@@ -62,7 +68,7 @@ def make_prompts(vocabulary: int, length: int, seed: int = 0) -> Prompts:
 
 
 def batch_of(situation: Situation, prompts: Prompts) -> tuple[list[tuple[int, ...]], int]:
-    """The prompts of a batch, and the place of the sample in it."""
+    """Return the prompts of a batch, and the sample's place in it."""
     before = list(prompts.others[: situation.before])
     behind = list(prompts.others[situation.before : situation.before + situation.behind])
     return [*before, prompts.sample, *behind], situation.before

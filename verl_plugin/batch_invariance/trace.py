@@ -1,8 +1,8 @@
-"""What every operator of a vLLM engine makes of one sample, token by token.
+"""Traces the results of every operator of a vLLM engine for one sample, token by token.
 
-PyTorch's dispatch mode sees each operator that the engine calls while it runs without graphs. Of each result the rows
-of one sample are kept, under the position of the token in the sample: the same token is found again when the sample is
-beside others, at another place of the batch, or computed in chunks.
+PyTorch's dispatch mode sees each operator that the engine calls while it runs without graphs. The trace keeps the rows
+of one sample from each result, under the token's position in the sample. So the same token is found again when the
+sample is beside others, at another place in the batch, or computed in chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 ENGINE_NAMESPACES = ("vllm",)
-"""Operators of these are made of others, which are looked at in their place."""
+"""Namespaces of composite operators; the operators that they call are traced instead."""
 _OUTSIDE = "outside of any layer"
 _DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 
@@ -28,13 +28,13 @@ Replacement = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Place:
-    """One result of an operator, the same in all runs.
+    """Identifies one result of an operator, in the same way in all runs.
 
     Attributes:
-        layer: module whose forward runs, as in the model.
-        operator: of PyTorch, as `aten.mm.default`.
-        call: how many times the layer called it before, in this forward.
-        result: number of the result.
+        layer: name in the model of the module whose forward runs.
+        operator: PyTorch's name, such as `aten.mm.default`.
+        call: number of times that the layer called it before in this forward.
+        result: index of the result.
     """
 
     layer: str
@@ -43,18 +43,18 @@ class Place:
     result: int
 
     def sentence(self) -> str:
-        """For people."""
+        """Return operator and layer in words."""
         return f"{self.operator} in {self.layer}"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What an operator made of one token.
+    """An operator's result for one token.
 
     Attributes:
         order: number of the call in its forward.
         row: the token's part of the result, on the host.
-        given: shapes of the tensors that the operator was given.
+        given: shapes of the operator's input tensors.
     """
 
     order: int
@@ -63,7 +63,7 @@ class Seen:
 
 
 Trace = dict[int, dict[Place, Seen]]
-"""By position of the token in the sample: what was made of it."""
+"""Results by position of the token in the sample."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Rows:
     """The sample's rows in a forward.
 
     Attributes:
-        tokens: rows of the forward's tensors, one for each token of the batch, padding included.
-        requests: number of requests, which is the number of rows behind the model.
+        tokens: number of rows of the forward's tensors, one for each token of the batch, padding included.
+        requests: number of requests, which is the number of rows after the model.
         places: row and position of each token of the sample.
-        request: row of the sample behind the model; None where it is not sampled in this step.
+        request: the sample's row after the model; None if no token is sampled for it in this step.
     """
 
     tokens: int
@@ -84,10 +84,10 @@ class Rows:
 
 
 class OperatorTrace(TorchDispatchMode):
-    """While it is active, keeps what operators make of the sample in each forward that `at` announces.
+    """Dispatch mode that keeps the operators' results for the sample in each forward that `at` announces.
 
     Args:
-        replacements: by operator, what is called in its place.
+        replacements: by operator, the function that is called in its place.
     """
 
     def __init__(self, replacements: Mapping[str, Replacement] | None = None) -> None:
@@ -101,19 +101,19 @@ class OperatorTrace(TorchDispatchMode):
         self._order = 0
 
     def at(self, rows: Rows | None) -> None:
-        """A forward begins, in which the sample is at these rows; None: it has no part in it."""
+        """Begin a forward in which the sample has these rows; None if the sample is not in the forward."""
         self._rows, self._behind, self._order = rows, False, 0
         self._calls.clear()
 
     def behind_the_model(self) -> None:
-        """The model has ended; log-probs are computed of one row for each request."""
+        """Note that the model has finished: from now on tensors have one row for each request."""
         self._behind = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operator, or what replaces it, and keep the sample's rows."""
+        """Call the operator or its replacement, and keep the sample's rows."""
         kwargs = kwargs or {}
         if func.namespace in ENGINE_NAMESPACES:
-            with self:  # straight to the kernel, which is Python: called by name it would come here again
+            with self:  # straight to the kernel, which is Python: a call by name would be dispatched here again
                 return func.redispatch(_DEVICE, *args, **kwargs)
         name = str(func)
         replaced = self.replacements.get(name)
@@ -129,7 +129,7 @@ class OperatorTrace(TorchDispatchMode):
         self._order += 1
         shapes = tuple(tuple(each.shape) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
         if not shapes or "empty" in name:
-            return  # nothing was computed of the sample, or nothing at all
+            return  # no input tensor, or uninitialised memory: nothing was computed from the sample
         made = [*tree_leaves(results), *written(func, args, kwargs)]
         for number, tensor in enumerate(made):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
@@ -138,7 +138,7 @@ class OperatorTrace(TorchDispatchMode):
                     self.trace.setdefault(position, {})[Place(layer, name, call, number)] = seen
 
     def _rows_of(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Position and part of each token of the sample; nothing where the tensor has no row for each token."""
+        """Yield position and part of each token of the sample; nothing if the tensor's rows are not the tokens'."""
         rows = self._rows
         assert rows is not None
         if self._behind:
@@ -150,7 +150,7 @@ class OperatorTrace(TorchDispatchMode):
 
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:
-        """Let the layers be known whose forward runs."""
+        """Track the layer whose forward runs."""
         handles = []
         for name, layer in model.named_modules():
             handles.append(layer.register_forward_pre_hook(self._enter(name)))
@@ -174,12 +174,12 @@ class OperatorTrace(TorchDispatchMode):
 
 @cache
 def is_view(func: Any) -> bool:
-    """Whether an operator's results are parts of what it was given, as those of `view` and `t`: nothing is computed."""
+    """Return whether an operator only returns views of its inputs, as `view` and `t` do: it computes nothing."""
     return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The tensors that an operator without results has written to."""
+    """Return the tensors that an operator without results has written to."""
     if func._schema.returns:
         return []
     named = [(each, args[place] if place < len(args) else kwargs.get(each.name))
@@ -188,9 +188,9 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[A
 
 
 def one_row_at_a_time(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call an operator for each row of its first tensor, and put the rows together.
+    """Call an operator for each row of its first tensor, and concatenate the results.
 
-    What else has as many rows is divided with it. Not for operators that write to what they are given.
+    Other tensors with as many dimensions and rows are divided with it. Not for operators that write to their inputs.
     """
     first = next(each for each in tree_leaves((args, dict(kwargs))) if isinstance(each, torch.Tensor))
     count = first.shape[0]

@@ -1,8 +1,8 @@
-"""A training forward that adds up as the rollout's batch-invariant mode does, token by token.
+"""A training forward that sums in the same order as the rollout's batch-invariant mode, token by token.
 
-Loaded as a module of `actor_rollout_ref.model.external_lib` it registers an attention with transformers, by the name
-`batch_invariant`, and replaces `aten::matmul` on the device as vLLM-Ascend's mode does in the rollout. Both call the
-package `batch_invariant_ops`. Gradients are those of plain attention and of plain products.
+Loaded by `actor_rollout_ref.model.external_lib`, the module registers an attention named `batch_invariant` with
+transformers, and replaces `aten::matmul` on the device as vLLM-Ascend's mode does in the rollout. Both call the package
+`batch_invariant_ops`. Gradients are those of plain attention and of plain products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verl_plugin.batch_invariance.checks import ATTENTION as NAME
 from verl_plugin.batch_invariance.checks import ATTENTION_KEY as KEY
 
 _CAUSAL_AT_THE_END = 3
-_MASK_SIZE = 2048  # of the mask that CANN wants to see with that mode
+_MASK_SIZE = 2048  # of the mask that CANN requires with that mode
 
 
 @cache
@@ -28,7 +28,7 @@ def install() -> torch.library.Library:
     """Replace `aten::matmul` on the device of this process, and register the attention; once.
 
     Returns:
-        What holds the replacement: when it is freed, PyTorch's own is back.
+        The library that holds the replacement; PyTorch's own matmul is back when it is freed.
 
     Raises:
         ImportError: the package of the operators is missing.
@@ -45,12 +45,12 @@ def install() -> torch.library.Library:
     library.impl("matmul", product, "AutogradPrivateUse1")
     library.impl("matmul", torch.ops.batch_invariant_ops.npu_matmul_batch_invariant, "PrivateUse1")
     AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)  # which tokens are there: [batch, tokens], or None
+    AttentionMaskInterface.register(NAME, flash_attention_mask)  # [batch, tokens], 0 for padding; or None
     return library
 
 
 def product(self: Tensor, other: Tensor) -> Tensor:
-    """As torch.matmul, which every linear layer without a bias calls."""
+    """Replace torch.matmul, which every linear layer without a bias calls."""
     if other.dim() == 1:
         return product(self, other.unsqueeze(1)).squeeze(-1)
     if self.dim() == 1:
@@ -92,7 +92,7 @@ def attention(
     dropout: float = 0.0,
     **named: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention in transformers' form.
+    """Compute causal attention, with the signature of transformers' attention functions.
 
     Args:
         query: [batch, heads, tokens, size]; `key` and `value` with the heads of keys.
@@ -114,7 +114,7 @@ def attention(
 def sequences(
     batch: int, tokens: int, attention_mask: Tensor | None, position_ids: Tensor | None
 ) -> list[tuple[int, int, int]]:
-    """Row, first token and end of each sequence.
+    """Return row, first token and end of each sequence.
 
     Padding is at the ends of a row: left of prompts and right of answers.
     """
@@ -154,7 +154,7 @@ class _OneQueryAtATime(torch.autograd.Function):
 
 
 def plain_attention(given: Sequence[Tensor], scale: float) -> Tensor:
-    """Causal attention of one sequence: query, key and value as [tokens, heads, size]."""
+    """Compute causal attention of one sequence: query, key and value as [tokens, heads, size]."""
     query, key, value = (each.transpose(0, 1) for each in given)
     shared = query.shape[0] // key.shape[0]
     key, value = (each.repeat_interleave(shared, 0) for each in (key, value))

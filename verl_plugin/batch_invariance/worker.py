@@ -1,7 +1,10 @@
-"""One vLLM engine that runs a sample in many batches: `-m verl_plugin.batch_invariance.worker JOB RESULT`.
+"""One vLLM engine that runs a sample in many batches.
 
-Without graphs it also looks for the operators that depend on the batch, one after the other: one that was found is
-computed one row at a time from then on, and the search begins again.
+    python -m verl_plugin.batch_invariance.worker JOB RESULT
+
+Without graphs it also searches for operators that depend on the batch, one
+after another: an operator that was found is computed one row at a time from
+then on, and the search begins again.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ PROMPT, TOKENS, SLOTS = BLOCK + 22, 12, 8
 _MOST_OPERATORS = 20
 _ATTENTION = "npu.npu_fused_infer_attention_score.default"
 _OWN_ATTENTION = "npu_fused_infer_attention_score_batch_invariant"
-# Operators that compute each row of their first tensor by itself, if they do what they are for.
+# Operators that, by definition, compute each row of their first tensor independently.
 BY_ROW = (
     "aten.linear.default", "aten.mm.default", "aten.matmul.default", "aten._softmax.default",
     "aten._log_softmax.default", "npu.npu_rms_norm.default", "npu.npu_add_rms_norm.default", "npu.npu_swiglu.default",
@@ -83,13 +86,13 @@ class Engine:
         self.runner.execute_model = counted
 
     def run(self, situation: Situation) -> Answer:
-        """Generate greedily; the answer of the sample."""
+        """Generate greedily and return the sample's answer."""
         from vllm import SamplingParams
 
         self.llm.reset_prefix_cache()
         if situation.cached:
             self._generate([self.prompts.sample], SamplingParams(temperature=0.0, max_tokens=1, detokenize=False))
-        # Read by the scheduler at every step; 0 is vLLM's own for whole prompts.
+        # The scheduler reads it at every step; 0 means whole prompts in vLLM.
         self.scheduler.scheduler_config.long_prefill_token_threshold = situation.chunk
         batch, place = batch_of(situation, self.prompts)
         greedy = SamplingParams(
@@ -104,7 +107,7 @@ class Engine:
         return list(self.llm.generate(given, parameters, use_tqdm=False))
 
     def traced(self, situation: Situation, replacements: Mapping[str, Replacement]) -> tuple[Answer, Trace]:
-        """The same, and what operators made of the sample."""
+        """Run a situation; return the sample's answer and its trace."""
         operators = OperatorTrace(replacements)
         with ExitStack() as stack:
             stack.enter_context(operators.following(self.runner.model))
@@ -115,7 +118,7 @@ class Engine:
 
     @contextmanager
     def _forwards(self, operators: OperatorTrace) -> Iterator[None]:
-        """Tell `operators` of each forward where the sample is."""
+        """Tell `operators` the sample's rows in each forward."""
         runner, model = self.runner, self.runner.model
         execute = runner.execute_model
         scheduled: dict[str, int] = {}
@@ -142,7 +145,7 @@ class Engine:
                 handle.remove()
 
     def _rows(self, scheduled: Mapping[str, int], tokens: int) -> Rows | None:
-        """The sample's rows in a forward of `tokens` rows."""
+        """Return the sample's rows in a forward of `tokens` rows; None if the sample is not in it."""
         batch = self.runner.input_batch
         start = 0
         for number, request in enumerate(batch.req_ids):
@@ -157,10 +160,10 @@ class Engine:
 
 
 def replacement_of(operator: str) -> Replacement:
-    """What computes an operator of one row, or of one query, at a time.
+    """Return a function that computes an operator for one row, or one query, at a time.
 
     Raises:
-        LookupError: nothing does.
+        LookupError: there is no such function.
     """
     if operator in BY_ROW:
         return one_row_at_a_time
@@ -171,7 +174,7 @@ def replacement_of(operator: str) -> Replacement:
 
 
 def search(engine: Engine) -> tuple[list[dict[str, Any]], str]:
-    """The operators that depend on the batch, in the order in which they were found, and what ended the search."""
+    """Return the operators that depend on the batch, in the order found, and why the search ended early, or ""."""
     replacements: dict[str, Replacement] = {}
     found: list[dict[str, Any]] = []
     for _ in range(_MOST_OPERATORS):
@@ -192,7 +195,7 @@ def search(engine: Engine) -> tuple[list[dict[str, Any]], str]:
 
 
 def _broken(engine: Engine, replacements: Mapping[str, Replacement]) -> dict[str, Break]:
-    """By situation, the first operator that made something else of the sample than it did alone."""
+    """Return, by situation, the first operator whose result for the sample differs from that of the sample alone."""
     alone, of_alone = engine.traced(ALONE, replacements)
     broken = {}
     for situation in SITUATIONS:
@@ -205,7 +208,7 @@ def _broken(engine: Engine, replacements: Mapping[str, Replacement]) -> dict[str
 
 
 def measure(engine: Engine) -> dict[str, Any]:
-    """Log-probs in all situations against those of the sample alone, and what the runs took."""
+    """Compare log-probs in all situations with those of the sample alone, and count steps and seconds of the runs."""
     engine.steps = engine.slot_steps = 0
     started = time.monotonic()
     alone = engine.run(ALONE)
@@ -221,7 +224,7 @@ def measure(engine: Engine) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the job; results are written when all is done."""
+    """Run the job, and write its results at the end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", type=Path)
     parser.add_argument("result", type=Path)
@@ -237,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if job.search:
         result["operators"], result["ended"] = search(engine)
     options.result.write_text(json.dumps(result))
-    os._exit(0)  # what vLLM has started is not waited for
+    os._exit(0)  # do not wait for threads and processes that vLLM started
 
 
 if __name__ == "__main__":

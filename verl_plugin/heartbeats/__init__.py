@@ -4,5 +4,5 @@
     +trainer.hang_detection.enabled=true
     actor_rollout_ref.model.external_lib=[...,verl_plugin.heartbeats.engines]
 
-docs/operations.md says what is seen, and what is not.
+docs/operations.md says which hangs are detected and which are not.
 """

@@ -2,10 +2,10 @@
 
     actor_rollout_ref.model.external_lib=[...,verl_plugin.heartbeats.engines]
 
-It comes last, or before `phase_peaks`: what another module puts in the place of an engine's method would not call it.
+It comes last, or before `phase_peaks`: a method that another module puts in place of an engine's would not call it.
 
-Progress is a micro batch's forward and backward, a step of the optimizer, and a part of the weights that is handed
-over. A checkpoint, and the making of the model, are one unit each.
+A unit of progress is a micro batch's forward, its backward, a step of the optimizer, or a bucket of weights that is
+handed over. A checkpoint, and building the model, are one unit each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INIT, CHECKPOINT, RESHARD, UPDATE, REF, OLD_LOG_PROB = "init", "checkpoint", "re
 
 
 class Heartbeats:
-    """Put before a training engine of verl by `extend_engine`."""
+    """Mixin that `extend_engine` puts before a training engine of verl."""
 
     engine_config: Any
 
@@ -47,7 +47,7 @@ class Heartbeats:
         return _in_phase(phase, super().eval_mode(**named))  # type: ignore[misc]  # of the engine
 
     def forward_step(self, *arguments: Any, **named: Any) -> Any:
-        """As upstream: of a micro batch an output, or a loss, and more."""
+        """As upstream. The first element of the result is a micro batch's output or loss."""
         found = super().forward_step(*arguments, **named)  # type: ignore[misc]  # of the engine
         finished_forward(found[0])
         return found

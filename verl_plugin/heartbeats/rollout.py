@@ -1,4 +1,4 @@
-"""verl's vLLM server, which sends heartbeats: every output of every request is progress."""
+"""verl's vLLM server with heartbeats: every output of every request counts as progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROLLOUT = "rollout"
 
 
 class CountedRequests:
-    """Stands for `AsyncLLM.generate`. The process is in the phase `rollout` while requests are under way.
+    """Replaces `AsyncLLM.generate`. The process is in the phase `rollout` while requests are running.
 
     Args:
         generate: vLLM's.
@@ -27,7 +27,7 @@ class CountedRequests:
         self._generate, self._running, self._phase = generate, 0, ExitStack()
 
     async def __call__(self, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
-        """As upstream: an output each time that vLLM has decoded further."""
+        """As upstream: yield an output each time that vLLM has decoded further."""
         if not self._running:
             self._phase.enter_context(process_signs().phase(ROLLOUT))
         self._running += 1
@@ -52,7 +52,7 @@ class HeartbeatServer(WindowServer):
 
 
 class HeartbeatReplica(vLLMReplica):
-    """verl's replica, with that server."""
+    """verl's replica, which starts `HeartbeatServer`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

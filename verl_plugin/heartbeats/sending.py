@@ -1,4 +1,4 @@
-"""A process of the Ray job that sends heartbeats, if its trainer asks for them."""
+"""Starts heartbeats in a process of the Ray job, if the job's trainer asks for them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from verl_plugin.heartbeats.settings import HangDetection
 
 
 def start(name: str) -> None:
-    """Send from now on under this name; only the first call of a process counts.
+    """Send heartbeats from now on under this name; only the first call of a process counts.
 
     Args:
-        name: a rank's number, or what another process is to be called. Ranks keep their collectives, too.
+        name: a rank's number, or a name for another process. Ranks also record their collectives.
     """
     import ray
 

@@ -21,12 +21,11 @@ _GROUPS = {"warn_s": WarnSeconds, "end_s": EndSeconds}
 
 @dataclass(frozen=True)
 class HangDetection(WatchSettings):
-    """Name a process that stops, end the run if it stays so, and keep the collectives of ranks that wait.
+    """Options to report a hung process, end the run if it does not recover, and save the collectives of waiting ranks.
 
     Attributes:
-        enabled: the switch.
-        folder: where `heartbeat.json`, `faults.jsonl` and `calls` are written; empty for the folder that holds
-            `trainer.default_local_dir`.
+        enabled: whether hangs are detected.
+        folder: for `heartbeat.json`, `faults.jsonl` and `calls`; empty for the parent of `trainer.default_local_dir`.
         calls_after_s: seconds without progress after which a rank writes its collectives.
     """
 
@@ -36,7 +35,7 @@ class HangDetection(WatchSettings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> HangDetection:
-        """Read the group.
+        """Read the values of the group.
 
         Raises:
             ValueError: an option does not exist, or has a value of another type.
@@ -53,20 +52,20 @@ class HangDetection(WatchSettings):
         return cls.from_values(values)
 
     def packed(self) -> bytes:
-        """As bytes."""
+        """Return the options as bytes for other processes."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def unpacked(cls, content: bytes) -> HangDetection:
-        """Out of what `packed` returned."""
+        """Read the bytes that `packed` returned."""
         return cls.from_values(json.loads(content))
 
 
 def hang_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps a job from detecting hangs as it says.
+    """Yield why a job cannot detect hangs as configured.
 
     Args:
-        config: of a whole job, resolved.
+        config: resolved configuration of the whole job.
     """
     try:
         chosen = HangDetection.from_config(config)
@@ -85,7 +84,7 @@ def hang_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check(kind: type, values: Mapping[str, Any], key: str) -> None:
-    """Raises ValueError for what is no option of a dataclass, or no value of one."""
+    """Raise ValueError for an unknown option of a dataclass, or a value of the wrong type or range."""
     known = {each.name: each for each in fields(kind)}
     for name, value in values.items():
         if name not in known:

@@ -1,4 +1,4 @@
-"""A mixin for verl's trainers that asks for heartbeats, follows them, and ends a run that hangs."""
+"""A mixin for verl's trainers that requests heartbeats, runs the hang detector, and ends a run that hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER = "driver"
 
 
 class DetectsHangs:
-    """Put before a trainer of verl. While it samples, the servers are judged and the trainer is not."""
+    """Mixin for a trainer of verl. While the trainer samples, only the servers are checked for hangs."""
 
     config: Any
     global_steps: int
@@ -62,7 +62,7 @@ class DetectsHangs:
 
 
 def _serve_with_heartbeats() -> None:
-    """Put the server that counts in the place of verl's, in verl's own registry."""
+    """Replace verl's server by the one with heartbeats in verl's own registry."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     def replica() -> type:
@@ -74,6 +74,6 @@ def _serve_with_heartbeats() -> None:
 
 
 def _end() -> None:
-    """End the run: verl's main program learns that its trainer has died, and Ray ends the workers."""
+    """End the run: verl's main program notices that its trainer died, and Ray ends the workers."""
     print("error: the run hangs, as said above, and was ended", file=sys.stderr, flush=True)
     os._exit(1)

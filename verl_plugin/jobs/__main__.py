@@ -19,7 +19,7 @@ Exit codes: 0 it can run; 2 it is rejected.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Checks; returns the exit code."""
+    """Check the job and return the exit code."""
     parser = CommandParser(prog="python -m verl_plugin.jobs", description=_DESCRIPTION)
     parser.add_argument("--config-name", required=True, metavar="NAME", help="a file of verl_plugin/config")
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration")

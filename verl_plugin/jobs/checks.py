@@ -1,4 +1,4 @@
-"""Rejects a job that cannot run, before Ray starts: verl's own checks, and what verl finds out on the dies alone."""
+"""Rejects a job that cannot run, before Ray starts: verl's own checks, and errors that verl finds only on the dies."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def check_job(config: Any, model: Mapping[str, Any] | None = None) -> dict[str, 
 
     Args:
         config: as `compose_job` returns it.
-        model: the model's config.json; None reads it from `actor_rollout_ref.model.path`, where that is a folder.
+        model: the model's config.json; None reads it from `actor_rollout_ref.model.path` if that is a folder.
 
     Returns:
         The configuration without interpolations.
 
     Raises:
-        JobError: it cannot run; the sentence names the key, its value and what to set.
+        JobError: the job cannot run; the message names the key, its value and what to set.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -83,12 +83,12 @@ def check_job(config: Any, model: Mapping[str, Any] | None = None) -> dict[str, 
 
 
 def dies_of(config: Mapping[str, Any]) -> int:
-    """Dies of a job."""
+    """Return the number of dies that a job runs on."""
     return int(config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"])
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong whatever the model is; the first one counts, because later ones rely on earlier ones."""
+    """Yield errors that do not depend on the model. Take only the first: later checks rely on earlier ones."""
     strategy = at(config, f"{_ACTOR}.strategy")
     if strategy not in _ENGINES:
         yield invalid(f"{_ACTOR}.strategy", strategy, "no job of this stack trains with it", " or ".join(_ENGINES))
@@ -154,7 +154,7 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
 
 
 def _instance_problems(config: Mapping[str, Any], dies: int) -> Iterator[str]:
-    """An instance of vLLM has TP x DP dies: of one node, or of whole nodes, on each of which verl starts a server."""
+    """Check that a vLLM instance's TP x DP dies are on one node, or are whole nodes: verl starts a server on each."""
     node, rollout = config["trainer"]["n_gpus_per_node"], at(config, _ROLLOUT)
     tp, dp, ep = (rollout[f"{name}_parallel_size"] for name in ("tensor_model", "data", "expert"))
     size, tp_key = tp * dp, f"{_ROLLOUT}.tensor_model_parallel_size"
@@ -172,7 +172,7 @@ def _instance_problems(config: Mapping[str, Any], dies: int) -> Iterator[str]:
 
 
 def _replica_problems(config: Mapping[str, Any], replicas: int) -> Iterator[str]:
-    """The answers of a mini batch are dealt out to the data-parallel replicas of training."""
+    """Check that the answers of a mini batch divide evenly among the data-parallel replicas of training."""
     mini, answers = at(config, f"{_ACTOR}.ppo_mini_batch_size"), at(config, f"{_ROLLOUT}.n")
     if mini * answers % replicas:
         reason = f"its {mini * answers} answers are no multiple of {replicas} replicas"
@@ -180,7 +180,7 @@ def _replica_problems(config: Mapping[str, Any], replicas: int) -> Iterator[str]
 
 
 def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Both keys of the plugin, or neither; and its options."""
+    """Check that both alltoallv keys are set or neither is, and check the plugin's options."""
     libraries, vllm = at(config, LIBRARY_KEY) or [], at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
     libraries = [libraries] if isinstance(libraries, str) else libraries
     exports, imports = LIBRARY in libraries, vllm.get("worker_extension_cls") == EXTENSION
@@ -197,7 +197,7 @@ def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """vLLM-Ascend's own worker, where it loses tokens."""
+    """Reject a worker or all-to-all backend with which vLLM-Ascend loses tokens or computes wrong ones."""
     vllm = at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
     if at(config, f"{_ROLLOUT}.expert_parallel_size") > 1 and vllm.get("worker_cls") != WORKER:
         reason = "vLLM-Ascend 0.23 loses tokens with experts over several dies"
@@ -209,7 +209,7 @@ def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Sync windows, where an instance of vLLM cannot have them."""
+    """Reject sync windows where an instance of vLLM cannot have them."""
     rollout = at(config, _ROLLOUT)
     vllm = at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
     if vllm.get("distributed_executor_backend") != EXECUTOR:
@@ -235,7 +235,7 @@ def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check_by_verl(config: Any) -> None:
-    """What verl's own entry point checks before it starts Ray."""
+    """Run the checks that verl's own entry point makes before it starts Ray."""
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
@@ -254,7 +254,7 @@ def _check_by_verl(config: Any) -> None:
 
 
 def _read_model(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The config.json of the model's folder, if this machine has it."""
+    """Return the config.json in the model's folder, or None if this machine does not have it."""
     path = at(config, "actor_rollout_ref.model.path")
     file = Path(str(path), "config.json")
     if path is None or not file.is_file():
@@ -268,7 +268,7 @@ def _read_model(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    """Where the model and the job do not fit each other."""
+    """Yield why the job cannot run with this model."""
     try:
         family, values = family_of(model), decoder_values(model)
         yield from variant_findings(family, values)

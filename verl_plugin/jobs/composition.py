@@ -18,19 +18,19 @@ _UNKNOWN = re.compile(r"Could not override '([^']+)'|Could not delete from confi
 
 
 class JobError(ValueError):
-    """A job that cannot run; one sentence."""
+    """A job cannot run; the message is one sentence."""
 
 
 def job_names() -> list[str]:
-    """The jobs that have a file."""
+    """Return the names of the jobs that have a file."""
     return sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml") if path.stem not in _SHARED)
 
 
 def compose_job(name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """The configuration of a job, with Hydra overrides.
+    """Return the configuration of a job, with Hydra overrides applied.
 
     Args:
-        name: of a file in `verl_plugin/config`.
+        name: of a file in `verl_plugin/config`, without its suffix.
         overrides: Hydra's, as verl's command line takes them.
 
     Raises:
@@ -55,7 +55,7 @@ def compose_job(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def _sentence(said: str, config: DictConfig) -> str:
-    """Hydra's error in one sentence, with the nearest key where there is none of that name."""
+    """Return Hydra's error as one sentence; for an unknown key it suggests the closest one."""
     found = _UNKNOWN.search(said)
     if found is None:
         return said.strip().splitlines()[0]

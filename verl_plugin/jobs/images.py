@@ -16,7 +16,7 @@ _ULYSSES = tuple(f"{part}.fsdp_config.ulysses_sequence_parallel_size" for part i
 
 
 def image_problems(config: Mapping[str, Any], family: ModelFamily) -> Iterator[str]:
-    """Yield what such a job has not been rehearsed with; nothing for a family that reads text only."""
+    """Yield an error for each setting that was not rehearsed with images; none for a family that reads text only."""
     if not family.reads_images:
         return
     if at(config, _STRATEGY) != "fsdp2":

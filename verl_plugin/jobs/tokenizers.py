@@ -1,4 +1,4 @@
-"""Rejects a tokenizer with which verl's agent loop does not start, by what the agent loop's worker would call."""
+"""Rejects a tokenizer with which verl's agent loop would not start, by making the calls of the loop's worker."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.j
 def tokenizer_problems(
     model: Mapping[str, Any], model_type: str | None, data: Mapping[str, Any] | None = None
 ) -> Iterator[str]:
-    """What keeps verl from making prompts with a model's tokenizer. Nothing where it is not on this machine.
+    """Yield why verl cannot make prompts with a model's tokenizer; nothing if it is not on this machine.
 
     Args:
         model: the keys of `actor_rollout_ref.model`.
-        model_type: of the model's config.json; verl chooses by it how turns end.
+        model_type: from the model's config.json; verl uses it to choose how turns end.
         data: the keys of `data`.
     """
     key = "tokenizer_path" if model.get("tokenizer_path") else "path"
@@ -43,7 +43,7 @@ def tokenizer_problems(
 
 
 def _make_prompt(folder: str, model: Mapping[str, Any], model_type: str | None, data: Mapping[str, Any]) -> None:
-    """As `HFModelConfig` and `AgentLoopBase` of verl 0.9.1 do, for a prompt of one message."""
+    """Make a prompt of one message as `HFModelConfig` and `AgentLoopBase` of verl 0.9.1 do."""
     from verl.utils.tokenizer import hf_processor, hf_tokenizer
     from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 
@@ -61,5 +61,5 @@ def _make_prompt(folder: str, model: Mapping[str, Any], model_type: str | None, 
         mm_processor_kwargs=dict(data.get("mm_processor_kwargs") or {}),
         processor=processor,
     )
-    if processor is None:  # some processors take a message in parts alone
+    if processor is None:  # some processors only take a message in parts
         builder.build_initial_tokens(_PROMPT)

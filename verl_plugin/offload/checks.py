@@ -1,4 +1,4 @@
-"""Rejects a job in which training's state would not leave the dies that the rollout needs, before Ray starts."""
+"""Rejects, before Ray starts, a job in which training's state would stay on dies whose memory the rollout needs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from verl_plugin.trainer_modes import MODE_KEY, SEPARATE
 
 _LIBRARIES = "actor_rollout_ref.model.external_lib"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
-_SLEEPS = f"{_ROLLOUT}.enable_sleep_mode"  # true where it is not given
+_SLEEPS = f"{_ROLLOUT}.enable_sleep_mode"  # true by default
 _GROUPS = {"fsdp2": "fsdp_config", "megatron": "megatron"}
 _PEAKS = "verl_plugin.phase_peaks"
 
 
 def offload_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps the state of training from leaving and returning in order; see `verl_plugin.offload`.
+    """Yield why the offload manager cannot work as `verl_plugin.offload` describes.
 
     Args:
-        config: of a whole job, resolved.
+        config: resolved configuration of the whole job.
     """
     libraries = at(config, _LIBRARIES) or []
     libraries = [libraries] if isinstance(libraries, str) else libraries
@@ -42,7 +42,7 @@ def offload_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _demanded(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Keys that have to be true, and why."""
+    """Yield the keys that have to be true, and why."""
     strategy = at(config, f"{_ACTOR}.strategy")
     group = f"{_ACTOR}.{_GROUPS[strategy]}"
     yield f"{_ROLLOUT}.free_cache_engine", "the KV cache stays on the dies that train"

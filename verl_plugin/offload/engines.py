@@ -1,9 +1,9 @@
-"""Extends verl's training engines on NPUs: their state leaves and returns as `verl_plugin.offload` says.
+"""Adds the offload manager to verl's training engines on NPUs; see `verl_plugin.offload`.
 
     actor_rollout_ref.model.external_lib=[...,verl_plugin.offload.engines]
 
-It comes behind `verl_plugin.alltoallv.engines`, whose export calls none before it, and behind `phase_peaks`, so that a
-phase is metered from when the state of the one before has left.
+It comes after `verl_plugin.alltoallv.engines`, whose export does not call earlier modules, and after `phase_peaks`, so
+that a phase is metered from the time when the state of the phase before has left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How parameters of verl's FSDP2 engine leave a die and return."""
+"""Offloads and reloads the parameters of verl's FSDP2 engine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from verl_plugin.offload.manager import OffloadManager
 
 
 class OffloadedFSDP2(OffloadManager):
-    """verl makes other tensors of them, on the host and on the die. A reference is always on the host."""
+    """Keeps the parameters' host tensors, as verl makes new ones for each move. A reference is always on the host."""
 
     _host: dict[int, torch.Tensor] | None
 
     def _arrive(self) -> None:
         parameters = list(self.module.parameters())
         if not all(parameter.device.type == "cpu" for parameter in parameters):
-            return  # they are there
-        # Of their own: verl exchanges the contents of the parameters for those on the die.
+            return  # they are on the die already
+        # Detached: verl replaces the contents of the parameters by those on the die.
         self._host = {id(parameter): parameter.detach() for parameter in parameters}
 
     @torch.no_grad()
@@ -33,4 +33,4 @@ class OffloadedFSDP2(OffloadManager):
         return True
 
     def _release_gradients(self) -> None:
-        """verl's optimizer has given them up already."""
+        """Do nothing: verl's optimizer has released them already."""

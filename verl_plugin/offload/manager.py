@@ -1,4 +1,4 @@
-"""The methods of verl's training engines by which their state leaves a die and returns."""
+"""Methods of verl's training engines that offload and reload their state."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from post_training.process_context import process_context
 
 
 class StayingEngines(list["OffloadManager"]):
-    """Engines of this process whose parameters stayed on the die after a pass. Actor and reference are two."""
+    """Engines of this process whose parameters stayed on the die after a pass. Actor and reference are two engines."""
 
 
 class OffloadManager:
-    """Put before a training engine of verl by `extend_engine`.
+    """Mixin that `extend_engine` puts before a training engine of verl.
 
-    Gradients and the optimizer leave after each update, as verl has it: the worker of the rollout, another process,
-    takes its memory back before this one is asked for anything. Parameters stay until another engine begins a pass, or
-    until verl says so, which it does when the rollout has its weights and before the KV cache returns. Parameters that
-    no update wrote since they came give their memory back without a copy.
+    Gradients and the optimizer leave after each update, as in verl: the worker of the rollout, another process, takes
+    its memory back before this process is called again. Parameters stay until another engine begins a pass, or until
+    verl offloads them, which it does after the rollout has its weights and before the KV cache returns. Parameters that
+    no update has written since they arrived release their memory without a copy.
     """
 
     mode: str | None
@@ -57,7 +57,7 @@ class OffloadManager:
         super().load_checkpoint(*arguments, **named)  # type: ignore[misc]  # of the engine that this extends
 
     def to(self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
-        """As upstream, but that parameters stay behind a pass, and are copied to the host only if written.
+        """As upstream, except that parameters stay after a pass, and are copied to the host only if written.
 
         Args:
             device: `cpu`, or the device's type.
@@ -81,12 +81,12 @@ class OffloadManager:
             super().to(device, model, optimizer, grad)  # type: ignore[misc]  # of the engine that this extends
 
     def _begin(self) -> None:
-        """Parameters of other engines leave."""
+        """Offload the parameters of other engines."""
         for engine in [each for each in process_context().of(StayingEngines) if each is not self]:
             engine.to("cpu", model=True, optimizer=False, grad=False)
 
     def _leave(self, optimizer: bool, grad: bool) -> None:
-        """Parameters leave, with a copy if the host's is not theirs."""
+        """Offload the parameters, copying them only if the host has no valid copy."""
         staying = process_context().of(StayingEngines)
         if self in staying:
             staying.remove(self)
@@ -99,18 +99,18 @@ class OffloadManager:
         self._written, self._host = False, None
 
     def _arrive(self) -> None:
-        """Called before parameters return: what the host holds may be kept."""
+        """Keep the host's copies, if they are to be kept; called before the parameters return."""
         raise NotImplementedError
 
     def _drop(self) -> bool:
-        """Give the memory of parameters and gradients back without a copy; returns whether there is one on the host."""
+        """Release the memory of parameters and gradients without a copy. Returns False if the host has no copy."""
         raise NotImplementedError
 
     def _release_gradients(self) -> None:
-        """Give the memory of the gradients back, whose next use begins with zeros."""
+        """Release the memory of the gradients; their next use begins with zeros."""
         raise NotImplementedError
 
 
 def _has_adapters(model_config: Any) -> bool:
-    """Whether verl writes parameters outside of updates: it merges adapters into them, and takes them out again."""
+    """Return whether verl writes parameters outside of updates: it merges adapters into them and unmerges them."""
     return max(model_config.lora_rank, model_config.lora.get("rank", 0)) > 0

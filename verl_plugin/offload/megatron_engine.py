@@ -1,4 +1,4 @@
-"""How parameters and gradients of verl's engine for Megatron-core leave a die and return."""
+"""Offloads and reloads the parameters and gradients of verl's engine for Megatron-core."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from verl_plugin.offload.manager import OffloadManager
 
 
 class OffloadedMegatron(OffloadManager):
-    """Parameters that are trained lie in buffers, whose memory verl frees and whose copy on the host it keeps.
+    """Trained parameters lie in buffers; verl frees the buffers' memory and keeps their copies on the host.
 
-    Those of a reference may leave once for each return: docs/upstream/verl-megatron-offload-twice.md.
+    A reference's parameters may leave only once for each return: docs/upstream/verl-megatron-offload-twice.md.
     """
 
     module: list[Any]
@@ -42,16 +42,16 @@ class OffloadedMegatron(OffloadManager):
     def _release_gradients(self) -> None:
         for buffer in self._buffers():
             if size := buffer.grad_data.storage().size():
-                buffer.grad_data_size = size  # to which verl makes it again, with zeros
+                buffer.grad_data_size = size  # verl restores it to this size, with zeros
                 buffer.grad_data.storage().resize_(0)
 
     def _buffers(self) -> Iterator[Any]:
-        """Megatron's, of parameters that are trained."""
+        """Yield Megatron's buffers of trained parameters."""
         for chunk in self.module:
             if isinstance(chunk, DistributedDataParallel):
                 yield from (*chunk.buffers, *chunk.expert_parallel_buffers)
 
     def _plain_parameters(self) -> list[Any]:
-        """Those of a model that is not trained."""
+        """Return the parameters of a model that is not trained."""
         chunks = [chunk for chunk in self.module if not isinstance(chunk, DistributedDataParallel)]
         return [parameter for chunk in chunks for parameter in chunk.parameters()]

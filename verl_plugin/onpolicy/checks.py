@@ -15,7 +15,7 @@ _ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _CORRECTION = "algorithm.rollout_correction"
 _BEFORE = "it reads old log-probs before the update"
 _OPEN = ("trainer.critic_warmup", "a step without an update has no forward to take log-probs from", (0, None), "0")
-# Keys, why a value cannot be combined with the update's own log-probs, which values can, and what to set.
+# Keys; why a value cannot be combined with the update's own log-probs; the accepted values; and the remedy.
 _READERS = (
     ("trainer.use_v1", "the trainer is one of verl's trainer/ppo/v1", (True,), "true"),
     (f"{_CORRECTION}.bypass_mode", "old log-probs are then the rollout's", (False, None), "false"),
@@ -38,10 +38,10 @@ _MODEL_GROUPS = (f"{_MODEL}.override_config", f"{_MODEL}.lora", f"{_ACTOR}.megat
 
 
 def onpolicy_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps a run with the trainer `sync_onpolicy` from being exact, whatever the model is.
+    """Yield why a run with the trainer `sync_onpolicy` would not be exact, whatever the model is.
 
     Args:
-        config: of a whole job, resolved.
+        config: resolved configuration of the whole job.
     """
     if at(config, MODE_KEY) != ONE_FORWARD:
         return
@@ -64,18 +64,18 @@ def onpolicy_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def registration_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Where verl's processes would not know the trainer."""
+    """Yield an error if the trainer would not be registered in verl's processes."""
     modules = at(config, MODULES_KEY)
     if at(config, MODE_KEY) == ONE_FORWARD and REGISTRATION not in str(modules or "").split(","):
         yield invalid(MODULES_KEY, modules, f"verl knows {MODE_KEY}={ONE_FORWARD} by that module alone", REGISTRATION)
 
 
 def dropout_problems(model: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Values of a model's configuration that make the forward of training random.
+    """Yield an error for each value of a model's configuration that makes the training forward random.
 
     Args:
         model: config.json, or a group of overrides of it.
-        prefix: what to put before the names.
+        prefix: put before the names of the keys.
     """
     for name, value in model.items():
         random = "dropout" in name or name.endswith("_pdrop") or name == "moe_input_jitter_eps"
@@ -84,7 +84,7 @@ def dropout_problems(model: Mapping[str, Any], prefix: str = "") -> Iterator[str
 
 
 def onpolicy_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    """Where the trainer `sync_onpolicy` and the model, its config.json, do not fit each other."""
+    """Yield why the trainer `sync_onpolicy` does not work with `model`, the values of its config.json."""
     if at(config, MODE_KEY) == ONE_FORWARD:
         yield from dropout_problems(model, "config.json: ")
 

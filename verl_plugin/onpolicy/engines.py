@@ -1,4 +1,4 @@
-"""Extends verl's training engines: an update that comes without old log-probs takes its own.
+"""Extends verl's training engines: an update without old log-probs uses its own.
 
 The trainer `sync_onpolicy` adds this module to `actor_rollout_ref.model.external_lib`.
 """

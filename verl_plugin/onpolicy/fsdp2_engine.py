@@ -12,7 +12,7 @@ from verl_plugin.onpolicy.update import ENTROPY, OWN_ENTROPY, OnPolicyUpdate
 
 
 class OnPolicyFSDP2(OnPolicyUpdate):
-    """verl's engine; the entropy of an update is computed without gradient, which keeps no copy of the logits."""
+    """verl's engine; an update computes its entropy without gradient, so that no copy of the logits is kept."""
 
     def prepare_model_outputs(self, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any) -> Any:
         """As upstream, with the entropy beside the log-probs."""

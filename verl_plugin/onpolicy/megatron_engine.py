@@ -11,7 +11,7 @@ from verl_plugin.onpolicy.update import OWN_ENTROPY, OnPolicyUpdate
 
 
 class OnPolicyMegatron(OnPolicyUpdate):
-    """verl's engine; the entropy of an update is computed without gradient, a part of the tokens at a time."""
+    """verl's engine; an update computes its entropy without gradient, in chunks of tokens."""
 
     engine_config: Any
 

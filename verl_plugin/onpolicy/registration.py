@@ -1,7 +1,7 @@
 """Registers this project's trainers in the process that imports verl's; all others import nothing more.
 
-verl imports what VERL_USE_EXTERNAL_MODULES names in each of its processes. The trainers bring Megatron-core along,
-which vLLM's workers do not need, and which training is to import behind MindSpeed.
+verl imports the modules in VERL_USE_EXTERNAL_MODULES in each of its processes. The trainers import Megatron-core, which
+vLLM's workers do not need and which training must import after MindSpeed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TRAINERS, _OWN = "verl.trainer.ppo.v1", "verl_plugin.onpolicy.trainer"
 
 
 class _BehindTrainers(MetaPathFinder):
-    """Finds verl's trainers once, as Python does, and has this project's imported behind them."""
+    """Finds verl's trainers once, as Python does, and imports this project's right after them."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """See `MetaPathFinder`."""

@@ -24,16 +24,16 @@ _ELSEWHERE = ("training/", "rollout_corr/")
 
 @register_trainer(ONE_FORWARD)
 class OnPolicyTrainer(ServesWindows, DetectsHangs, RecordsSteps, PPOTrainerSync):
-    """Each batch makes one update, whose own forward has the old log-probs.
+    """Makes one update of each batch; the update's own forward has the old log-probs.
 
     Metrics that verl computes from old log-probs come from the update, under their usual names.
     """
 
     def __init__(self, config: DictConfig) -> None:
-        """Check, and make the configuration one of `sync` with this project's engines.
+        """Check the configuration, and change it to one of `sync` with this project's engines.
 
         Raises:
-            ValueError: the run is none in which the update's log-probs are old ones.
+            ValueError: the update's own log-probs cannot serve as old ones in this run, or another key is invalid.
         """
         plain: Any = OmegaConf.to_container(config, resolve=True)
         for problem in (*onpolicy_problems(plain), *record_problems(plain), *hang_problems(plain)):
@@ -42,22 +42,23 @@ class OnPolicyTrainer(ServesWindows, DetectsHangs, RecordsSteps, PPOTrainerSync)
         libraries = model.external_lib or []
         libraries = [libraries] if isinstance(libraries, str) else list(libraries)
         with open_dict(config):
-            # What verl decides by the name of its synchronous mode holds here too.
+            # verl decides several things by the name of its synchronous mode; they apply here too.
             config.trainer.v1.trainer_mode = "sync"
-            # Without weights and rejection it is metrics of old log-probs, which come from the update.
+            # Without weights and rejection it only computes metrics of old log-probs, which come from the update.
             config.algorithm.rollout_correction = None
             model.external_lib = [*libraries, *(name for name in (ENGINES,) if name not in libraries)]
         super().__init__(config)
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Nothing: the update has them."""
+        """Compute nothing: the update has them."""
         return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """As upstream, for a batch that makes one update.
 
         Raises:
-            RunError: it makes several, as an agent loop returned more samples than the configuration says.
+            RunError: the batch has another size than one update, for example because an agent loop returned several
+                samples of an answer.
         """
         answers = self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         if len(batch) != answers:

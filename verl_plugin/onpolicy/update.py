@@ -1,4 +1,4 @@
-"""What both training engines share: an update whose loss takes the log-probs of its own forward as old ones."""
+"""An update whose loss takes the log-probs of its own forward as old ones; both training engines share it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OWN_ENTROPY = "entropy_without_gradient"
 _ROLLOUT, _MASK = "rollout_log_probs", "response_mask"
 
 Rows = dict[str, list[torch.Tensor]]
-"""Of each answer of this rank, on the host: its tokens' values [tokens], by the name of a field."""
+"""By field name, the token values of each answer of this rank: [tokens] each."""
 
 
 class OnPolicyUpdate:
-    """Put before a training engine of verl by `extend_engine`.
+    """Mixin that `extend_engine` puts before a training engine of verl.
 
     An update with old log-probs, and a forward without backward, are verl's. Metrics that verl's trainer would compute
-    from old log-probs are computed by its own functions, of the same answers, on the first data-parallel rank.
+    from old log-probs are computed by verl's own functions from the same answers, on the first data-parallel rank.
     """
 
     model_config: Any
@@ -69,11 +69,11 @@ class OnPolicyUpdate:
 def own_loss(
     loss_function: Callable[..., Any], rows: Rows, *, model_output: dict[str, Any], data: Any, dp_group: Any = None
 ) -> Any:
-    """verl's loss of a micro batch, with the log-probs of `model_output`, without gradient, as old ones.
+    """Return verl's loss of a micro batch, with the detached log-probs of `model_output` as old ones.
 
     Args:
         loss_function: verl's.
-        rows: gets the answers of the micro batch.
+        rows: the answers of the micro batch are appended to it.
         model_output: jagged [samples, tokens] each.
         data: the micro batch, which gets `old_log_probs`, jagged [samples, tokens of the answer].
         dp_group: passed on.
@@ -90,9 +90,9 @@ def own_loss(
 
 
 def gathered_metrics(rows: Rows, actor: Any, group: Any) -> dict[str, Metric]:
-    """The metrics of a step's answers on the first rank of a group, none on the others. Collective.
+    """Return the metrics of a step's answers on the first rank of a group, none on the others. Collective.
 
-    Each rank receives all of them, 16 bytes a token: 130 MB of 8,192 answers of 1,000 tokens.
+    Each rank receives all answers, 16 bytes a token: 130 MB for 8,192 answers of 1,000 tokens.
 
     Args:
         rows: the answers of this rank.
@@ -105,13 +105,13 @@ def gathered_metrics(rows: Rows, actor: Any, group: Any) -> dict[str, Metric]:
         dist.all_gather_object(everyone, own, group=group)
     if dist.get_rank(group) != 0:
         return {}
-    # The same number on every rank: the largest is it, and a mean would round.
+    # All ranks that report have the same number: the maximum keeps it, a mean would round.
     found = step_metrics({name: [row for each in everyone for row in each[name]] for name in own}, actor)
     return {name: Metric(value=value, aggregation=AggregationType.MAX) for name, value in found.items()}
 
 
 def step_metrics(rows: Rows, actor: Any) -> dict[str, float]:
-    """What verl's trainer computes from old log-probs, by its functions."""
+    """Return the metrics that verl's trainer computes from old log-probs, by verl's own functions."""
     batch = {name: pad_sequence(values, batch_first=True) for name, values in rows.items()}
     aggregation = {"loss_agg_mode": actor.loss_agg_mode, "loss_scale_factor": actor.loss_scale_factor}
     found = {ENTROPY: agg_loss(loss_mat=batch[ENTROPY], loss_mask=batch[_MASK], **aggregation).item()}

@@ -1,9 +1,9 @@
 """Samples each answer with random numbers of its own; set by `rollout.agent.agent_loop_manager_class`.
 
-vLLM draws all answers in flight from one stream of random numbers, so that a token depends on which requests arrived
-before. With a seed of its own, an answer depends on nothing but its step, its prompt's place and its number, and so a
-run that is resumed samples what it would have sampled. Each turn of an answer has its own: with one for all of them the
-second turn would draw its tokens with the random numbers of the first.
+vLLM draws all answers in flight from one stream of random numbers, so a token depends on which requests arrived before.
+With a seed of its own, an answer depends only on its step, its prompt's place and its number, so a resumed run samples
+the answers that it would have sampled without the interruption. Each turn of an answer has its own seed: with one seed
+for all of them the second turn would draw its tokens with the random numbers of the first.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from verl_plugin.resume.replay_buffer import ORDER
 
 
 def seed_of(run_seed: int, step: int, order: int, session: int, validate: bool) -> int:
-    """The seed of an answer.
+    """Return the seed of an answer.
 
     Args:
         run_seed: `actor_rollout_ref.rollout.seed`.
         step: in which it is sampled.
         order: its prompt's place in the step's batch.
         session: its number among the answers of the prompt.
-        validate: whether it is of a validation.
+        validate: whether it belongs to a validation.
     """
     digest = hashlib.sha256(f"{run_seed} {step} {order} {session} {int(validate)}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1  # not negative in 64 bits
 
 
 def seed_of_turn(seed: int, turn: int) -> int:
-    """The seed of a turn of an answer; the first has the answer's."""
+    """Return the seed of one turn of an answer; the first turn has the answer's."""
     if not turn:
         return seed
     return int.from_bytes(hashlib.sha256(f"{seed} {turn}".encode()).digest()[:8], "little") >> 1
@@ -50,10 +50,10 @@ _TURNS: ContextVar[Iterator[int]] = ContextVar("turns")
 
 
 class SeededTurns:
-    """verl's client of the servers, as a loop uses it.
+    """Client of the vLLM servers that gives each turn its seed.
 
     Args:
-        client: verl's.
+        client: verl's, which sends the requests.
     """
 
     def __init__(self, client: Any) -> None:

@@ -16,6 +16,6 @@ class CompleteCheckpoint(CheckpointCallback):
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **context: Any
     ) -> None:
-        """Write down what is in the folder, unless workers still write."""
+        """Record the folder's files and their sizes, unless workers are still writing."""
         if not async_save:
             write_complete(Path(checkpoint_dir))

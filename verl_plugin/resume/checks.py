@@ -1,4 +1,4 @@
-"""Rejects, before Ray starts, a checkpoint that cannot be resumed, and settings with which a killed save loses all."""
+"""Rejects, before Ray starts, checkpoints that cannot be resumed, and settings with which a killed save loses all."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ KEYS = {
     f"{SAMPLER}.custom_sampler.name": "OrderedReplayBuffer",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "verl_plugin.resume.agent_loops.SeededAgentLoopManager",
 }
-"""What a job sets to be resumed bit for bit, beside `ENGINES` in actor_rollout_ref.model.external_lib."""
+"""Keys that a job sets to be resumed bit for bit, beside `ENGINES` in actor_rollout_ref.model.external_lib."""
 _MODE, _KEPT = "trainer.v1.trainer_mode", "trainer.max_actor_ckpt_to_keep"
 ON_HOST = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
-"""Megatron-core keeps AdamW's state on the host, which also updates the weights."""
+"""With this key Megatron-core keeps AdamW's state on the host, which also updates the weights."""
 _LIBRARIES = "actor_rollout_ref.model.external_lib"
 _FORMAT = "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable"
 _RESUME, _PATH = "trainer.resume_mode", "trainer.resume_from_path"
 
 
 def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the keys of saving and resuming.
+    """Yield an error for each invalid key of saving and resuming.
 
     Args:
-        config: of a whole job, resolved.
+        config: resolved configuration of the whole job.
     """
     buffer, manager = list(KEYS)[2:]
     ordered, seeded = (at(config, key) == KEYS[key] for key in (buffer, manager))
@@ -55,7 +55,7 @@ def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _host_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a job cannot load an optimizer on the host that it saves."""
+    """Yield why a job could not load the optimizer that it saves, if that is on the host."""
     if not at(config, ON_HOST) or (at(config, "trainer.save_freq") <= 0 and at(config, _RESUME) == "disable"):
         return
     libraries = at(config, _LIBRARIES) or []
@@ -67,7 +67,7 @@ def _host_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _checkpoint_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Whether what is resumed is whole, where this machine sees it and this project wrote it."""
+    """Yield an error if the checkpoint to resume is not complete, naming the newest complete one."""
     mode, checkpoints = at(config, _RESUME), Path(str(at(config, "trainer.default_local_dir")))
     given: Any = at(config, _PATH)
     try:

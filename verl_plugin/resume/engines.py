@@ -1,4 +1,4 @@
-"""Extends verl's training engines: what they save can be told from what an ended save left, and they load more.
+"""Extends verl's training engines: a complete save can be told from an interrupted one, and more checkpoints load.
 
 `actor_rollout_ref.model.external_lib` names this module, beside others.
 """
@@ -18,10 +18,10 @@ from verl_plugin.resume.step_folders import withdraw_complete
 
 
 class ReplacedWhole:
-    """An engine that leaves nothing of an earlier save in the folder that it writes."""
+    """Mixin for an engine: a save leaves nothing of an earlier one in the folder that it writes."""
 
     def save_checkpoint(self, local_path: str, *arguments: Any, **named: Any) -> None:
-        """As upstream, after the files are gone that a run left there which came to this step before."""
+        """Delete the files that an earlier run left at this step, then save as upstream."""
         if dist.get_rank() == 0:
             folder = Path(local_path)
             withdraw_complete(folder.parent)
@@ -31,7 +31,7 @@ class ReplacedWhole:
 
 
 class ResumableFSDP2(ReplacedWhole):
-    """verl's engine for FSDP2, which loads more than upstream."""
+    """verl's engine for FSDP2, which loads more checkpoints than upstream."""
 
     checkpoint_manager: Any
 
@@ -48,7 +48,7 @@ if has_engine("megatron"):
     from verl_plugin.resume.ranks import megatron_rank
 
     class ResumableMegatron(ReplacedWhole):
-        """verl's engine for Megatron-core, which loads more than upstream."""
+        """verl's engine for Megatron-core, which loads more checkpoints than upstream."""
 
         checkpoint_mananager: Any  # upstream's spelling
 
@@ -56,7 +56,7 @@ if has_engine("megatron"):
             """As upstream."""
             super().initialize()  # type: ignore[misc]  # of the engine that this extends
             manager = getattr(self, "checkpoint_mananager", None)
-            if manager is not None:  # one that only computes log-probs loads no checkpoint
+            if manager is not None:  # an engine that only computes log-probs loads no checkpoint
                 self.checkpoint_mananager = MegatronManager(manager, lambda: megatron_rank(self))
 
         def _build_optimizer(self) -> Any:

@@ -1,4 +1,4 @@
-"""Loads what verl's FSDP2 engine saved on another number of ranks; verl itself asks for the same number."""
+"""Loads checkpoints that verl's FSDP2 engine saved on another number of ranks; verl itself requires the same number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from post_training.checkpoint.files import CheckpointError
 
 
 def ranks_that_saved(folder: Path) -> int | None:
-    """How many ranks wrote the checkpoint in `folder`; None if verl's FSDP engine did not."""
+    """Return how many ranks wrote the checkpoint in `folder`; None if verl's FSDP engine did not write it."""
     file = folder / "fsdp_config.json"
     return int(json.loads(file.read_text())["world_size"]) if file.is_file() else None
 
@@ -29,7 +29,7 @@ class SavedRanks:
     ranks: int
 
     def open(self, part: str) -> list[Any]:
-        """What each rank saved of `part`: `model`, `optim` or `extra_state`.
+        """Return each rank's saved `part`: `model`, `optim` or `extra_state`.
 
         Raises:
             CheckpointError: a rank's file is missing.
@@ -39,13 +39,13 @@ class SavedRanks:
             file = self.folder / f"{part}_world_size_{self.ranks}_rank_{rank}.pt"
             if not file.is_file():
                 raise CheckpointError(f"{self.folder} is not complete: {file.name} is missing")
-            # verl's own files, which hold DTensors: torch has no reader of these that loads weights alone.
+            # These are verl's own files. They hold DTensors, which torch does not load with weights_only=True.
             found.append(torch.load(file, map_location="cpu", weights_only=False, mmap=True))
         return found
 
     @torch.no_grad()
     def load(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-        """Fill this rank's model and optimizer, and the schedule of the learning rate; random numbers stay."""
+        """Load this rank's model, optimizer and learning rate schedule; random states stay as they are."""
         models, optimizers = self.open("model"), self.open("optim")
         for name, target in module.state_dict().items():
             local = target.to_local() if isinstance(target, DTensor) else target
@@ -63,7 +63,7 @@ class SavedRanks:
 
 
 def _state(name: str, saved: list[Any], parameter: torch.Tensor) -> Any:
-    """A state of the optimizer as this rank holds it; one that is no DTensor, as the step, is each rank's."""
+    """Return this rank's share of an optimizer state; one that is no DTensor, like `step`, is the same on each rank."""
     if not isinstance(saved[0], DTensor) or not isinstance(parameter, DTensor):
         return saved[0]
     local = _share(name, saved, parameter).to(parameter.to_local().device)
@@ -72,7 +72,7 @@ def _state(name: str, saved: list[Any], parameter: torch.Tensor) -> Any:
 
 
 def _share(name: str, saved: list[Any], target: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, put together from what the ranks held that saved it."""
+    """Return this rank's share of a tensor, assembled from the shares of the ranks that saved it."""
     whole = saved[0]
     if isinstance(whole, DTensor):
         placement, *others = whole.placements

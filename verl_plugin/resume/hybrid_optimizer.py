@@ -22,7 +22,7 @@ from verl_plugin.resume.checks import ON_HOST
 
 _FORMAT = "fully_reshardable"
 _OPTIMIZER, _STATES, _STEP, _MASTER = "optimizer", "param_state", "step", "master_param"
-# A group's choice of a kernel holds for the device that it was saved on only.
+# A group's choice of kernel is valid only for the device that it was saved on.
 _KERNEL = "fused"
 
 
@@ -41,10 +41,9 @@ class ResumableHybridOptimizer(HybridDeviceOptimizer):
                     yield self.inner_param_to_orig_param[inner], inner, optimizer, group
 
     def create_states(self, steps: int) -> None:
-        """Create averages of zero, as after `steps` updates. Upstream makes an update with random gradients instead.
+        """Create averages of zero and count `steps` updates so far.
 
-        Args:
-            steps: updates so far.
+        Upstream creates the states by an update with random gradients instead.
         """
         for _, inner, optimizer, group in self.parts():
             optimizer.state[inner] |= {name: torch.zeros_like(inner) for name in MOMENTS}
@@ -104,7 +103,7 @@ class ResumableDistributedOptimizer(DistributedOptimizer):
     optimizer: ResumableHybridOptimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """As upstream, without the keys of placement: torch reads no classes from a file, and placement may change."""
+        """As upstream, without placement keys: torch reads no classes from a file, and the placement may change."""
         if not self.optimizer.state:
             self.optimizer.create_states(0)
         found: dict[str, Any] = super().state_dict()
@@ -115,10 +114,10 @@ class ResumableDistributedOptimizer(DistributedOptimizer):
         return found
 
     def load_state_dict(self, loaded: Mapping[str, Any]) -> None:
-        """Load rates, the number of updates, and tensors if any were saved.
+        """Load learning rates, the number of updates, and tensors if any were saved.
 
         Raises:
-            CheckpointError: the tensors were saved in another format, or updates were not counted alike.
+            CheckpointError: the tensors were saved in another format, or weights have different numbers of updates.
         """
         if not self.optimizer.state:
             self.optimizer.create_states(0)
@@ -146,14 +145,14 @@ class ResumableDistributedOptimizer(DistributedOptimizer):
         self.optimizer.load_parameter(self.optimizer.param_groups[group]["params"][place], tensors)
 
     def _placement_keys(self) -> set[str]:
-        """Keys of groups that say on which device and by which kernel tensors are updated."""
+        """Return the keys of groups that say on which device and by which kernel tensors are updated."""
         return {*(self.optimizer.defaults.keys() - self.optimizer.sub_optimizer_kwargs.keys()), _KERNEL}
 
     def shards(self, names: Mapping[int, str]) -> Iterator[OptimizerShard]:
         """Yield the optimizer's shard of each weight of this rank.
 
         Args:
-            names: of the model's weights, by `id`.
+            names: names of the model's weights, by `id` of the weight.
         """
         parts = {id(part[0]): part for part in self.optimizer.parts()}
         for weight, (group, place) in self.model_param_group_index_map.items():
@@ -181,7 +180,7 @@ def make_resumable(optimizer: Any) -> None:
 
 
 def _chained(optimizer: Any) -> list[Any]:
-    """The optimizers of Megatron-core's chain, or the one that is not chained."""
+    """Return the optimizers of Megatron-core's chain, or the only one if it is not chained."""
     return getattr(optimizer, "chained_optimizers", [optimizer])
 
 
@@ -191,15 +190,15 @@ def hybrid_parts(optimizer: Any) -> list[ResumableDistributedOptimizer]:
 
 
 def classes_in_files(parts: Iterable[ResumableDistributedOptimizer]) -> list[type]:
-    """Return the classes in files of verl without this module, which torch reads only if it is told them."""
+    """Return the classes in files that verl wrote without this module: torch reads only classes that it is told."""
     return list({value for part in parts for value in part.optimizer.defaults.values() if isinstance(value, type)})
 
 
 def counts_in_group(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer counts updates in its groups, as MindSpeed's and apex's do, and not for each tensor."""
+    """Return whether an optimizer counts updates in its groups, like MindSpeed's and apex's, and not per tensor."""
     return not isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
 
 
 def _identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The values by which Megatron-core recognises a group."""
+    """Return the values by which Megatron-core recognises a group."""
     return tuple(group[key] for key in param_group_identifier_keys)

@@ -26,10 +26,10 @@ def load_training(folder: Path, rank: TrainingRank) -> None:
 
     Args:
         folder: `global_step_N/actor` of a run of the stack 2025.
-        rank: of any layout.
+        rank: this rank, in any layout.
 
     Raises:
-        CheckpointError: on every rank where one finds a fault.
+        CheckpointError: on every rank, if one of them finds a fault.
     """
     files = _on_all_ranks(lambda: checked_files(folder, rank, lambda _: None))
     _on_all_ranks(lambda: _fill(files, rank))
@@ -42,7 +42,7 @@ def _fill(files: TrainingFiles, rank: TrainingRank) -> None:
 
 
 def _on_all_ranks(action: Callable[[], Any]) -> Any:
-    """What `action` returns, when it has returned on all ranks. Raises CheckpointError on all where it fails on one."""
+    """Return `action()` once it has returned on all ranks. Raises CheckpointError on all ranks if it fails on one."""
     found, problem = None, ""
     try:
         found = action()
@@ -56,7 +56,7 @@ def _on_all_ranks(action: Callable[[], Any]) -> Any:
 
 
 class AnyLayoutManager:
-    """verl's checkpoint manager, which loads other layouts' files, and the stack 2025's, too.
+    """verl's checkpoint manager, which also loads files of other layouts and of the stack 2025.
 
     Args:
         manager: verl's, which does everything else.
@@ -67,16 +67,16 @@ class AnyLayoutManager:
         self._manager, self._rank = manager, rank
 
     def load_checkpoint(self, local_path: str, **named: Any) -> None:
-        """As upstream where upstream can; elsewhere random numbers stay as they are.
+        """Load as upstream where upstream can; otherwise random states stay as they are.
 
         Raises:
-            CheckpointError: a file is missing, or is not what was written.
+            CheckpointError: a file is missing or damaged.
         """
         folder, manager = Path(local_path), self._manager
         saved = ranks_that_saved(folder)
         if (folder / MANIFEST_NAME).is_file():
             load_training(folder, self._rank())
-            # verl takes a step of the schedule with each of the trainer's.
+            # verl advances the schedule once for each step of the trainer.
             place(manager.lr_scheduler, int(folder.parent.name.rpartition("_")[2]))
         elif saved not in (None, dist.get_world_size()):
             files = SavedRanks(folder, saved)
@@ -92,7 +92,7 @@ class AnyLayoutManager:
 
 
 def place(scheduler: Any, steps: int) -> None:
-    """Go on as after `steps` steps of a schedule, torch's or Megatron-core's."""
+    """Set a schedule, torch's or Megatron-core's, to where it is after `steps` steps."""
     if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
         set_place_in_schedule(scheduler, steps)
     elif scheduler is not None:

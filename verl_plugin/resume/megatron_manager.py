@@ -1,15 +1,15 @@
-"""Loads what Megatron-core 0.16 saved, in cases in which it cannot.
+"""Loads checkpoints that Megatron-core 0.16 saved and cannot load.
 
 Experts that lie on several ranks have an optimizer of their own, chained to that of all other weights; on one rank one
-optimizer has both. Megatron-core loads the averages under any layout, and the groups of parameters of as many
-optimizers alone.
+optimizer has both. Megatron-core loads the averages under any layout, but the groups of parameters only with the same
+number of optimizers.
 
-Where neither apex nor TransformerEngine has the optimizer, torch's AdamW counts updates with each weight, and
-Megatron-core cannot load at all: it reads that count from the optimizer that is about to be loaded, and ends with an
-AssertionError where it has made no update; it looks for the count among the tensors that were saved, and ends with a
+If neither apex nor TransformerEngine provides the optimizer, torch's AdamW counts updates for each weight, and
+Megatron-core cannot load it at all: it reads that count from the optimizer that is about to be loaded, and ends with an
+AssertionError if that has made no update; it looks for the count among the tensors that were saved, and ends with a
 KeyError; and it gives all weights one and the same tensor to count in, which rises by their number at each update.
 
-`verl_plugin.resume.hybrid_optimizer` has the optimizer on the host.
+For the optimizer on the host see `verl_plugin.resume.hybrid_optimizer`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MegatronManager(AnyLayoutManager):
         chain = manager.optimizer
         contents = manager.checkpoint_load_contents
         if _places(local_path) != tuple(getattr(manager.transformer_config, size) for size in _SIZES):
-            # Megatron-core saves random numbers by these places, and has none for others.
+            # Megatron-core saves random states by tensor and pipeline rank, and has none for other sizes.
             manager.checkpoint_load_contents = [each for each in contents if each != "extra"]
         manager.optimizer = AnyChain(chain)
         try:
@@ -63,7 +63,7 @@ class MegatronManager(AnyLayoutManager):
             manager.checkpoint_load_contents = contents
 
     def _load_counts(self, parts: Sequence[Any], local_path: str, **named: Any) -> None:
-        """Load optimizers whose updates are counted with each weight."""
+        """Load optimizers that count updates for each weight."""
         self._rank().create_states(1)
         for part in parts:
             part._set_main_param_and_optimizer_states = partial(_set_states, part)
@@ -78,7 +78,7 @@ class MegatronManager(AnyLayoutManager):
 
 
 def _places(local_path: str) -> tuple[int, ...]:
-    """The sizes of tensor and pipeline parallelism with which a checkpoint was saved; none without random numbers."""
+    """Return the tensor and pipeline parallel sizes of a saved checkpoint; empty if it has no random states."""
     file = Path(local_path, "transformer_config.json")
     if not file.is_file():
         return ()
@@ -87,14 +87,14 @@ def _places(local_path: str) -> tuple[int, ...]:
 
 
 def _set_states(part: Any, parameter: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> None:
-    """As Megatron-core sets what was saved of a parameter, beside the count that the optimizer has."""
+    """Set a parameter's saved tensors as Megatron-core does, with the count that the optimizer already has."""
     group, place = part.model_param_group_index_map[parameter]
     state = part.optimizer.state[part.optimizer.param_groups[group]["params"][place]]
     type(part)._set_main_param_and_optimizer_states(part, parameter, {**tensors, _STEP: state[_STEP]})
 
 
 class AnyChain:
-    """Megatron-core's chain of optimizers, which loads what a chain of another length saved.
+    """Megatron-core's chain of optimizers, which also loads the states of a chain of another length.
 
     Args:
         chain: a `ChainedOptimizer` of one optimizer or of two.
@@ -107,8 +107,8 @@ class AnyChain:
         """As upstream.
 
         Args:
-            loaded: what this chain asked for, merged with all that was saved beside tensors: with several optimizers
-                by their numbers, with one as its own.
+            loaded: the tensors that this chain asked for, merged with everything else that was saved: by number if
+                several optimizers saved it, at the top level if one did.
         """
         parts, numbers = self._chain.chained_optimizers, [key for key in loaded if isinstance(key, int)]
         if len(parts) == 1 and numbers:
@@ -124,7 +124,7 @@ class AnyChain:
 
 
 def _groups(part: Any, common: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups of parameters that one optimizer had of all weights, for one of several optimizers."""
+    """Return the parameter groups of one optimizer over all weights, as one of several optimizers takes them."""
     experts = part.optimizer.param_groups[0][_EXPERTS]
     saved = common[_OPTIMIZER]
     return {_OPTIMIZER: saved | {"param_groups": [group | {_EXPERTS: experts} for group in saved["param_groups"]]}}

@@ -30,7 +30,7 @@ class MegatronCoreRank(MegatronRank):
 
     @cached_property
     def owned(self) -> list[Shard]:
-        """As of the layouts, and every tensor parallel rank's rows of what the layouts have whole on each."""
+        """The layouts' owned shards, but each rank's own rows of weights that the layouts have whole on every rank."""
         whole = self.table.megatron(self.placement, self.rank)
         cut = [own for own, other in zip(self.shards, whole, strict=True) if own.bounds != other.bounds]
         names = {shard.hf_name for shard in cut}
@@ -43,7 +43,7 @@ class MegatronCoreRank(MegatronRank):
         return [shard for part in self._on_host for shard in part.shards(names)] or super().optimizer_shards
 
     def create_states(self, steps: int) -> None:
-        """As `MegatronRank`, for optimizers on the host too."""
+        """Create states as `MegatronRank` does, for optimizers on the host too."""
         for part in self._on_host:
             part.optimizer.create_states(steps) if steps else part.optimizer.clear_states()
         if not self._on_host:
@@ -60,7 +60,7 @@ class MegatronCoreRank(MegatronRank):
 
 
 def megatron_rank(engine: Any) -> MegatronCoreRank:
-    """The rank of verl's engine for Megatron-core in this process."""
+    """Return the rank of verl's engine for Megatron-core in this process."""
     tensors = train_tensors(engine.module)
     placement = megatron_placement(engine.tf_config, tensors)
     table = table_for(engine.model_config.hf_config)
@@ -69,9 +69,13 @@ def megatron_rank(engine: Any) -> MegatronCoreRank:
 
 @dataclass(frozen=True)
 class LocalElements:
-    """This rank's share of a parameter, all of which its optimizer updates.
+    """This rank's share of a parameter; its optimizer updates all of it.
 
-    parameter: a DTensor. state: what torch's AdamW keeps of it, empty before the first update.
+    Attributes:
+        local: the parameter's name.
+        parameter: a DTensor.
+        state: torch's AdamW state for it, empty before the first update.
+        start: first element of the share, always 0.
     """
 
     local: str
@@ -96,7 +100,7 @@ class LocalElements:
         return int(self.state["step"]) if self.state else 0
 
     def moments(self) -> dict[str, torch.Tensor]:
-        """AdamW's averages by name, vectors; none before the first update."""
+        """Return AdamW's averages by name, as vectors; empty before the first update."""
         return {name: _elements(self.state[name]) for name in MOMENTS if name in self.state}
 
 
@@ -104,7 +108,9 @@ class LocalElements:
 class FSDP2Rank:
     """A `TrainingRank` of verl's engine for FSDP2.
 
-    module: of transformers, sharded. optimizer: torch's AdamW over its DTensors.
+    Attributes:
+        module: transformers model, sharded.
+        optimizer: torch's AdamW over the module's DTensors.
     """
 
     table: Table
@@ -148,7 +154,7 @@ class FSDP2Rank:
         ]
 
     def create_states(self, steps: int) -> None:
-        """Begin with averages of zero after `steps` updates; with none, as a new optimizer does."""
+        """Set averages of zero and count `steps` updates; with 0 steps, clear the states as in a new optimizer."""
         for _, parameter in self.module.named_parameters():
             state = self.optimizer.state[parameter]
             state.clear()
@@ -158,11 +164,11 @@ class FSDP2Rank:
 
 
 def fsdp2_rank(engine: Any) -> FSDP2Rank:
-    """The rank of verl's engine for FSDP2 in this process."""
+    """Return the rank of verl's engine for FSDP2 in this process."""
     table = table_for(engine.model_config.hf_config)
     return FSDP2Rank(table, engine.module, engine.optimizer, dist.get_rank(), dist.get_world_size())
 
 
 def _elements(tensor: DTensor) -> torch.Tensor:
-    """The elements of this rank's share, in the memory where they lie."""
+    """Return the elements of this rank's share as a vector, without a copy."""
     return tensor.detach().to_local().view(-1)

@@ -1,7 +1,7 @@
 """verl's buffer of answers, which returns a batch in the order of its prompts; set by `trainer.v1.sampler`.
 
-verl's own returns them in the order of a set of random names. Which answers share a micro batch, and the order in
-which numbers are summed, would differ from run to run.
+verl's own buffer returns them in the order of a set of random names. The answers that share a micro batch, and the
+order in which numbers are summed, would then differ from run to run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class OrderedReplayBuffer(ReplayBuffer):
     """verl's buffer for its trainer `sync`.
 
     Args:
-        sampler_kwargs: `trainer.v1.sampler.sampler_kwargs`. `poll_interval` is how many seconds pass between two looks
+        sampler_kwargs: `trainer.v1.sampler.sampler_kwargs`. `poll_interval` is the time in seconds between two checks
             whether all answers are there.
         named: verl's.
     """
@@ -33,7 +33,7 @@ class OrderedReplayBuffer(ReplayBuffer):
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> tuple[list[str], dict[str, dict], dict[str, int]]:
-        """As upstream, with prompts of one step in their order."""
+        """As upstream, but with the prompts of one step in their order."""
         selected, partition, steps = super()._select_prompt_uids(partition_id, sampleable_keys, len(sampleable_keys))
         tags = tq.kv_list(partition_id)[partition_id]
         selected.sort(key=lambda uid: (steps.get(uid, 0), tags[uid][ORDER]))
@@ -42,7 +42,7 @@ class OrderedReplayBuffer(ReplayBuffer):
     def _materialize_batch(
         self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict]
     ) -> KVBatchMeta:
-        """As upstream, with the answers in the order of their prompts, then of their own numbers."""
+        """As upstream, but with the answers ordered by prompt, then by their own numbers."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         places = {uid: place for place, uid in enumerate(selected_prompt_uids)}
 

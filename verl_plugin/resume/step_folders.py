@@ -1,4 +1,4 @@
-"""The folders `global_step_N` of a run of verl 0.9: which of them hold everything that was saved. Needs no torch."""
+"""Tells which folders `global_step_N` of a verl 0.9 run are complete checkpoints. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FOLDER = re.compile(r"global_step_(\d+)")
 
 
 def write_complete(folder: Path) -> None:
-    """Say that everything in a step's folder was written."""
+    """Mark a step's folder as complete, with the size of every file in it."""
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
     sizes.pop(COMPLETE_NAME, None)
     write_text_durably(folder / COMPLETE_NAME, json.dumps({"files": sizes}, indent=1) + "\n")
 
 
 def withdraw_complete(folder: Path) -> None:
-    """Say the opposite, before the folder's files are replaced."""
+    """Remove that mark before the folder's files are replaced."""
     (folder / COMPLETE_NAME).unlink(missing_ok=True)
 
 
@@ -34,7 +34,7 @@ def check_complete(folder: Path) -> int:
     """Return the step that a folder holds.
 
     Raises:
-        CheckpointError: it is no folder of a step, or not all of it is there; the sentence names what is not.
+        CheckpointError: it is no folder of a step, or it is not complete; the message names the missing or cut file.
     """
     found = _FOLDER.fullmatch(folder.name)
     if found is None or not folder.is_dir():
@@ -64,11 +64,12 @@ def _sizes(folder: Path) -> Mapping[str, int]:
 
 
 def newest_complete(checkpoints: Path, logged: int | None = None) -> tuple[Path | None, list[str]]:
-    """The folder of the newest step that is complete, and a sentence for each newer one that is passed over.
+    """Return the folder of the newest complete step, and a sentence for each newer one that is skipped.
 
     Args:
         checkpoints: `trainer.default_local_dir`.
-        logged: the last step whose metrics the run has; verl saves before it logs. None takes a step without them too.
+        logged: the last step whose metrics the run has, as verl saves before it logs. None also accepts a step without
+            metrics.
     """
     skipped = []
     folders = [path for path in checkpoints.glob("global_step_*") if _FOLDER.fullmatch(path.name)]
@@ -85,10 +86,10 @@ def newest_complete(checkpoints: Path, logged: int | None = None) -> tuple[Path 
 
 
 def tracked_step(checkpoints: Path) -> int | None:
-    """The step that verl's `auto` resumes; None where there is none.
+    """Return the step that verl's `auto` resumes; None if there is none.
 
     Raises:
-        CheckpointError: verl's file of it is damaged, as a save leaves it that is ended while it is written.
+        CheckpointError: verl's tracker file is damaged, for example because a save was killed while writing it.
     """
     try:
         text = (checkpoints / TRACKER_NAME).read_text()

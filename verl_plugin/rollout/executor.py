@@ -1,9 +1,10 @@
-"""vLLM's executors, which let the data-parallel engines of a rollout synchronise once per window: `sync_window`.
+"""vLLM executors with which the data-parallel engines of a rollout synchronise once per window: see `sync_window`.
 
     actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend=verl_plugin.rollout.executor.WindowedExecutor
 
-An engine makes each of its forwards through its executor, those without requests too. So windows are counted here, and
-the scheduler and the workers are told: the scheduler admits nothing within a window, the workers do not ask each other.
+An engine runs each of its forwards through its executor, including those without requests. So windows are counted here,
+and the scheduler and the workers are told: the scheduler admits no request within a window, and the workers do not
+synchronise.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ if TYPE_CHECKING:
 _log = init_logger("vllm.verl_plugin.rollout")  # vLLM shows what is logged below its own name
 
 WINDOW_TOKENS = "sync_window_tokens"
-"""The attribute of a scheduler's output that says how many tokens each engine runs; absent or None outside a window."""
+"""Attribute of a scheduler's output: the number of tokens that each engine runs; absent or None outside a window."""
 
 
 class _Windowed:
-    """Put before an executor of vLLM's."""
+    """Mixin for vLLM's executors."""
 
     vllm_config: VllmConfig
     sync_window: SyncWindow
     scheduler: Scheduler | None = None
 
     def _init_executor(self) -> None:
-        """As upstream. The group comes first: the workers get their copy of the list of free ports only then."""
+        """As upstream. The group comes first, because the workers copy the list of free ports that it changes."""
         config = self.vllm_config
         settings = SyncWindowSettings.from_additional_config(config.additional_config)
         _reject(config)
@@ -57,11 +58,11 @@ class _Windowed:
         _log.info("sync windows of up to %d forwards, %d engines", settings.forwards, parallel.data_parallel_size)
         self.sync_window = SyncWindow(parallel.data_parallel_rank, settings.forwards, largest)
         super()._init_executor()  # type: ignore[misc]  # of the executor
-        # The engine makes its scheduler once its executor is there.
+        # The engine creates its scheduler after its executor.
         config.scheduler_config.scheduler_cls = self._scheduler_class(config.scheduler_config.get_scheduler_cls())
 
     def _scheduler_class(self, upstream: type) -> type:
-        """The engine's scheduler, which admits requests between two windows alone."""
+        """Return a subclass of the engine's scheduler that admits requests only between two windows."""
         executor = self
 
         class WindowedScheduler(upstream):
@@ -81,13 +82,13 @@ class _Windowed:
         return WindowedScheduler
 
     def execute_model(self, scheduler_output: SchedulerOutput, *arguments: Any, **named: Any) -> Any:
-        """As upstream. Without tokens it is no forward, and only tells the workers which requests have ended."""
+        """As upstream. A call without tokens is no forward: it only tells the workers which requests have ended."""
         if scheduler_output.total_num_scheduled_tokens:
             setattr(scheduler_output, WINDOW_TOKENS, self.sync_window.take(self._offer(scheduler_output)))
         return super().execute_model(scheduler_output, *arguments, **named)  # type: ignore[misc]  # of the executor
 
     def execute_dummy_batch(self) -> None:
-        """As upstream: a forward without requests, because others wait for the experts of this engine."""
+        """Run a forward without requests, as upstream: other engines wait for this one's experts."""
         tokens = self.sync_window.take(IDLE)
         if tokens is None:
             super().execute_dummy_batch()  # type: ignore[misc]  # of the executor
@@ -95,7 +96,7 @@ class _Windowed:
             self.collective_rpc("execute_window_dummy", args=(tokens,))  # type: ignore[attr-defined]  # of the executor
 
     def _offer(self, output: SchedulerOutput) -> Offer:
-        """What the engine runs after it has scheduled a forward."""
+        """Return the engine's local state after it has scheduled a forward."""
         assert self.scheduler is not None
         running, tokens = self.scheduler.running, output.total_num_scheduled_tokens
         single = tokens == len(output.num_scheduled_tokens)
@@ -105,15 +106,15 @@ class _Windowed:
 
 
 class WindowedExecutor(_Windowed, MultiprocExecutor):
-    """In the place of `mp`, which verl takes: workers are processes of their own."""
+    """Replaces `mp`, verl's choice: workers are processes of their own."""
 
 
 class WindowedInProcess(_Windowed, UniProcExecutor):
-    """In the place of `uni`: the only worker is in the engine's process."""
+    """Replaces `uni`: the only worker is in the engine's process."""
 
 
 def _reject(config: VllmConfig) -> None:
-    """Raise ValueError where engines make other forwards than windows count, or run several tokens of a request."""
+    """Raise ValueError if engines run forwards that windows do not count, or several tokens of a request at a time."""
     parallel = config.parallel_config
     reasons = {
         "there is one engine alone": parallel.data_parallel_size == 1,

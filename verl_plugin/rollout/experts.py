@@ -1,9 +1,9 @@
-"""Combines the experts of this rank alone, where vLLM-Ascend 0.23 reads a row of its outputs for those of other ranks.
+"""Combines only this rank's experts; vLLM-Ascend 0.23 reads a row of this rank's outputs for those of other ranks too.
 
 A token's experts on other ranks have the place -1 among the outputs of this rank. vLLM-Ascend takes the absolute
-value, so row 1 is read, and multiplies it by a weight of 0. Where row 1 is not finite, the product is NaN, and so is
-the token: row 1 may belong to a padded row of a graph, or to nobody at all, whose memory nothing has written.
-docs/upstream/vllm-ascend-other-ranks-experts.md.
+value, so it reads row 1, and multiplies it by a weight of 0. If row 1 is not finite, the product is NaN, and so is the
+token: row 1 may belong to a padded row of a graph, or to no token at all and be uninitialised memory.
+See docs/upstream/vllm-ascend-other-ranks-experts.md.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from vllm_ascend.ops.fused_moe.token_dispatcher import TokenDispatcherWithAllGat
 
 
 def redirect_to_zeros(outputs: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Let the experts of other ranks stand for a row of zeros.
+    """Point the places of other ranks' experts at a row of zeros.
 
-    The outputs of this rank's experts lie in front. If a token has an expert elsewhere there are fewer of them than
-    rows, and the last row is nobody's: it becomes the row of zeros. Nothing here waits for the device or changes shape,
-    so graphs can be captured of it.
+    The outputs of this rank's experts lie in front. If a token has an expert elsewhere there are fewer outputs than
+    rows, so the last row is unused and becomes the row of zeros. Nothing here waits for the device or changes shape, so
+    graphs can capture it.
 
     Args:
-        outputs: of this rank's experts, [tokens x experts of a token, hidden size]; the last row may be written.
+        outputs: of this rank's experts, [tokens x experts of a token, hidden size]; its last row may be set to zeros.
         places: the row of each token and expert, int32 [tokens x experts of a token]; negative for other ranks'.
 
     Returns:
-        Places, none of them negative.
+        The places, none of them negative.
     """
     elsewhere = places < 0
     outputs[-1:].masked_fill_(elsewhere.any(), 0)
@@ -46,7 +46,7 @@ class FiniteCombine(TokenDispatcherWithAllGather):
 
 
 def combine_finite_experts() -> None:
-    """Give `FiniteCombine` to the way of communication that the layers of a model have registered."""
+    """Give `FiniteCombine` to the all-gather communication method that the model's layers have registered."""
     method = get_moe_comm_method(MoECommType.ALLGATHER)
     if method is None or type(method.token_dispatcher) is not TokenDispatcherWithAllGather:
         return  # a model without experts, or a chip whose dispatcher is another one

@@ -1,9 +1,9 @@
 """verl's vLLM servers with sync windows in an instance over several nodes.
 
 verl 0.9.1 tells vLLM how many nodes an instance has (`nnodes`), and vLLM 0.23 then accepts no executor but its own.
-vLLM needs that number only for an engine that spans nodes. `--check` demands of a job with several engines that each
-has all its dies on one node; vLLM then starts them without it, from the number and the first rank of a node's engines
-and the address of the first node (vLLM's documents: data-parallel deployment over nodes).
+vLLM needs that number only for an engine that spans nodes. With several engines `--check` requires that each has all
+its dies on one node; vLLM then starts them without it, from the number and the first rank of a node's engines and the
+address of the first node (vLLM's documents: data-parallel deployment over nodes).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verl_plugin.rollout.sync_window import EXECUTOR
 
 
 class WindowServer(vLLMHttpServer):
-    """verl's server; without sync windows it does what upstream's does."""
+    """verl's server with sync windows; without them it behaves as upstream's."""
 
     async def run_server(self, args: Namespace) -> None:
         """As upstream, on the first node of an instance."""
@@ -41,7 +41,7 @@ def without_nodes(args: Namespace) -> Namespace:
     """Return vLLM's arguments with one node, if the executor is this project's.
 
     Args:
-        args: as verl makes them. `data_parallel_start_rank` and `data_parallel_size_local` tell vLLM which engines are
+        args: as verl sets them. `data_parallel_start_rank` and `data_parallel_size_local` tell vLLM which engines are
             this node's, so `node_rank` is not needed.
     """
     if args.distributed_executor_backend != EXECUTOR or args.nnodes == 1:

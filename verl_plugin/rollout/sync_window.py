@@ -1,9 +1,9 @@
 """A sync window: several forwards for which the data-parallel engines of a rollout synchronise once.
 
-vLLM-Ascend's workers all-reduce the number of their tokens before each forward, on the host: engines whose experts
-form one model have to lay out their exchanges alike. While all engines decode, each knows how many tokens it will run
-at most until it admits a request. Within a window no engine admits one, and all of them run as many tokens as the
-engine with most requests had when the window began, padding included.
+vLLM-Ascend's workers all-reduce the number of their tokens on the host before each forward: engines whose experts form
+one model have to lay out their exchanges alike. While all engines decode, each knows the most tokens that it will run
+until it admits a request. Within a window no engine admits one, and all of them run as many tokens as the engine with
+the most requests had when the window began, padding included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SyncWindowSettings:
     """The group `actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.sync_windows`.
 
     Attributes:
-        forwards: of the longest window; 1 synchronises before each forward.
+        forwards: number of forwards in the longest window; 1 synchronises before each forward.
     """
 
     forwards: int = 16
@@ -57,12 +57,12 @@ class SyncWindowSettings:
 
 @dataclass(frozen=True)
 class Offer:
-    """What an engine is about to run.
+    """Local state of an engine that is about to run a forward.
 
     Attributes:
-        requests: at most so many tokens in this forward and in those that follow, if it decodes.
+        requests: upper bound of the tokens in this forward and, if the engine decodes, in those that follow.
         decodes: each request runs one token, in this forward and in those that follow.
-        work: at most so many forwards until its last request ends, this one included; 0 without requests.
+        work: upper bound of the forwards until its last request ends, this one included; 0 without requests.
     """
 
     requests: int
@@ -71,19 +71,20 @@ class Offer:
 
 
 IDLE = Offer(1, True, 0)
-"""An engine without requests makes a forward of one token, because others wait for its experts."""
+"""An engine without requests runs a forward of one token, because others wait for its experts."""
 
 
 class SyncWindow:
     """The window of one engine.
 
     Attributes:
-        left: forwards of the window that are still to be made.
-        forwards: that this engine has made.
+        left: forwards that are left in the window.
+        forwards: number of forwards that this engine has run.
+        agreements: number of times that the engines have synchronised.
 
     Args:
         rank: of the engine.
-        limit: forwards of the longest window.
+        limit: number of forwards in the longest window.
         reduce: returns the largest value of each element over all engines.
     """
 
@@ -93,13 +94,14 @@ class SyncWindow:
         self._tokens: int | None = None
 
     def take(self, offer: Offer) -> int | None:
-        """Make one forward; synchronises where no window is open.
+        """Count one forward; synchronise first if no window is open.
 
         Returns:
-            The tokens that each engine runs, padding included; None where workers are to ask each other, as upstream's.
+            The number of tokens that each engine runs, padding included; None if the workers are to synchronise as
+            upstream.
 
         Raises:
-            SyncWindowError: the forward is none of those that were agreed on, or engines have made different numbers.
+            SyncWindowError: the forward does not fit the window, or engines have run different numbers of forwards.
         """
         if not self.left:
             self._agree(offer)

@@ -1,4 +1,4 @@
-"""A mixin for verl's trainers: servers whose engines may have sync windows over nodes."""
+"""A mixin for verl's trainers that starts servers whose engines may have sync windows over several nodes."""
 
 from __future__ import annotations
 

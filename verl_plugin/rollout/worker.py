@@ -1,4 +1,4 @@
-"""The class of vLLM-Ascend's workers in this project's jobs."""
+"""The worker class that this project's jobs choose for vLLM-Ascend."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class RolloutWorker(NPUWorker):
     _window_tokens: int | None = None
 
     def init_device(self) -> None:
-        """As upstream, which makes the model runner here."""
+        """As upstream, which creates the model runner here."""
         super().init_device()
         self._ask_others = self.model_runner._sync_metadata_across_dp
         self.model_runner._sync_metadata_across_dp = self._metadata_across_dp
 
     def load_model(self, *arguments: Any, **named: Any) -> None:
-        """As upstream. No graph has been captured yet, so all of them run what is registered here."""
+        """As upstream. No graph has been captured yet, so all graphs contain the dispatcher that is set here."""
         super().load_model(*arguments, **named)
         combine_finite_experts()
 
     def execute_model(self, scheduler_output: Any, *arguments: Any, **named: Any) -> Any:
-        """As upstream; within a sync window no rank asks the others what they run."""
+        """As upstream; within a sync window no rank asks the others how many tokens they run."""
         self._window_tokens = getattr(scheduler_output, "sync_window_tokens", None)
         try:
             return super().execute_model(scheduler_output, *arguments, **named)
@@ -36,7 +36,7 @@ class RolloutWorker(NPUWorker):
             self._window_tokens = None
 
     def execute_window_dummy(self, tokens: int) -> None:
-        """A forward without requests within a sync window, in which each rank runs so many tokens."""
+        """Run a forward without requests within a sync window, in which each rank runs `tokens` tokens."""
         self._window_tokens = tokens
         try:
             self.execute_dummy_batch()
@@ -46,10 +46,10 @@ class RolloutWorker(NPUWorker):
     def _metadata_across_dp(
         self, num_tokens: int, *arguments: Any, **named: Any
     ) -> tuple[int, torch.Tensor | None, CUDAGraphMode]:
-        """Stands for the model runner's `_sync_metadata_across_dp`: tokens, tokens of each rank, mode of graphs.
+        """Replace the model runner's `_sync_metadata_across_dp`: return tokens, tokens of each rank and graph mode.
 
-        All ranks compute the same from the tokens of the window: the graph that decodes so many, or so many tokens
-        without a graph.
+        All ranks compute the same from the window's number of tokens: the graph that decodes that many, or that many
+        tokens without a graph.
         """
         if self._window_tokens is None:
             return self._ask_others(num_tokens, *arguments, **named)

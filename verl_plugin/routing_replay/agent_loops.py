@@ -1,4 +1,4 @@
-"""verl's agent loops, whose samples carry an expert's number in one byte where that is enough.
+"""verl's agent loops, with expert numbers of one byte wherever one byte is enough.
 
 vLLM returns numbers of up to 256 experts as uint8, and verl widens them to int16: twice the bytes through
 TransferQueue, 16 instead of 8 GB for a step of 512 x 16 samples of 2,000 tokens with DeepSeek-V3, which has 61 layers
@@ -27,7 +27,7 @@ class CompactOutput(AgentLoopOutput):
 
 
 def compact(output: Any) -> Any:
-    """The output of a loop, or each of several, as `CompactOutput`."""
+    """Return a loop's output, or each of several outputs, as `CompactOutput`."""
     if isinstance(output, list):
         return [compact(each) for each in output]
     values = {name: getattr(output, name) for name in type(output).model_fields}

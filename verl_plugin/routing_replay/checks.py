@@ -15,7 +15,7 @@ _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "ac
 _LIBRARY = "actor_rollout_ref.model.external_lib"
 _SENDS = f"{_ROLLOUT}.enable_rollout_routing_replay"
 _GROUPS = {"megatron": "megatron", "fsdp2": "fsdp_config"}
-# Settings that split or repeat a forward in a way that experts are not placed for.
+# Settings that split or repeat a forward in ways that routing replay does not support.
 _SPLITS = {
     "megatron": (
         ("context_parallel_size", 1, "experts are not placed in parts of sequences"),
@@ -27,10 +27,10 @@ _SPLITS = {
 
 
 def replay_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the keys of routing replay, whatever the model is.
+    """Yield an error for each invalid routing replay key, whatever the model is.
 
     Args:
-        config: of a whole job, resolved.
+        config: resolved configuration of the whole job.
     """
     strategy, sends = at(config, f"{_ACTOR}.strategy"), bool(at(config, _SENDS))
     mode_key = f"{_ACTOR}.{_GROUPS[strategy]}.router_replay.mode"
@@ -56,7 +56,7 @@ def replay_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def replay_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
-    """Where routing replay and the model, its config.json, do not fit each other."""
+    """Yield why routing replay does not work with `model`, the values of its config.json."""
     if not at(config, _SENDS):
         return
     if not (model.get("num_experts") or model.get("n_routed_experts")):
@@ -67,7 +67,7 @@ def replay_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -
 
 
 def _reference_problems(config: Mapping[str, Any], strategy: str, mode: str) -> Iterator[str]:
-    """Log-probs of actor and reference are subtracted, so both use the same experts."""
+    """Require the actor's mode in the reference: their log-probs are subtracted, so both must use the same experts."""
     if not (at(config, f"{_ACTOR}.use_kl_loss") or at(config, "algorithm.use_kl_in_reward")):
         return
     key = f"{_REF}.{_GROUPS[strategy]}.router_replay.mode"

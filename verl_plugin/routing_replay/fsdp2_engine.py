@@ -46,7 +46,7 @@ class RoutedFSDP2(RoutedPasses):
         self._given = [] if parts > 1 else [*attached(self.module, replays, tally)]
 
     def _rows(self, micro_batch: Any) -> Rows:
-        """Packed tokens end to end, or [samples, tokens] with padding."""
+        """Return a micro batch's rows: packed samples end to end, or samples padded to the longest one."""
         batch = micro_batch.select(FIELD, "input_ids", "response_mask").to(get_device_id())
         experts, known = batch[FIELD], known_rows(batch["input_ids"], batch["response_mask"])
         if tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True):
@@ -64,7 +64,7 @@ def attached(model: nn.Module, replays: bool, tally: Tally | None) -> Iterator[G
     """Put a `GivenExperts` on each router of a transformers model.
 
     Raises:
-        ValueError: its routers are of no family of `FSDP2_FAMILIES`.
+        ValueError: a router belongs to no family of `FSDP2_FAMILIES`.
     """
     for name, block in model.named_modules():
         found = _LAYER.search(f".{name}.")
@@ -88,7 +88,7 @@ def attached(model: nn.Module, replays: bool, tally: Tally | None) -> Iterator[G
 
 
 def _softmax_choice(given: GivenExperts) -> Callable[..., Any]:
-    """Of Qwen3-MoE's router, which returns logits, weights and numbers of the experts: the latter two for the given."""
+    """Return a hook that makes Qwen3-MoE's router return weights and numbers of the given experts beside its logits."""
 
     def hook(gate: Any, arguments: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         logits, weights, native = output
@@ -104,7 +104,7 @@ def _softmax_choice(given: GivenExperts) -> Callable[..., Any]:
 
 
 def _sigmoid_choice(block: Any, given: GivenExperts) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """In place of `DeepseekV3MoE.route_tokens_to_experts`: numbers and weights of the given experts."""
+    """Return a replacement for `DeepseekV3MoE.route_tokens_to_experts`: numbers and weights of the given experts."""
     upstream = block.route_tokens_to_experts
 
     def route(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ from post_training.report.metrics import (
 
 @dataclass(frozen=True)
 class Rows:
-    """What the rollout chose for the rows of a forward, in the order in which the model computes them.
+    """The experts that the rollout chose for the rows of a forward, in the order in which the model computes the rows.
 
     Attributes:
         experts: int64 [rows, layers, experts per token].
@@ -30,15 +30,15 @@ class Rows:
     known: torch.Tensor
 
     def of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The experts of a layer, and which rows they are known for."""
+        """Return a layer's experts, and for which rows they are known."""
         return self.experts[:, layer], self.known
 
 
 class Tally:
-    """Tokens x layers of a step: how many were compared, were sent elsewhere than in the rollout, and would have been.
+    """Counts of a step in tokens x layers: compared, sent to other experts than in the rollout, preferring others.
 
     Attributes:
-        open: whether passes are counted. The weights of both sides are the same up to a step's first update alone.
+        open: whether passes are counted. Training and rollout have the same weights only up to a step's first update.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class Tally:
             self._counts.append(torch.stack(counted))
 
     def take(self, device: Any) -> torch.Tensor:
-        """The three numbers of this rank; begins anew."""
+        """Return this rank's three counts and reset them."""
         counts, self._counts = self._counts, []
         return torch.stack(counts).sum(0) if counts else torch.zeros(3, dtype=torch.int64, device=device)
 
 
 def metrics_of(counts: Sequence[int]) -> dict[str, float]:
-    """The metrics of a step from `Tally`'s numbers over all ranks; empty where nothing was compared."""
+    """Return a step's metrics from `Tally`'s counts, summed over all ranks; empty if nothing was compared."""
     compared, differ, replaced = counts
     if not compared:
         return {}
@@ -70,23 +70,23 @@ def metrics_of(counts: Sequence[int]) -> dict[str, float]:
 
 
 def bytes_metric(total: float) -> dict[str, float]:
-    """What the expert numbers of a step's samples take."""
+    """Return the metric for the bytes that the expert numbers of a step's samples take."""
     return {EXPERT_BYTES: total}
 
 
 class GivenExperts:
-    """Stands in for the `router_replay` of one of Megatron-core's routers, and serves FSDP2's routers alike.
+    """Replaces the `router_replay` of one Megatron-core router; serves FSDP2's routers as well.
 
     Args:
         layer: number of the decoder layer in the whole model, from 0.
-        replays: whether the given experts are used; if not, they are compared alone.
-        in_order: whether several micro batches may be under way at once, as with pipeline stages. Recomputation then
+        replays: whether the given experts are used; if not, they are only compared.
+        in_order: whether several micro batches may be in flight at once, as with pipeline stages. Recomputation then
             asks for each of them once, in the order of their forwards; otherwise for the last one.
-        tally: of the engine; None counts nothing.
+        tally: the engine's; None counts nothing.
     """
 
     router_replay_action = None
-    """verl's engine asks Megatron-core's routers for it, and leaves them alone where there is none."""
+    """verl's engine reads this from Megatron-core's routers, and leaves routers alone that have none."""
 
     def __init__(self, layer: int, replays: bool, in_order: bool, tally: Tally | None = None) -> None:
         self.layer, self.replays = layer, replays
@@ -96,7 +96,7 @@ class GivenExperts:
         self._preferred_others: torch.Tensor | None = None
 
     def begin(self, rows: Rows, has_backward: bool) -> None:
-        """The forward of a micro batch begins."""
+        """Begin the forward of a micro batch."""
         self._running = rows.of_layer(self.layer)
         if has_backward:
             if not self._in_order:
@@ -104,16 +104,16 @@ class GivenExperts:
             self._later.append(self._running)
 
     def end(self) -> None:
-        """That forward is over. Calls until the next `begin` are recomputation."""
+        """End that forward. Calls until the next `begin` are recomputation."""
         self._running = None
 
     def release(self) -> None:
-        """Every micro batch of a batch is done."""
+        """Drop the experts of a batch whose micro batches are all done."""
         self._running = None
         self._later.clear()
 
     def choose(self, native: torch.Tensor, experts: int) -> torch.Tensor:
-        """The experts to use instead of `native`, int64 [rows, experts per token]; the model has `experts` of them."""
+        """Return the experts to use, like `native` int64 [rows, experts per token]; a layer has `experts` of them."""
         given = self._given()
         if given is None:
             return native
@@ -158,11 +158,11 @@ class GivenExperts:
 
 
 def one_hot(chosen: torch.Tensor, experts: int) -> torch.Tensor:
-    """The experts of each row, [rows, experts per token], as bool [rows, experts]."""
+    """Return the experts of each row, [rows, experts per token], as bool [rows, experts]."""
     rows = torch.zeros(chosen.shape[0], experts, dtype=torch.int32, device=chosen.device)
     return rows.scatter(1, chosen, 1).bool()
 
 
 def sets_differ(first: torch.Tensor, second: torch.Tensor, experts: int) -> torch.Tensor:
-    """Whether rows of two choices are different sets: bool [rows]."""
+    """Return for each row whether two choices are different sets of experts: bool [rows]."""
     return (one_hot(first, experts) != one_hot(second, experts)).any(dim=1)

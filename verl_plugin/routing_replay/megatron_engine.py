@@ -50,12 +50,12 @@ class RoutedMegatron(RoutedPasses):
         self._given = {id(chunk): [*attached(unwrap_model(chunk), replays, tally)] for chunk in self.module}
 
     def _rows(self, batch: Any) -> Rows:
-        """In the order in which a router of this rank flattens its input: [tokens, samples], or packed tokens."""
+        """Return a batch's rows in the order in which this rank's routers flatten it: [tokens, samples], or packed."""
         longest = tu.get_non_tensor_data(data=batch, key="forced_max_seqlen", default=None)
         # On the host: verl places one sample after another, and on a device each takes several operators.
         batch = batch.select(FIELD, "input_ids", "response_mask").cpu()
         experts, known = batch[FIELD], known_rows(batch["input_ids"], batch["response_mask"]).values()
-        # Placed at once: whether a row is known goes as one more layer.
+        # `known` goes along as one more layer, so that verl places it together with the experts.
         mark = known[:, None, None].expand(-1, 1, experts.shape[-1])
         marked = torch.cat([experts.values(), mark.to(experts.dtype)], dim=1)
         samples = TakenApart(torch.nested.nested_tensor_from_jagged(marked, offsets=experts.offsets()))
@@ -72,7 +72,7 @@ class RoutedMegatron(RoutedPasses):
 
 
 def attached(model: nn.Module, replays: bool, tally: Tally | None) -> Iterator[GivenExperts]:
-    """Put a `GivenExperts` on each router of a model chunk's decoder. Layers that predict further tokens have none."""
+    """Put a `GivenExperts` on each router of a model chunk's decoder. MTP layers get none."""
     for module in getattr(model, "decoder", model).modules():
         if isinstance(module, TopKRouter) and module.layer_number is not None:
             given = GivenExperts(module.layer_number - 1, replays, in_order=True, tally=tally)

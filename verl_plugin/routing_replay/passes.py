@@ -1,4 +1,4 @@
-"""What both training engines have in common: a pass over a batch whose samples bring the rollout's experts."""
+"""A pass over a batch whose samples carry the rollout's experts; both training engines share it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIELD = "routed_experts"
 
 
 class RoutedPasses:
-    """Put before a training engine of verl by `extend_engine`.
+    """Mixin that `extend_engine` puts before a training engine of verl.
 
     With `router_replay.mode=R3` every pass uses the rollout's experts. With `disabled` the actor compares them with its
     own. Mode R2 and batches without experts are verl's.
@@ -37,10 +37,10 @@ class RoutedPasses:
             self._attach(self._mode == "R3", None if self.engine_config.forward_only else self._tally)
 
     def forward_backward_batch(self, data: Any, loss_function: Callable | None, forward_only: bool = False) -> Any:
-        """As upstream, with the rollout's experts in force.
+        """Run upstream's pass with the rollout's experts.
 
         Raises:
-            ValueError: there are none, or they do not belong to these samples and this model.
+            ValueError: the batch has no experts, or they do not belong to these samples and this model.
         """
         experts = data.get(FIELD, None)
         if experts is None and self._mode == "R3":
@@ -53,7 +53,7 @@ class RoutedPasses:
             return super().forward_backward_batch(data, loss_function, forward_only=forward_only)  # type: ignore[misc]  # of the engine
         known = known_rows(data["input_ids"], data["response_mask"])
         checked(experts, data["input_ids"], known, self.model_config.hf_config)
-        # verl's own replay, which this one stands in for.
+        # Switches off verl's own replay, which this one replaces.
         tu.assign_non_tensor_data(data, "enable_routing_replay", False)
         try:
             self._in_pass, self._forward_only = True, forward_only
@@ -69,12 +69,12 @@ class RoutedPasses:
     @property
     def _mode(self) -> str:
         replay = self.engine_config.router_replay
-        # FSDP2's has no section in verl's files, and what a user adds to them stays a dictionary.
+        # verl's files have no such section for FSDP2, and one that a user adds stays a dictionary.
         return replay.get("mode", "disabled") if isinstance(replay, Mapping) else replay.mode
 
     @contextmanager
     def _forward_of(self, routers: Iterable[GivenExperts], rows: Rows) -> Iterator[None]:
-        """The block is the forward of a micro batch with these rows."""
+        """Give `rows` to the routers while the block runs the forward of a micro batch."""
         routers = list(routers)
         for each in routers:
             each.begin(rows, has_backward=not self._forward_only)
@@ -102,7 +102,7 @@ class RoutedPasses:
             output["metrics"] |= {name: [value] for name, value in found.items()}
 
     def _routers(self) -> Iterable[GivenExperts]:
-        """All of this rank."""
+        """Return the given experts of all routers of this rank."""
         raise NotImplementedError
 
     def _attach(self, replays: bool, tally: Tally | None) -> None:

@@ -8,7 +8,7 @@ import torch
 
 
 def known_rows(input_ids: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Which tokens the rollout has computed, jagged bool as `input_ids`: all but the last one of an answer.
+    """Return which tokens the rollout computed, jagged bool like `input_ids`: all but the last one of an answer.
 
     A sample without an answer, such as verl's padding, has none.
     """
@@ -21,7 +21,7 @@ def known_rows(input_ids: torch.Tensor, response_mask: torch.Tensor) -> torch.Te
 
 
 class TakenApart:
-    """A jagged tensor whose samples are taken apart at once, for functions that ask for one after another.
+    """A jagged tensor that is split into its samples once, for functions that index one sample after another.
 
     torch computes the bounds of all samples each time that one is asked for, in Python: half a millisecond of a core.
     Everything but `[number]` is the tensor's own.
@@ -41,8 +41,8 @@ def checked(experts: torch.Tensor, input_ids: torch.Tensor, known: torch.Tensor,
     """Check the expert numbers of samples, jagged [samples, tokens, layers, experts per token].
 
     Raises:
-        ValueError: they are not those of these samples and this model (a configuration of transformers), or the rollout
-            recorded none.
+        ValueError: the numbers do not belong to these samples and this model (a configuration of transformers), or the
+            rollout recorded none.
     """
     lengths, tokens = experts.offsets().diff().tolist(), input_ids.offsets().diff().tolist()
     if lengths != tokens:
@@ -64,5 +64,5 @@ def checked(experts: torch.Tensor, input_ids: torch.Tensor, known: torch.Tensor,
 
 
 def number_of_experts(model: Any) -> int:
-    """The routed experts of a layer; 0 for a dense model."""
+    """Return the number of routed experts in a layer; 0 for a dense model."""
     return getattr(model, "num_experts", None) or getattr(model, "n_routed_experts", None) or 0

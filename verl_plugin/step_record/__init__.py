@@ -1,4 +1,4 @@
-"""Records what a step of verl's trainer was made of, and makes the step again on other dies: docs/replay.md.
+"""Records the inputs and results of a step of verl's trainer, and replays the step on other dies: docs/replay.md.
 
     trainer.v1.trainer_mode=sync_recorded          or sync_onpolicy, which records too
     +trainer.record_steps=[3]

@@ -1,4 +1,4 @@
-"""Rejects, before Ray starts, steps that could not be recorded so that they can be made again."""
+"""Rejects, before Ray starts, steps that could not be recorded completely enough to replay them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SAVE, _KEPT = "trainer.save_freq", "trainer.max_actor_ckpt_to_keep"
 
 
 def recorded_steps(config: Mapping[str, Any]) -> list[Any]:
-    """The steps that a job records; none where it does not say."""
+    """Return the steps that a job records; empty if it names none."""
     return list(at(config, STEPS) or [])
 
 
 def record_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps a job from recording the steps that it names.
+    """Yield why a job cannot record the steps that it names.
 
     Args:
-        config: of a whole job, resolved.
+        config: resolved configuration of the whole job.
     """
     mode, modules = at(config, MODE_KEY), str(at(config, MODULES_KEY) or "").split(",")
     if mode == RECORDED and REGISTRATION not in modules:

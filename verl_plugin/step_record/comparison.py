@@ -1,4 +1,4 @@
-"""Compares what a stage computed again with what was recorded of it."""
+"""Compares the replayed results of a stage with the recorded ones."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import torch
 
 STAGES = ("mask", "ref", "old_log_prob", "advantages", "update")
-"""In the order in which a step is made again."""
+"""Stages of a step, in the order in which they are replayed."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A quantity of a stage, recorded and made again.
+    """Comparison of a recorded quantity with its replay.
 
     Attributes:
         stage: of the step.
-        what: the quantity.
-        count: how many values.
-        apart: how many of them differ by more than the tolerance, or are finite on one side alone.
-        most: the largest difference of two finite values.
-        where: of the largest difference, or of the first value that is finite on one side alone.
+        what: name of the quantity.
+        count: number of values.
+        apart: number of values that differ by more than the tolerance, or are finite on one side only.
+        most: largest difference of two finite values.
+        where: place of the largest difference, or of the first value that is not finite and differs.
     """
 
     stage: str
@@ -34,7 +34,7 @@ class Compared:
     where: str
 
     def line(self) -> str:
-        """For a table."""
+        """Return a line of the table whose header is `HEADER`."""
         at = f"  {self.where}" if self.most or self.apart else ""
         return f"  {self.stage:14}{self.what:34}{self.count:9,}{self.apart:9,}{self.most:11.1e}{at}"
 
@@ -45,15 +45,15 @@ HEADER = f"  {'stage':14}{'compared':34}{'values':>9}{'apart':>9}{'most':>11}  w
 def compare_rows(
     stage: str, what: str, keys: Sequence[str], recorded: Sequence[Any], again: Sequence[Any], tolerance: float
 ) -> Compared:
-    """Of each sample a vector of tokens.
+    """Compare one vector of token values per sample.
 
     Args:
         stage: of the step.
-        what: the quantity.
+        what: name of the quantity.
         keys: names of the samples.
-        recorded: of each sample [tokens], any type.
-        again: the same, made again.
-        tolerance: an absolute one.
+        recorded: for each sample [tokens], any type.
+        again: the same, replayed.
+        tolerance: largest absolute difference that counts as equal.
     """
     count = apart = 0
     most, where, half = 0.0, "", ""
@@ -63,7 +63,7 @@ def compare_rows(
             count, apart, half = count + len(one), apart + len(one), half or f"sample {key}, its length"
             continue
         both = one.isfinite() & other.isfinite()
-        # Not finite on both sides is the same where it is the same.
+        # Equal infinities, and two NaNs, count as the same.
         lost = ~both & ~((one == other) | (one.isnan() & other.isnan()))
         difference = torch.where(both, (one - other).abs(), torch.zeros_like(one))
         count, apart = count + len(one), apart + int((lost | (difference > tolerance)).sum())
@@ -77,7 +77,7 @@ def compare_rows(
 def compare_metrics(
     stage: str, recorded: Mapping[str, Any], again: Mapping[str, Any], tolerance: float, names: Iterable[str]
 ) -> list[Compared]:
-    """Metrics of a step; the tolerance is relative above 1 and absolute below. Both sides have `names`."""
+    """Compare metrics of a step. The tolerance is relative above 1 and absolute below; both sides have `names`."""
     found = []
     for name in names:
         one, other = float(recorded[name]), float(again[name])

@@ -1,7 +1,7 @@
-"""Finds the operator whose result first is not finite though all that it was given is: in forward, backward or update.
+"""Finds the first operator that turns finite inputs into a result that is not finite, in forward, backward or update.
 
-A layer's outputs and gradients show where a value was seen first. The operator that made it is found with PyTorch's
-dispatch mode, which sees each call of each pass, in the order in which they are computed.
+A layer's outputs and gradients only show where such a value was seen first. PyTorch's dispatch mode sees each call of
+each pass in the order in which it is computed, and so finds the operator that made the value.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value first was not finite.
+    """Origin of the first value that is not finite.
 
     Attributes:
-        operator: of PyTorch, as `aten.mm.default`.
+        operator: PyTorch's name, such as `aten.mm.default`.
         layer: name of the module whose forward or backward ran; empty outside of any.
-        backward: it was in the backward pass.
-        call: how many operators were called before.
+        backward: whether it was in the backward pass.
+        call: number of operators called before.
     """
 
     operator: str
@@ -34,13 +34,13 @@ class Origin:
     call: int
 
     def sentence(self) -> str:
-        """Without the rank, which the caller knows."""
+        """Describe the origin without the rank, which the caller knows."""
         place = f"in the {'backward' if self.backward else 'forward'} of {self.layer}" if self.layer else "in no layer"
         return f"{self.operator} {place} (operator {self.call:,} of the pass)"
 
 
 class FirstOperator(TorchDispatchMode):
-    """While it is active, remembers the first operator that makes a value that is not finite out of finite ones."""
+    """Dispatch mode that remembers the first operator that makes a value that is not finite out of finite ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class FirstOperator(TorchDispatchMode):
         self._layers: list[tuple[str, bool]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the operator, and look."""
+        """Call the operator, and check its inputs and results."""
         looks = self.origin is None
         given = looks and all(map(_is_finite, tree_leaves((args, kwargs))))
         results = func(*args, **(kwargs or {}))
@@ -61,10 +61,10 @@ class FirstOperator(TorchDispatchMode):
 
     @contextmanager
     def following(self, modules: list[torch.nn.Module]) -> Iterator[None]:
-        """Let the layers be known whose forward or backward runs.
+        """Track the layer whose forward or backward runs.
 
         Args:
-            modules: models, whose submodules' names are the layers'.
+            modules: models; the names of their submodules are the layers'.
         """
         handles = []
         for module in modules:
@@ -93,16 +93,16 @@ class FirstOperator(TorchDispatchMode):
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether a leaf holds no NaN and no infinity; masks of attention hold negative infinity on purpose."""
+    """Return whether a leaf has no NaN and no positive infinity; attention masks hold negative infinity on purpose."""
     if isinstance(value, DTensor):
         value = value.to_local()
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_meta:
-        return True  # the parts of other kinds of tensors are seen by themselves
+        return True  # the mode sees the parts of other tensor subclasses in calls of their own
     if not value.is_floating_point() or not value.numel():
         return True
     return not bool((value.isnan() | (value == torch.inf)).any())
 
 
 def _is_uninitialised(func: Any) -> bool:
-    """Whether an operator hands out memory that nothing has been written to."""
+    """Return whether an operator returns uninitialised memory."""
     return "empty" in str(func)

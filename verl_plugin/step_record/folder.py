@@ -1,10 +1,10 @@
-"""The folder of a recorded step: what the update got, what came out, and where the weights before it are.
+"""The folder of a recorded step: the inputs of its update, its metrics, and the weights before it.
 
     step_3/record.json          keys, metrics, configuration without secrets, sizes and SHA-256 of the other files
     step_3/samples.safetensors  the columns of all samples
     step_3/weights/             hard links to the checkpoint behind step 2; none for a model that was not trained yet
 
-It takes no file of a checkpoint twice: a link keeps a file when the run deletes the checkpoint.
+The links store no file of a checkpoint twice, and keep the files when the run deletes the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ _MIB = 1 << 20
 
 
 class RecordError(ValueError):
-    """A step that cannot be recorded or read; one sentence."""
+    """A step cannot be recorded or read; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Column:
     """A field of all samples.
 
-    rows: one tensor a sample, all of one type and of equal sizes but the first. jagged: the first differs, as tokens
-        of sequences do; otherwise verl holds the field as one dense tensor.
+    Attributes:
+        rows: one tensor per sample, all of one type and, except for the first dimension, of one shape.
+        jagged: whether the first dimension may differ, as with the tokens of sequences. If not, verl holds the field
+            as one dense tensor.
     """
 
     rows: list[torch.Tensor]
@@ -46,17 +48,17 @@ class Column:
 
     @property
     def bytes(self) -> int:
-        """In memory."""
+        """Bytes that the rows take in memory."""
         return sum(row.nbytes for row in self.rows)
 
     def tensor(self, samples: slice = slice(None)) -> torch.Tensor:
-        """As verl's workers get it: jagged [samples, tokens, ...] or dense [samples, ...]."""
+        """Return the column as verl's workers get it: jagged [samples, tokens, ...] or dense [samples, ...]."""
         rows = self.rows[samples]
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged) if self.jagged else torch.stack(rows)
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Column:
-        """Out of such a tensor, on the host."""
+        """Make a column on the host from such a tensor."""
         return cls([row.detach().cpu().contiguous() for row in tensor.unbind()], tensor.is_nested)
 
 
@@ -68,11 +70,11 @@ class StepRecord:
         step: its number.
         keys: verl's names of the samples, `<prompt>_<answer>_<part>`, in the order of the batch.
         columns: the fields that are tensors.
-        given: what the trainer told the workers beside the samples, as the sizes of mini-batches.
+        given: values that the trainer passed to the workers beside the samples, such as the sizes of mini-batches.
         metrics: of the step, up to the update.
         config: of the whole job, without secrets.
-        dies: how many trained.
-        left_out: fields that are no tensors.
+        dies: number of dies that trained.
+        left_out: names of fields that are not tensors.
     """
 
     step: int
@@ -86,17 +88,17 @@ class StepRecord:
 
 
 def write_record(folder: Path, record: StepRecord, weights: Path | None, most_mib: int) -> None:
-    """Write a folder that is whole or not there.
+    """Write a record's folder atomically: it is complete or does not exist.
 
     Args:
         folder: must not exist.
-        record: what to write.
-        weights: of the checkpoint behind the step before; None if there is none.
-        most_mib: the samples may take.
+        record: the step.
+        weights: folder of the checkpoint after the step before; None if there is none.
+        most_mib: upper bound of the samples' size in MiB.
 
     Raises:
-        RecordError: they take more.
-        OSError: it cannot be written; nothing is left of it.
+        RecordError: the samples take more.
+        OSError: the folder cannot be written; nothing of it is left.
     """
     size = sum(column.bytes for column in record.columns.values())
     if size > most_mib * _MIB:
@@ -129,7 +131,7 @@ def write_record(folder: Path, record: StepRecord, weights: Path | None, most_mi
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link, or a copy where the file system has none."""
+    """Make a hard link, or a copy if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -137,10 +139,10 @@ def _link(source: str, target: str) -> None:
 
 
 def read_record(folder: Path) -> tuple[StepRecord, Path | None]:
-    """A recorded step, and the folder of the weights before it.
+    """Return a recorded step, and the folder of the weights before it, None if it has none.
 
     Raises:
-        RecordError: it is none, or not what was written.
+        RecordError: the folder is no recorded step, or is incomplete or damaged.
     """
     try:
         content = dict(read_object(folder / RECORD))

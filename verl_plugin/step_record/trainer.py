@@ -1,4 +1,4 @@
-"""verl's synchronous trainer, which writes down the steps that `trainer.record_steps` names: `sync_recorded`."""
+"""verl's synchronous trainer, which records the steps in `trainer.record_steps`: `sync_recorded`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from verl_plugin.step_record.folder import Column, RecordError, StepRecord, writ
 from verl_plugin.trainer_modes import RECORDED
 
 RECORDS = "records"
-"""The folder beside the checkpoints."""
+"""Folder of the records, beside the checkpoints."""
 
 
 class RecordsSteps:
-    """Put before a trainer of verl. What the update gets is what all stages before it have left with the samples."""
+    """Mixin for a trainer of verl. It records the update's inputs, which contain the results of all earlier stages."""
 
     config: Any
     global_steps: int
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """As upstream; a step that is to be recorded is written down then."""
+        """As upstream; then write the record if the step is one to record."""
         if self.global_steps not in recorded_steps(self.config):
             return super()._update_actor(batch, metrics)  # type: ignore[misc]  # of the trainer that this extends
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
@@ -53,11 +53,11 @@ class RecordsSteps:
         return batch
 
     def _write(self, record: StepRecord, checkpoints: Path, most_mib: int) -> None:
-        """Write a record; a run does not end because that fails."""
+        """Write a record. If that fails, print a warning; the run goes on."""
         folder, before = checkpoints / RECORDS / f"step_{record.step}", checkpoints / f"global_step_{record.step - 1}"
         resumed = Path(str(at(record.config, "trainer.resume_from_path")))
         if not before.is_dir() and resumed.name == before.name:
-            before = resumed  # of another run, which this one goes on with
+            before = resumed  # the checkpoint of another run that this one continues
         try:
             if folder.exists():
                 raise RecordError(f"{folder} exists; remove it to record the step again")
@@ -81,14 +81,14 @@ class RecordingTrainer(ServesWindows, DetectsHangs, RecordsSteps, PPOTrainerSync
     """verl's `sync`, which records steps."""
 
     def __init__(self, config: Any) -> None:
-        """Check, and make the configuration one of `sync`.
+        """Check the configuration, and change it to one of `sync`.
 
         Raises:
-            ValueError: the steps cannot be recorded.
+            ValueError: the steps cannot be recorded, or hang detection is configured wrongly.
         """
         plain: Any = OmegaConf.to_container(config, resolve=True)
         for problem in (*record_problems(plain), *hang_problems(plain)):
             raise ValueError(problem)
-        # What verl decides by the name of its synchronous mode holds here too.
+        # verl decides several things by the name of its synchronous mode; they apply here too.
         config.trainer.v1.trainer_mode = "sync"
         super().__init__(config)

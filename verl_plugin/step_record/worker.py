@@ -1,7 +1,10 @@
-"""A rank that makes a recorded step again: `torchrun -m verl_plugin.step_record.worker FOLDER RESULT [...]`.
+"""A rank that replays a recorded step.
 
-It is verl's own worker without a rollout, with the engines and modules of the recorded configuration; the samples are
-divided among the data-parallel ranks in the order of the recorded batch, as verl divides them.
+    torchrun -m verl_plugin.step_record.worker FOLDER RESULT [...]
+
+It is verl's own worker without a rollout, with the engines and modules of the
+recorded configuration. The samples are divided among the data-parallel ranks in
+the order of the recorded batch, as verl divides them.
 """
 
 from __future__ import annotations
@@ -32,17 +35,17 @@ from verl_plugin.step_record.first_operator import FirstOperator
 from verl_plugin.step_record.folder import RecordError, StepRecord, read_record
 
 _MASK = "response_mask"
-# Metrics of an update that do not depend on how long it took, or on how the samples lie on the ranks.
+# Metrics of an update that depend neither on its duration nor on the samples' distribution over ranks.
 _COMPARED = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/loss", "actor/ppo_kl", "actor/pg_clipfrac")
 
 
 class Replay:
-    """The step on this rank.
+    """The replay of a step on this rank.
 
     Args:
-        record: what was recorded.
+        record: the recorded step.
         weights: folder of the weights before it; None for the model's own.
-        overrides: `KEY=VALUE` of the recorded configuration, such as another layout.
+        overrides: `KEY=VALUE` for keys of the recorded configuration, such as another layout.
         tolerance: absolute, and relative for metrics above 1.
         layers: find the operator of the first value that is not finite.
     """
@@ -57,7 +60,7 @@ class Replay:
     ) -> None:
         self.record, self.weights, self.tolerance, self.layers = record, weights, tolerance, layers
         config: Any = OmegaConf.merge(OmegaConf.create(dict(record.config)), OmegaConf.from_dotlist(list(overrides)))
-        # No weights leave this process.
+        # This process sends no weights to a rollout.
         config.actor_rollout_ref.rollout.checkpoint_engine.backend = "naive"
         self.config = config
         self.origins: dict[str, str] = {}
@@ -139,7 +142,7 @@ class Replay:
         return worker
 
     def _log_probs(self, compute: Any, engine: Any, stage: str) -> list[torch.Tensor]:
-        """Of all samples' answers [tokens], on every rank."""
+        """Return the log-probs of all samples' answers, [tokens] each, on every rank."""
         own: dict[str, Any] = {"calculate_entropy": False, "compute_loss": False}
         data = self._samples(engine, {**own, "temperature": self.config.actor_rollout_ref.rollout.temperature})
         mask = data[_MASK]
@@ -154,7 +157,7 @@ class Replay:
         return [row for place in sorted(by_rank) for row in by_rank[place]]
 
     def _samples(self, engine: Any, given: Any) -> Any:
-        """This data-parallel rank's share of the samples, as verl's workers get them."""
+        """Return this data-parallel rank's share of the samples, as verl's workers get them."""
         ranks, rank, count = engine.get_data_parallel_size(), engine.get_data_parallel_rank(), len(self.record.keys)
         if count % ranks:
             raise RecordError(f"{count} samples cannot be divided among {ranks} data-parallel ranks; give other --dies")
@@ -195,7 +198,7 @@ def _everyone(own: Any) -> list[Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one rank; the first writes what was compared."""
+    """Run one rank; an error is also written to a file of its own beside the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("result", type=Path)
@@ -213,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def replay(options: argparse.Namespace) -> None:
-    """Make the step again; the first rank writes what was compared."""
+    """Replay the step; the first rank writes the comparison."""
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     step = Replay(*read_record(options.folder), options.overrides, options.tolerance, options.layers)
     found = step.run(options.until)

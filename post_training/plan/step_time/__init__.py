@@ -1,1 +1,1 @@
-"""A step's seconds on paper: modelled from a job's sizes and a cluster's dies, nothing of it measured here."""
+"""Models the seconds of a step from a job's sizes and a cluster's dies; computed, not measured."""

@@ -1,4 +1,4 @@
-"""The step of a configured job on the dies of a cluster's file."""
+"""Reads the step of a configured job, and the cluster from its file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ MOST_SPREAD = 3.0
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster that a file like scripts/env/a3_256_dies.env describes.
+    """Read the cluster that a file like scripts/env/a3_256_dies.env describes.
 
     Raises:
-        ValueError: it is no file, NODES or DIES_PER_NODE is no number from 1 on, or there are more than 4096 dies.
+        ValueError: there is no such file, NODES or DIES_PER_NODE is no number from 1 to 4096, or there are more than
+            4096 dies.
     """
     if not path.is_file():
         raise ValueError(f"--cluster: {path} is no file; give one like scripts/env/a3_256_dies.env")
@@ -42,14 +43,21 @@ def step_job(
     response_tokens: float,
     spread: float = SPREAD,
 ) -> StepJob:
-    """The job's step on a cluster: with more dies data parallelism grows, and what does not fit shrinks.
+    """Return the job's step on a cluster.
 
-    config, model: verl's resolved configuration and the model's config.json, which `job` was read from.
-    prompt_tokens, response_tokens: means of a sequence. spread: standard deviation of the logarithm of an answer's
-    length.
+    With more dies data parallelism grows; parallel sizes that are larger than the cluster shrink to it.
+
+    Args:
+        config: verl's resolved configuration, from which `job` was read.
+        job: the job's sizes.
+        model: the model's config.json, from which `job` was read.
+        cluster: the dies.
+        prompt_tokens: mean of a sequence.
+        response_tokens: mean of a sequence.
+        spread: standard deviation of the logarithm of an answer's length.
 
     Raises:
-        ValueError: the lengths lie beyond what the configuration allows, or a critic is trained, which is not modelled.
+        ValueError: the configuration does not allow these lengths, or a critic is trained, which is not modelled.
     """
     if job.critic is not None:
         raise ValueError(
@@ -93,7 +101,7 @@ def step_job(
 
 
 def _check_lengths(job: Job, longest: int, prompt_tokens: float, response_tokens: float, spread: float) -> None:
-    """Raises ValueError for means beyond the limits of the configuration, or a spread that no lengths have."""
+    """Raise ValueError for means beyond the configuration's limits, or a spread outside 0 to `MOST_SPREAD`."""
     if not 0 <= prompt_tokens <= job.sequence_tokens or not 0 < response_tokens <= longest:
         raise ValueError(
             f"--prompt-tokens {prompt_tokens:g} and --response-tokens {response_tokens:g} must lie within "
@@ -107,7 +115,7 @@ def _check_lengths(job: Job, longest: int, prompt_tokens: float, response_tokens
 
 
 def _graphs(config: Mapping[str, Any], job: Job) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Sizes of the graphs of a decode step, and the recipe's optimizations that the job does not have.
+    """Return the graph sizes of decode steps, and the recipe's optimizations that the job does not use.
 
     The pinned vLLM-Ascend has no exchange without redundancy: the recipe's row with true weights, on that release, does
     not name it.
@@ -123,6 +131,6 @@ def _graphs(config: Mapping[str, Any], job: Job) -> tuple[tuple[int, ...], tuple
         }
         sizes = tuple(int(size) for size in graph.get("graph_batch_sizes") or ())
         return sizes or (job.engine_sequences,), tuple(name for name, on in keys.items() if not on)
-    # Without torchair a step has as many sequences as run.
+    # Without torchair a step has one row for each running sequence.
     missing = OPTIMIZATIONS if rollout["enforce_eager"] else OPTIMIZATIONS[1:]
     return tuple(range(1, job.engine_sequences + 1)), missing

@@ -1,4 +1,4 @@
-"""What decides the time of a step: the job, and the cluster that it runs on."""
+"""Inputs of the step-time model: the job, and the cluster that it runs on."""
 
 from __future__ import annotations
 
@@ -11,44 +11,54 @@ from post_training.models.sizes import ModelSizes
 
 Agreements = Literal["gloo", "hccl"]
 DataPath = Literal["driver", "shared", "dies"]
-"""The driver serializes a batch's part for every rank, once for all ranks that take it, or parts go from die to die."""
+"""The driver serializes a batch's part once for every rank, or once for all ranks that take it; or dies exchange parts.
+"""
 OPTIMIZATIONS = ("graphs", "transpose and cumsum", "streams", "exchange", "KV cache in NZ")
-"""The recipe's, of a decode step: its sections 6.1, 6.5, 6.2, 6.3 and 6.4."""
+"""The recipe's optimizations of a decode step, from its sections 6.1, 6.5, 6.2, 6.3 and 6.4."""
 BFLOAT16 = 2
 SPREAD = 0.6
-"""Of the logarithm of an answer's length. LONG (see published.toml) draws 256 answers of a rank (2.1) and 6520 of a
-step (3.2) of Qwen3-235B to DeepScaleR: 0.65 and 0.57. DeepSeek-V3's to OpenR1-Math have 1.05 (its picture in
-section 2.3.1)."""
+"""Standard deviation of the logarithm of an answer's length. LONG (see published.toml) plots Qwen3-235B's answers to
+DeepScaleR: 256 of a rank (2.1) have 0.65, 6520 of a step (3.2) have 0.57. DeepSeek-V3's answers to OpenR1-Math have
+1.05 (its picture in section 2.3.1)."""
 ALIKE = 0.7
-"""Chosen, to one digit, on the published gain of samples on many ranks over samples side by side (LONG, in
-section 2.3.3)."""
+"""Chosen to one digit to match the published gain of spreading a prompt's samples over ranks (LONG, section 2.3.3)."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """dies: all of them, from 1 to 4096."""
+    """A cluster of `dies` dies, from 1 to 4096."""
 
     dies: int
 
 
 @dataclass(frozen=True)
 class StepJob:
-    """Tokens, sequences and layers are counts.
+    """The step of a job. Tokens, sequences and layers are counts; answer lengths are log-normal and cut at `longest`.
 
-    prompt_tokens, response_tokens: means of a sequence. longest_prompt, longest: the limits, which batches are padded
-    to. rollout_ep: dies of an instance. engine_sequences: that a rollout rank (tp dies) decodes at a time, at most.
-    graph_sizes: of the graphs that decode steps run in. rebalanced: unfinished sequences change ranks, so that all
-    ranks run the smallest graph that they can. dp, micro, micro_reference: data-parallel ranks of the training, and
-    sequences of a micro batch. stage_layers, recomputed: layers of the largest pipeline stage, and those of them that
-    are recomputed. old_log_prob: it has a forward of its own. balanced: every expert gets as many tokens. data: how
-    batches reach the ranks. agreements: the back-end of agreements between rollout ranks; a_forward: how many a decode
-    step has. without: those of OPTIMIZATIONS that are off.
-
-    Lengths of answers are log-normal and cut at `longest`. spread: standard deviation of their logarithm. alike: the
-    share of its square that the samples of a prompt have in common. samples: answers of a prompt, which lie on one
-    rank, or on different ones if `interleaved`. rebalance_every: decode steps between two looks at what should change
-    ranks. empty_rows_routed: rows of a graph without a sequence go to experts like tokens, all to the same ones, as in
-    vLLM-Ascend before its pull request 1642 of July 2025.
+    Attributes:
+        model: values of the model's config.json.
+        sequences: of a step.
+        prompt_tokens, response_tokens: means of a sequence.
+        longest, longest_prompt: limits, to which batches are padded.
+        rollout_ep: dies of an instance.
+        engine_sequences: most sequences that a rollout rank (tp dies) decodes at a time.
+        graph_sizes: of the graphs in which decode steps run.
+        rebalanced: unfinished sequences migrate, so that all ranks run the smallest possible graph.
+        rebalance_every: decode steps between two checks for such migrations.
+        empty_rows_routed: rows of a graph without a sequence go to experts like tokens, all to the same ones, as in
+            vLLM-Ascend before its pull request 1642 of July 2025.
+        samples: answers to a prompt, which lie on one rank, or on different ones if `interleaved`.
+        spread: standard deviation of the logarithm of an answer's length.
+        alike: share of that variance that the samples of a prompt have in common.
+        dp: data-parallel ranks of training.
+        micro, micro_reference: sequences in a micro batch.
+        stage_layers, recomputed: layers of the largest pipeline stage, and number of them that are recomputed.
+        old_log_prob: whether old log-probs have a forward of their own.
+        balanced: every expert gets the same number of tokens.
+        data: the way in which batches reach the ranks.
+        agreements: backend with which rollout ranks synchronise.
+        a_forward: number of such synchronisations in a decode step.
+        without: the entries of OPTIMIZATIONS that are off.
     """
 
     model: Mapping[str, Any]
@@ -83,7 +93,7 @@ class StepJob:
 
     @property
     def sizes(self) -> ModelSizes:
-        """Raises ValueError for a model without a formula."""
+        """The model's sizes. Raises ValueError for a model without a formula."""
         return sizes_of(self.model)
 
     def rollout_ranks(self, cluster: Cluster) -> int:
@@ -92,17 +102,22 @@ class StepJob:
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes in bfloat16. experts: of all routed experts. others: of everything else that a token is multiplied with."""
+    """Bytes of weights in bfloat16.
+
+    Attributes:
+        experts: all routed experts.
+        others: all other weights with which a token is multiplied.
+    """
 
     experts: int
     others: int
 
     def in_rollout(self, job: StepJob) -> float:
-        """Of one die."""
+        """Return the bytes of one die."""
         return self.experts / job.rollout_ep + self.others / job.rollout_tp
 
     def in_training(self, cluster: Cluster, job: StepJob) -> float:
-        """Of one die: experts are divided over all ranks of a stage, the rest over its tensor-parallel ones."""
+        """Return the bytes of one die: experts are sharded over all ranks of a stage, the rest over tensor ranks."""
         return self.experts / cluster.dies + self.others * job.dp / cluster.dies
 
 

@@ -1,4 +1,4 @@
-"""Seconds of a step by stage and part, from a job, a cluster and constants that published rows give."""
+"""Models the seconds of a step by stage and part, from a job, a cluster and constants of published rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ _PASSES = 200
 
 @dataclass(frozen=True)
 class Constants:
-    """Given ones, and those that are fitted on rows of published.toml, which name them.
+    """Constants of the model: given ones, and those fitted to the rows of published.toml that name them.
 
-    layer, row: seconds of a layer in a decode step, and of a layer for each row of the graph, that bytes and FLOPs do
-    not explain, with multi-head latent attention. grouped_layer, grouped_row: the same with grouped queries, the host's
-    work included; grouped_cache: how much longer reading the cache takes there than memory needs. ref_flops,
-    update_flops: FLOPs a second and die. *_imbalance: how much longer a stage takes where experts are not balanced.
-    reshard_of_layer: seconds of a layer that links do not explain. offload_bytes: a second and die, between device and
-    host. reward_of_token: a second for a response token. driver_bytes: that the driver hands to workers in a second.
+    Attributes:
+        given: constants that a source states.
+        layer, row: seconds per layer in a decode step, and per layer and row of the graph, that bytes and FLOPs do not
+            explain, with multi-head latent attention.
+        grouped_layer, grouped_row: the same with grouped queries, including the host's work.
+        grouped_cache: factor by which reading the cache with grouped queries takes longer than the memory's bandwidth
+            allows.
+        ref_flops, update_flops: FLOPs per second and die.
+        ref_imbalance, update_imbalance: factor by which a stage takes longer if experts are not balanced.
+        reshard_of_layer: seconds per layer that links do not explain.
+        offload_bytes: bytes per second and die between device and host.
+        reward_of_token: seconds per response token.
+        driver_bytes: bytes per second that the driver hands to workers.
     """
 
     given: Given
@@ -49,16 +56,16 @@ class Constants:
 
 
 def step_seconds(job: StepJob, cluster: Cluster, constants: Constants | None = None) -> dict[str, float]:
-    """Modelled seconds of each of STAGES.
+    """Return the modelled seconds of each of STAGES.
 
     Raises:
-        ValueError: a model without a formula.
+        ValueError: there is no formula for the model.
     """
     return {stage: sum(parts.values()) for stage, parts in step_parts(job, cluster, constants).items()}
 
 
 def step_parts(job: StepJob, cluster: Cluster, constants: Constants | None = None) -> dict[str, Parts]:
-    """Modelled seconds of each of STAGES by what takes them. Raises ValueError for a model without a formula."""
+    """Return the modelled seconds of each of STAGES by part. Raises ValueError for a model without a formula."""
     return {stage: _parts(stage, job, cluster, constants or fitted()) for stage in STAGES}
 
 
@@ -81,14 +88,14 @@ def _parts(stage: str, job: StepJob, cluster: Cluster, found: Constants) -> Part
 
 @cache
 def fitted() -> Constants:
-    """The constants of all published rows whose use is `fitted`, in the order of the file."""
+    """Return the given constants, and those fitted to all published rows whose use is `fitted`."""
     return fit(given())
 
 
 def fit(known: Given) -> Constants:
-    """Each fitted row gives one constant: the one with which the model meets it, all others being what they are.
+    """Fit one constant to each fitted row, so that the model meets the row with all other constants unchanged.
 
-    Several decide the same rollouts, so rows are gone through until no constant changes.
+    Several constants affect the same rollouts, so the rows are repeated until no constant changes.
     """
     found, given_by = Constants(known), [row for row in rows() if row.use == "fitted"]
     for _ in range(_PASSES):
@@ -101,7 +108,7 @@ def fit(known: Given) -> Constants:
 
 
 def modelled(row: Row, constants: Constants | None = None) -> float:
-    """The number of a row as the model has it: seconds, tokens a second and card, or a ratio of seconds."""
+    """Return the model's value for a row: seconds, tokens per second and card, or a ratio of seconds."""
     found, cluster = constants or fitted(), row.cluster
     if row.of.startswith("skew of "):
         return _skew(row.job, cluster, found, row.of.removeprefix("skew of "))
@@ -116,7 +123,7 @@ def modelled(row: Row, constants: Constants | None = None) -> float:
 
 
 def step_rate(job: StepJob, cluster: Cluster, seconds: Mapping[str, float]) -> float:
-    """Tokens of prompts and responses a second and card of two dies."""
+    """Return the tokens of prompts and responses per second and card of two dies."""
     return job.sequences * (job.prompt_tokens + job.response_tokens) / sum(seconds.values()) / (cluster.dies / 2)
 
 
@@ -126,10 +133,10 @@ def _with(constants: Constants, name: str, value: float) -> Constants:
 
 
 def _solve(row: Row, found: Constants) -> float:
-    """The fitted constant with which the model meets a row.
+    """Return the value of the fitted constant with which the model meets a row.
 
-    A cost is a factor of what it adds. A rate divides what it adds, which is nothing while it is infinite. An imbalance
-    is a factor of all but the skew.
+    The seconds that a constant adds are proportional to a cost, and inversely proportional to a rate, so that an
+    infinite rate adds none. An imbalance is a factor of everything except the skew.
     """
     neutral: float = getattr(Constants, row.fits)  # its default
     without = modelled(row, _with(found, row.fits, neutral))
@@ -142,19 +149,19 @@ def _solve(row: Row, found: Constants) -> float:
 
 
 def _rollout(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
-    """Prompts aside, a mean over draws of the answers' lengths."""
+    """Return the parts of a rollout; all except the prompts are means over draws of the answers' lengths."""
     prompts = job.sequences * forward_flops(job.model, job.prompt_tokens) / cluster.dies
     return {**_decode(job, cluster, found), "prompts": prompts / found.ref_flops}
 
 
 def _decode(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
-    """A graph costs what its rows cost, whether or not a sequence is in them."""
+    """Return the parts of all decode steps. Every row of a graph costs the same, with a sequence in it or without."""
     known, sizes = found.given, job.sizes
     moments = decode_moments(job, cluster)
     steps = sum(moment.steps for moment in moments)
     rows = sum(moment.steps * moment.slots for moment in moments)
     layer, row = (found.layer, found.row) if sizes.mla else (found.grouped_layer, found.grouped_row)
-    # With grouped queries nothing published tells the host's work from the operators', and the constants hold both.
+    # With grouped queries no published number separates the host's work from the operators': the constants are both.
     scheduling = rows / known.scheduling_rows * known.scheduling if sizes.mla else 0.0
     return {
         "operators and their launches": steps * sizes.layers * layer,
@@ -170,7 +177,7 @@ def _decode(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
 
 
 def _routed(job: StepJob, cluster: Cluster, known: Given, moment: Moment) -> float:
-    """Rows without a sequence are alike and choose the same experts, whose dies receive them all over one link."""
+    """Return the seconds of empty rows at experts: all choose the same ones, whose dies receive them over one link."""
     sizes = job.sizes
     if not (job.empty_rows_routed and sizes.experts):
         return 0.0
@@ -180,7 +187,10 @@ def _routed(job: StepJob, cluster: Cluster, known: Given, moment: Moment) -> flo
 
 
 def _read(job: StepJob, found: Constants, moment: Moment) -> float:
-    """A die reads its weights once a step, or computes, whichever takes longer, and reads its cache."""
+    """Return the seconds of a decode step for memory and computing.
+
+    A die reads its weights or computes, whichever takes longer, and reads its cache.
+    """
     known, sizes, slots = found.given, job.sizes, moment.slots
     weights = weights_of(sizes).in_rollout(job) / known.die_bytes_a_second
     computing = 2 * sizes.weights_met * slots / job.rollout_tp / (PEAK.teraflops * 1e12)
@@ -190,7 +200,7 @@ def _read(job: StepJob, found: Constants, moment: Moment) -> float:
 
 
 def _slower(job: StepJob, known: Given) -> float:
-    """Seconds of a decode step that the optimizations would take away."""
+    """Return the seconds of a decode step that the optimizations that are off would save."""
     sizes = job.sizes
     expert_layers = sizes.layers - sizes.dense_layers if sizes.experts and sizes.experts <= job.rollout_ep else 0
     share = sizes.layers / PUBLISHED_LAYERS
@@ -205,7 +215,7 @@ def _slower(job: StepJob, known: Given) -> float:
 
 
 def _agreement(job: StepJob, cluster: Cluster, known: Given) -> float:
-    """Of a decode step; published for 128 ranks."""
+    """Return the seconds of a decode step in which rollout ranks synchronise; published for 128 ranks."""
     ranks = max(1, min(job.rollout_ep, cluster.dies) // job.rollout_tp)
     if ranks == 1:
         return 0.0
@@ -220,14 +230,14 @@ def _reference(job: StepJob, cluster: Cluster, found: Constants) -> float:
 
 
 def _update(job: StepJob, cluster: Cluster, found: Constants) -> float:
-    """A recomputed layer runs its forward once more."""
+    """Return the seconds of the update; a recomputed layer runs its forward once more."""
     passes = FORWARD_AND_BACKWARD + min(1.0, job.recomputed / job.stage_layers)
     slower = 1.0 if job.balanced else found.update_imbalance
     return passes * _forward(job, cluster, job.micro) / found.update_flops * slower
 
 
 def _forward(job: StepJob, cluster: Cluster, micro: int) -> float:
-    """FLOPs of one forward of the whole batch on a die of the largest stage, with the pipeline's bubble.
+    """Return the FLOPs of a forward of the whole batch on a die of the largest stage, with the pipeline's bubble.
 
     With 8 stages and 16 micro batches a stage works in 16 of 23 turns: the bubble makes it 23 / 16 as long.
     """
@@ -238,10 +248,11 @@ def _forward(job: StepJob, cluster: Cluster, micro: int) -> float:
 
 
 def _skew(job: StepJob, cluster: Cluster, found: Constants, stage: str) -> float:
-    """From the first rank's start to the last's: the driver serves ranks one after the other.
+    """Return the seconds from the first rank's start to the last one's: the driver serves ranks one after another.
 
-    What it hands to a rank is a data-parallel share of the batch as verl pads it: prompts, input_ids, attention_mask,
-    position_ids, responses and response_mask in int64; before the update also five tensors of responses in float32.
+    It hands each rank a data-parallel share of the batch as verl pads it: prompts, input_ids, attention_mask,
+    position_ids, responses and response_mask in int64; before the update also five tensors of responses in float32, or
+    six if old log-probs have a forward of their own.
     """
     known = found.given
     calls = cluster.dies / PUBLISHED_CLUSTER.dies
@@ -251,7 +262,7 @@ def _skew(job: StepJob, cluster: Cluster, found: Constants, stage: str) -> float
     if stage == "update":
         sequence += _FLOAT32 * (5 + job.old_log_prob) * job.longest
     if job.data == "shared":
-        # Each part once, and a call without data to every rank; nothing published says how well that is met.
+        # Each part once, and a call without data to every rank; no published number confirms this.
         return job.sequences * sequence / found.driver_bytes + calls * known.skew_dies_ref
     return cluster.dies * job.sequences / job.dp * sequence / found.driver_bytes
 
@@ -265,6 +276,6 @@ def _reshard(job: StepJob, cluster: Cluster, found: Constants) -> Parts:
 
 
 def _offloaded(job: StepJob, cluster: Cluster) -> float:
-    """Bytes between a die and its host in a step: weights of rollout, actor and reference, each there and back."""
+    """Return the bytes between a die and its host in a step: rollout, actor and reference, each in both directions."""
     weights = weights_of(job.sizes)
     return 2 * (weights.in_rollout(job) + 2 * weights.in_training(cluster, job))

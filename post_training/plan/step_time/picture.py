@@ -1,4 +1,4 @@
-"""The modelled step as a picture: its largest parts, and its stages on fewer and on more dies."""
+"""Draws the modelled step: its largest parts, and its stages on fewer and on more dies."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _TIMES = (1 / 4, 1 / 2, 1, 2, 4)
 
 
 def draw_time(job_on: Callable[[Cluster], StepJob], cluster: Cluster, path: Path) -> None:
-    """Writes an SVG with two panels, equal to the byte for equal figures: the largest parts of a step, of which the
-    first is the next bottleneck, and the seconds of the stages on a quarter of the dies to four times as many.
+    """Write an SVG with two panels; equal values give equal bytes.
+
+    One panel has the largest parts of a step, of which the first is the next bottleneck. The other has the seconds of
+    the stages on a quarter of the dies up to four times as many.
 
     Raises:
         OSError: the file cannot be written.

@@ -22,7 +22,7 @@ _FILE = Path(__file__).with_name("published.toml")
 
 @dataclass(frozen=True)
 class Given:
-    """Constants that a source gives; units and sources stand in published.toml."""
+    """Constants that a source states; published.toml has their units and sources."""
 
     die_bytes_a_second: float
     link_bytes_a_second: float
@@ -43,7 +43,12 @@ class Given:
 
 @dataclass(frozen=True)
 class Row:
-    """One published number, and the job and the dies that it was measured with. slower: the job that a gain is over."""
+    """One published number, and the job and the dies with which it was measured.
+
+    Attributes:
+        slower: the baseline job, if the number is a gain.
+        fits: the constant that is fitted to the number, if any.
+    """
 
     name: str
     use: Use
@@ -77,7 +82,7 @@ def _row(row: Mapping[str, Any]) -> Row:
 
 
 def published_job(conditions: str, changes: Mapping[str, Any] | None = None) -> StepJob:
-    """The job of published rows, by the name of their conditions, with some fields changed."""
+    """Return the job of published rows by the name of their conditions, with some fields changed."""
     values = _read()["conditions"][conditions] | dict(changes or {})
     values |= {key: tuple(values[key]) for key in ("without", "graph_sizes") if key in values}
     model = _MODELS[values.pop("model", "DeepSeek-V3")]

@@ -1,4 +1,4 @@
-"""The rollout by decode steps: how many sequences every rank runs when, and in which graph."""
+"""Models the decode steps of a rollout: the running sequences of every rank over time, and the graphs they run in."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _HALVINGS = 60
 
 @dataclass(frozen=True)
 class Moment:
-    """Decode steps in graphs of one size, with means over them.
+    """Decode steps in graphs of one size, with means over these steps.
 
-    slots: rows of the graph that all ranks run. cached_tokens: of the rank that has most of them. empty: rows of all
-    ranks without a sequence: padding of a graph, and the dummy batches of ranks that have finished.
+    Attributes:
+        steps: number of decode steps.
+        slots: rows of the graph that all ranks run.
+        cached_tokens: of the rank that has most of them.
+        empty: rows without a sequence on all ranks: padding of a graph, and dummy batches of ranks that have finished.
     """
 
     steps: float
@@ -32,10 +35,12 @@ class Moment:
 
 @dataclass(frozen=True)
 class Answers:
-    """What is known of the lengths of a rollout's answers: means over draws.
+    """Statistics of the lengths of a rollout's answers: means over draws.
 
-    at_limit: share of the answers that reach the limit. first_rank_ends: after which share of the decode steps the
-    first rank has none left. steps: from the first to the last.
+    Attributes:
+        at_limit: share of the answers that reach the limit.
+        first_rank_ends: share of the decode steps after which the first rank has no answers left.
+        steps: number of decode steps.
     """
 
     at_limit: float
@@ -45,7 +50,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class _Rollout:
-    """The part of a job that decides its decode steps."""
+    """The part of a job that determines its decode steps."""
 
     ranks: int
     sequences: int
@@ -62,18 +67,18 @@ class _Rollout:
 
 
 def decode_moments(job: StepJob, cluster: Cluster) -> tuple[Moment, ...]:
-    """The decode steps of a rollout by graph size, largest first; a mean over draws of lengths."""
+    """Return the decode steps of a rollout by graph size, largest first; means over draws of lengths."""
     return _moments(_rollout(job, cluster))
 
 
 def answers(job: StepJob, cluster: Cluster) -> Answers:
-    """The lengths with which `decode_moments` reckons."""
+    """Return statistics of the lengths that `decode_moments` uses."""
     rollout = _rollout(job, cluster)
     found = []
     for draw in range(_DRAWS):
         lengths = _lengths(rollout, draw)
         ends = (_starts(lengths, rollout.slots) + lengths).max(axis=1)
-        # A factor found by bisection may leave what is cut by a rounding error below the limit.
+        # The factor comes from bisection, so a cut length may be below the limit by a rounding error.
         cut = lengths > job.longest * (1 - 1e-9)
         found.append((cut.mean(), ends.min() / ends.max(), ends.max()))
     return Answers(*(float(value) for value in np.mean(found, axis=0)))
@@ -98,7 +103,7 @@ def _rollout(job: StepJob, cluster: Cluster) -> _Rollout:
 
 @lru_cache(maxsize=256)
 def _moments(rollout: _Rollout) -> tuple[Moment, ...]:
-    """One list for all draws: steps by slots, and cached tokens and empty rows weighted by steps."""
+    """Merge all draws: sum steps by slots, and average cached tokens and empty rows weighted by steps."""
     totals: dict[int, NDArray[np.float64]] = {}
     for draw in range(_DRAWS):
         for steps, slots, cached, empty in _draw(rollout, _lengths(rollout, draw)):
@@ -111,9 +116,9 @@ def _moments(rollout: _Rollout) -> tuple[Moment, ...]:
 
 
 def _draw(rollout: _Rollout, lengths: NDArray[np.float64]) -> list[tuple[float, int, float, float]]:
-    """(steps, slots, cached tokens of the fullest rank, empty rows) of 128 equal parts of a rollout.
+    """Return (steps, slots, cached tokens of the fullest rank, empty rows) for 128 equal parts of a rollout.
 
-    Unfinished sequences change ranks as `rebalance` says, every so many steps and not before all have begun.
+    Unfinished sequences migrate as `rebalance` decides, every `rollout.every` steps, once all sequences have begun.
     """
     begins = _starts(lengths, rollout.slots)
     starts, ends = begins.ravel(), (begins + lengths).ravel()
@@ -137,10 +142,10 @@ def _draw(rollout: _Rollout, lengths: NDArray[np.float64]) -> list[tuple[float, 
 
 
 def _lengths(rollout: _Rollout, draw: int) -> NDArray[np.float64]:
-    """(ranks, sequences of a rank): log-normal, cut at the limit, with exactly the mean that was asked for.
+    """Draw lengths (ranks, sequences of a rank): log-normal, cut at the limit, with exactly the requested mean.
 
-    The samples of a prompt share a part of what makes an answer long. verl repeats prompts one beside the other, so
-    all samples of a prompt lie on one rank; `interleaved` repeats the whole batch instead. The same at every call.
+    The samples of a prompt share a part of the deviation. verl repeats each prompt in place, so all samples of a prompt
+    lie on one rank; `interleaved` repeats the whole batch instead. The same draw gives the same lengths at every call.
     """
     each = max(1, -(-rollout.sequences // rollout.ranks))
     number = rollout.ranks * each
@@ -154,7 +159,7 @@ def _lengths(rollout: _Rollout, draw: int) -> NDArray[np.float64]:
 
 
 def _with_mean(deviations: NDArray[np.float64], mean: float, longest: int) -> NDArray[np.float64]:
-    """exp(deviation) times one factor, cut at `longest`, whose mean is `mean`; the factor is found by bisection."""
+    """Return exp(deviation) times one factor, cut at `longest`; bisection finds the factor that gives mean `mean`."""
     low, high = -50.0, np.log(longest) - deviations.min()
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -165,7 +170,10 @@ def _with_mean(deviations: NDArray[np.float64], mean: float, longest: int) -> ND
 
 
 def _starts(lengths: NDArray[np.float64], slots: int) -> NDArray[np.float64]:
-    """When each sequence begins: a rank has `slots` places, and the next sequence takes the one that is free first."""
+    """Return the step in which each sequence begins.
+
+    A rank has `slots` places, and the next sequence takes the first one that becomes free.
+    """
     ranks, each = lengths.shape
     starts = np.zeros_like(lengths)
     if each <= slots:

@@ -1,4 +1,4 @@
-"""The modelled step as text and as numbers: where it goes, and what bounds it next."""
+"""Formats the modelled step as text and as numbers: its stages, its largest parts, and gaps in published numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BAR, _SHOWN, _SHOWN_GRAPHS = 40, 5, 12
 
 
 def largest_parts(job: StepJob, cluster: Cluster) -> list[tuple[str, float]]:
-    """What takes time in a step, largest first, as `stage: part` and seconds; nothing of less than 10 ms."""
+    """Return the parts of a step that take 10 ms or longer as (`stage: part`, seconds), largest first."""
     every = {
         f"{stage}: {part}": seconds
         for stage, parts in step_parts(job, cluster).items()
@@ -27,7 +27,7 @@ def largest_parts(job: StepJob, cluster: Cluster) -> list[tuple[str, float]]:
 
 
 def unknowns(job: StepJob, cluster: Cluster) -> list[str]:
-    """What of this step no published number decides, a sentence each."""
+    """Return a sentence for each aspect of this step for which there is no published number."""
     found = []
     if job.spread == SPREAD and job.response_tokens < job.longest:
         found.append(
@@ -50,14 +50,14 @@ def unknowns(job: StepJob, cluster: Cluster) -> list[str]:
 
 
 def _graphs(job: StepJob, cluster: Cluster) -> dict[int, float]:
-    """Share of the decode steps by rows of the graph that they run in, largest first."""
+    """Return the share of decode steps by rows of their graph, largest graph first."""
     moments = decode_moments(job, cluster)
     every = sum(moment.steps for moment in moments)
     return {moment.slots: moment.steps / every for moment in moments}
 
 
 def time_estimates(job: StepJob, cluster: Cluster) -> dict[str, Any]:
-    """Everything that the text says, for programs. Seconds; rates are tokens a second and card of two dies."""
+    """Return the contents of the text for programs. Rates are tokens per second and card of two dies."""
     parts = step_parts(job, cluster)
     seconds = {stage: sum(each.values()) for stage, each in parts.items()}
     return {
@@ -73,7 +73,7 @@ def time_estimates(job: StepJob, cluster: Cluster) -> dict[str, Any]:
 
 
 def describe_time(job: StepJob, cluster: Cluster) -> str:
-    """The modelled step as text."""
+    """Format the modelled step as text."""
     parts = step_parts(job, cluster)
     seconds = {stage: sum(each.values()) for stage, each in parts.items()}
     total = sum(seconds.values())
@@ -96,7 +96,7 @@ def describe_time(job: StepJob, cluster: Cluster) -> str:
 
 
 def _rollout_lines(job: StepJob, cluster: Cluster) -> list[str]:
-    """The lengths that the rollout is modelled with, and the graphs that its steps run in."""
+    """Format the lengths of the modelled answers, and the graphs in which decode steps run."""
     lengths, graphs = answers(job, cluster), _graphs(job, cluster)
     shown = ", ".join(f"{rows}: {share:.0%}" for rows, share in graphs.items() if share >= 0.005)
     many = "" if len(graphs) <= _SHOWN_GRAPHS else f"; the largest has {max(graphs)} rows"

@@ -1,7 +1,7 @@
-"""One line of a job's configuration, `+weight_transfer=alltoallv`, for all keys by which verl takes these weights.
+"""The override `+weight_transfer=alltoallv`, which sets all keys with which verl takes weights by alltoallv.
 
 Hydra imports each module of the namespace package `hydra_plugins` before it composes a configuration. The wheel puts
-this one there. Until a job names the group, nothing else of the package is imported.
+this module there. Until a job names the group, no other module of the package is imported except `settings`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ConfigStore.instance().store(
             "model": {"external_lib": LIBRARY},
             "rollout": {
                 "engine_kwargs": {"vllm": {"worker_extension_cls": EXTENSION}},
-                # verl takes it where training and rollout have dies of their own, and nowhere else.
+                # verl uses it only if training and rollout have dies of their own.
                 "checkpoint_engine": {"backend": BACKEND, "custom_backend_module": BACKEND_MODULE},
             },
         }
