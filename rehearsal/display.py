@@ -1,4 +1,4 @@
-"""What a rehearsal shows while it runs: one line per event, one row per step, and in a terminal a status line below.
+"""The output of a running rehearsal: one line per event, one row per step, and in a terminal a status line below.
 
 Rows never change once printed, so a CI log without a terminal reads like a terminal does.
 """
@@ -47,7 +47,7 @@ def make_console() -> Console:
 
 
 def emulated_dies(count: int) -> str:
-    """So many emulated dies in words."""
+    """Return a number of emulated dies in words."""
     return "1 emulated die" if count == 1 else f"{count} emulated dies"
 
 
@@ -108,7 +108,7 @@ class Progress:
         return {event["event"]: event["time"] - self._started for event in self._events()}
 
     def _events(self) -> list[dict[str, Any]]:
-        """The events of this launch; a run that goes on has those of earlier ones too."""
+        """Return the events of this launch; the file of a resumed run also holds those of earlier launches."""
         events = (event for event in read_entries(self._events_file) if event["event"] != ENDED)
         return [event for event in events if event["time"] >= self._started]
 
@@ -149,7 +149,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _step_seconds(summary: Mapping[str, Any]) -> str:
-    """Of whole steps, and without saving and validation where those took time."""
+    """Return the seconds of a whole step, and those without saving and validation if the two differ."""
     whole, training = (_shown(summary[name], ".2f") for name in ("step_seconds", "step_seconds_training"))
     return whole if whole == training else f"{whole}, {training} without saving and validation"
 
@@ -188,7 +188,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
 
 
 def print_rows(console: Console, rows: Mapping[str, str]) -> None:
-    """Prints the lines of a summary: a name, and what there is to say."""
+    """Print the lines of a summary, each a name and its value."""
     for name, value in rows.items():
         console.print(_wrapped(name, value), markup=False)
 

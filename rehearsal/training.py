@@ -20,7 +20,7 @@ WORKERS: dict[Backend, tuple[str, ...]] = {
 
 
 def modules_of(config: DictConfig) -> tuple[str, ...]:
-    """What a worker finds already imported: the overlay first, so that it sees every later import."""
+    """Return the modules that workers find imported: the overlay first, so that it sees every later import."""
     return "verl_patches.prelude_patch", "torch", *WORKERS[backend_of(config)], "vllm", "vllm_ascend.worker.worker_v1"
 
 

@@ -14,7 +14,13 @@ MEASURED = ("timing", "perf/", "actor/perf/", "memory/", "residency/")
 
 @dataclass(frozen=True)
 class Comparison:
-    """steps: that were compared. metrics: how many values. differing: `step 3: actor/lr`, ... and `weights`."""
+    """The differences between two runs.
+
+    Attributes:
+        steps: number of steps that were compared.
+        metrics: number of values that were compared.
+        differing: names of the values that differ, such as `step 3: actor/lr`, and a sentence for the saved state.
+    """
 
     steps: int
     metrics: int
@@ -22,9 +28,12 @@ class Comparison:
 
 
 def compare(unbroken: Path, resumed: Path, last: int) -> Comparison:
-    """Every metric of every step, and the digests of all files of the last checkpoint.
+    """Compare every metric of every step, and the digests of all files of the last checkpoint.
 
-    last: the last step of the run.
+    Args:
+        unbroken: folder of one run.
+        resumed: folder of the other.
+        last: the last step of the runs.
     """
     steps, count, differing = compare_metrics(unbroken, resumed)
     if digests_of(unbroken, last) != digests_of(resumed, last):

@@ -1,4 +1,4 @@
-"""The jobs of `verl_plugin/config` scaled down to emulated dies, and the keys that this takes; others are the job's."""
+"""The jobs of `verl_plugin/config` scaled down to emulated dies. Keys that are not set here keep the job's values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ JOBS = {
     "deepseek_v3_671b_256_dies": ScaledJob("deepseek_v3", "megatron", dies=4, cluster=True),
     "qwen3_235b_a22b_128_dies": ScaledJob("qwen3_moe", "megatron", dies=4, cluster=True),
 }
-# Of the tiny models with experts; the first of two stages has one more than the last.
+# Layers of the tiny models with experts; the first of two stages has one more than the last.
 _LAYERS = 3
 
 
@@ -88,8 +88,8 @@ def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
     transformer = f"{_ACTOR}.megatron.override_transformer_config"
     yield f"{transformer}.moe_permute_fusion=false"
     stages = 2 if job.cluster and dies % 2 == 0 else 1
-    # mbridge cannot load latent attention, nor whole experts, into these layers where tensors are divided; experts are
-    # what is spread over these few dies.
+    # mbridge cannot load latent attention, nor whole experts, into these layers under tensor parallelism, so only
+    # experts are spread over these few dies.
     yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies // stages}"
     if job.cluster:

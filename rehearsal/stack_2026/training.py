@@ -12,7 +12,7 @@ import sys
 from post_training.overrides import quoted
 from rehearsal.prefork import start_template
 
-# What imports no Ray is imported beside the driver's own imports; the rest with the first worker.
+# Modules that do not import Ray are imported beside the driver's own imports; the rest with the first worker.
 EARLY = ("torch", "transformers")
 LATE = (
     "rehearsal.prefork.ray_ids",

@@ -25,7 +25,7 @@ PUBLISHED_ENDS = {
 BOXED_OPENING = "\\boxed{"
 # A call of the calculator as Qwen's and Hermes' templates write one, around the expression.
 CALL_OPENING, CALL_CLOSING = '<tool_call>{"name": "calculate", "arguments": {"expression": "', '"}}</tool_call>'
-# What verl's agent loop puts behind the end of a turn before the next one, as published templates of the family do.
+# Text that verl's agent loop puts between the end of a turn and the next one, as published templates of the family do.
 TURN_SEPARATORS = {"deepseek_v3": "", "qwen3": "\n", "qwen3_moe": "\n"}
 
 CHAT_TEMPLATE = (
