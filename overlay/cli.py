@@ -263,7 +263,10 @@ def _bisect(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Says on standard error every other second how far a command is, as it was told last; nothing of a short one."""
+    """Yield a function that takes a command's progress; the latest is printed to standard error every two seconds.
+
+    Commands that take less print nothing.
+    """
     latest, done = ["it begins"], threading.Event()
 
     def say() -> None:
@@ -301,9 +304,9 @@ def _release(upstream: Upstream, commit: str, sources: Sources) -> tuple[Upstrea
 
 
 def _installed(patches: Patches, pins: Pins) -> Iterator[tuple[Upstream, Sources | None]]:
-    """The upstreams that patches need, each as it is installed here.
+    """Return the upstreams that patches need, each as it is installed here.
 
-    One that has no release in a package index is left out where it is absent: nobody can install it there.
+    An absent upstream without a release in a package index is left out: nobody can install it there.
     """
     for upstream in pins.upstreams:
         needed = {target.partition(":")[0] for patch in patches for target in (patch.target, *patch.relies_on)}

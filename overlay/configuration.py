@@ -14,9 +14,9 @@ _IN_A_CONFIGURATION = {Sequence: "list", Mapping: "group of keys"}
 
 
 def read_section(cls: type, node: Any, key: str, elsewhere: Collection[str] = ()) -> dict[str, Any]:
-    """The values for the fields of a dataclass out of a mapping; a key that is absent or null has its default.
+    """Read the values for the fields of a dataclass from a mapping; a key that is absent or null gets its default.
 
-    Types are checked: an int also serves as a float, a bool never as a number, a `Literal` takes its values only, and a
+    Types are checked: an int also passes as a float, a bool never as a number, a `Literal` takes its values only, and a
     field with `metadata={"at_least": number}` nothing below it. A field whose type is a dataclass is a group of keys.
 
     Args:

@@ -23,7 +23,7 @@ def wrapped(
     called: Callable[[], None] = lambda: None,
     is_on: Callable[[], bool] | None = None,
 ) -> Any:
-    """The object to install for a `wrap`.
+    """Return the object to install for a `wrap`.
 
     Args:
         raw: what is in the target's place.
@@ -46,7 +46,7 @@ def wrapped(
 
 
 def replaced(raw: Any, body: Callable[..., Any]) -> Any:
-    """The object to install for a `replace`.
+    """Return the object to install for a `replace`.
 
     Raises:
         TargetError: a class is to be replaced by something that is not a class, or the reverse.

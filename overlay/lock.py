@@ -27,7 +27,7 @@ class Locked:
 
 @dataclass
 class Lock:
-    """`modules[module][release]` is a file's SHA-256; `targets[target][release]` what is known of a target there."""
+    """`modules[module][release]` is a file's SHA-256; `targets[target][release]` is the target's `Locked` entry."""
 
     modules: dict[str, dict[str, str]] = field(default_factory=dict)
     targets: dict[str, dict[str, Locked]] = field(default_factory=dict)

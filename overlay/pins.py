@@ -53,7 +53,7 @@ class Upstream:
         return ", ".join(copies)
 
     def installed(self) -> str:
-        """What is installed here in words; a copy beside the overlay has no distribution and so no version."""
+        """Return the installed version in words; a copy beside the overlay has no distribution and so no version."""
         import importlib.metadata  # tens of milliseconds, and needed for error messages only
 
         if not self.distribution:
@@ -74,11 +74,14 @@ class Generator:
 
 @dataclass(frozen=True)
 class Pins:
-    """The upstreams of one stack, and what else the engine is told about a project.
+    """The upstreams of one stack, and the engine's other settings for a project.
 
-    accept_drift: targets whose source may differ from the lock (`*` for all). generated: what `update` runs after its
-    own files. middleware: lists, each `module:NAME`, whose entries each belong to a `feature`, as its patches do.
-    stack: empty where the file has no stacks. others: the upstreams of the file's other stacks, by the stack's name.
+    Attributes:
+        accept_drift: targets whose source may differ from the lock (`*` for all).
+        generated: the generators that `update` runs after writing its own files.
+        middleware: lists, each `module:NAME`, whose entries each belong to a `feature`, as its patches do.
+        stack: empty if the file has no stacks.
+        others: the upstreams of the file's other stacks, by the stack's name.
     """
 
     upstreams: tuple[Upstream, ...]
@@ -119,7 +122,7 @@ class Pins:
         return "fingerprints.lock.json" if self.is_default else f"fingerprints.{self.stack}.lock.json"
 
     def require_environment(self) -> None:
-        """Take the installed packages for those of this stack, unless all that tells stacks apart is another's.
+        """Reject the installed packages if everything that tells stacks apart belongs to another stack.
 
         Raises:
             StackError: one sentence that names both stacks, what is installed and the remedy.
@@ -169,7 +172,7 @@ def within(module: str, package: str) -> bool:
 
 
 def _is_pinned(upstream: Upstream, version: str) -> bool:
-    """Whether a version is one of an upstream's; a build of another vendor (`+cpu`) or a later post-release is too."""
+    """Whether a version is one of an upstream's; another vendor's build (`+cpu`) and a later post-release count too."""
     pinned = {_base(each) for each in (upstream.version, upstream.release) if each}
     return bool(version) and _base(version) in pinned
 
@@ -179,7 +182,7 @@ def _base(version: str) -> str:
 
 
 def _one_stack(tables: dict[str, Any]) -> Pins:
-    """What the tables of a stack say, without its name."""
+    """Read the pins from the tables of a stack; its name is left empty."""
     remaining = dict(tables)
     accepted, middleware = (tuple(remaining.pop(key, ())) for key in ("accept_drift", "middleware"))
     generated = tuple(Generator(**entry) for entry in remaining.pop("generated", ()))
@@ -189,7 +192,7 @@ def _one_stack(tables: dict[str, Any]) -> Pins:
 def _patch_package(name: str, table: dict[str, Any]) -> str:
     """The key `patch_package` of an upstream, or `room`, its old name, which is accepted for one release."""
     if "room" in table:
-        # Shown by default, unlike a DeprecationWarning: whoever reads it keeps the file.
+        # Unlike a DeprecationWarning it is shown by default: its reader is the one who maintains the file.
         warnings.warn(
             f"the key room of {name} in the pins is now patch_package; rename it", FutureWarning, stacklevel=2
         )

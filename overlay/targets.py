@@ -1,4 +1,4 @@
-"""Where a target lives: its holder (module, class or object), its name there, and the raw object stored under it."""
+"""The place of a target: its holder (module, class or object), its name there, and the raw object stored under it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def source_file(module_name: str) -> Path | None:
 
 @functools.cache
 def _folders(package: str) -> tuple[str, ...]:
-    """Where the modules of a package are looked for; none if there is no such package."""
+    """Return the folders in which a package's modules are looked for; none if there is no such package."""
     parent, _, name = package.rpartition(".")
     if not parent:
         return tuple(_top_level(name).submodule_search_locations or ())
@@ -109,7 +109,10 @@ def _folders(package: str) -> tuple[str, ...]:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """What the import system finds; None for nothing, and for a folder without __init__.py of an unimported package."""
+    """Return the spec that the import system finds, if any.
+
+    None also for a folder without __init__.py in a package that is not imported.
+    """
     try:
         return PathFinder.find_spec(name, list(_folders(name.rpartition(".")[0])))
     except KeyError:  # such a namespace asks the loaded package that it lies in for its path
