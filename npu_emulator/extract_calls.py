@@ -131,7 +131,7 @@ def _written(root: Path, folders: list[str], suffixes: tuple[str, ...] = (".cpp"
 
 
 def _generated(root: Path) -> Iterator[str]:
-    """Yield the calls that op-plugin generates from ``exec: aclnnX, arguments`` beside a schema in its function list."""
+    """Yield the calls that op-plugin generates from ``exec: aclnnX, arguments`` beside a schema in its list."""
     text = (root / "op_plugin/config/op_plugin_functions.yaml").read_text()
     for block in re.split(r"\n\s*- func: ", text)[1:]:
         schema = re.match(r"[\w.]+\s*\((.*)\)\s*->\s*(.*)$", block.splitlines()[0])

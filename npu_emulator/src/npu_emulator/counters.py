@@ -30,7 +30,7 @@ def operator_calls() -> dict[str, int]:
 
 
 def copies() -> list[tuple[int, int]]:
-    """Return count and bytes of copies: host to device, device to host, on the device, and transposing on the device."""
+    """Return count and bytes of copies: host to device, device to host, on the device, transposing on the device."""
     numbers = _numbers("npu_emulator_cann_copies", 2 * _COPY_KINDS)
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
