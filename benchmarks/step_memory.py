@@ -75,7 +75,7 @@ def make_checkpoint(model: str, folder: Path) -> Path:
 
 @contextmanager
 def workers(model: str, addresses: str) -> Iterator[Processes]:
-    """verl's worker on every die, built and in its first state. What the dies print goes to the standard error."""
+    """Build verl's worker on every die, in its first state. The dies' output goes to standard error."""
     kept = os.dup(1)
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder, Processes() as processes:
@@ -88,8 +88,12 @@ def workers(model: str, addresses: str) -> Iterator[Processes]:
 
 
 def cycle(model: str, addresses: str, count: int) -> dict[str, float]:
-    """Bytes that stayed allocated from the second to the last of `count` steps, weights that ever differed, and rollout
-    weights that a die found elsewhere, while they were served or in the next step."""
+    """Run `count` steps and compare them.
+
+    Returns:
+        Bytes that stayed allocated from the second step to the last, weights that ever differed, and rollout weights
+        that a die found at another address, while they were served or in the next step.
+    """
     with workers(model, addresses) as processes:
         processes.run(jobs.switch, measure={"verify_weights": True})
         processes.run(jobs.watch_rollout_addresses)

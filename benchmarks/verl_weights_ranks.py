@@ -54,9 +54,11 @@ Take = Callable[[str, torch.Tensor], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What is measured. separate: whether training and rollout have dies of their own, half of `dies` each.
+    """The measurement to make.
 
-    tensor, pipeline, experts: parallel sizes of Megatron.
+    Attributes:
+        separate: whether training and rollout have dies of their own, half of `dies` each.
+        tensor, pipeline, experts: parallel sizes of Megatron.
     """
 
     dies: int
@@ -92,7 +94,7 @@ class Request:
 
 
 class Process:
-    """What a process of either side has: its place, the store of all, and counters around an update."""
+    """A process of either side, with its place, the store shared by all, and counters around an update."""
 
     def __init__(self, request: Request, folder: Path, store: dist.Store) -> None:
         self.request, self.folder, self.store = request, folder, store
@@ -167,13 +169,13 @@ class Trainer(Process):
         if self.joined is not None:
             self.joined.update(way, lambda: self.weights(way))
             return
-        # Larger buckets than verl's go to the worker where they lie; docs/reshard.md recommends that for alltoallv.
+        # Buckets larger than verl's are handed to the worker in place; docs/reshard.md recommends that for alltoallv.
         bucket = 1 if way == ALLTOALLV else self.request.bucket_megabytes
         sender = BucketedWeightSender(handle_of(self.die), bucket, use_shm=False)
         asyncio.run(sender.async_send_weights(self.weights(way)))
 
     def weights(self, way: str) -> Any:
-        """What verl's engine gives, extended or as it is."""
+        """Return the weights that verl's engine yields, with this project's extension or without."""
         source: Any = self.engine if way == ALLTOALLV else super(AlltoallvExport, self.engine)
         return source.get_per_tensor_param()[0]
 
@@ -258,7 +260,7 @@ class Joined:
         engine.finalize()
 
     def _exchanged(self, value: Any) -> list[Any]:
-        """What each process says, in their order."""
+        """Exchange a value with all processes; returns their values in order of the processes."""
         keys = [f"prepared {self.prepared} {number}" for number in range(self.request.processes)]
         self.process.store.set(keys[self.process.number], pickle.dumps(value))
         return [pickle.loads(self.process.store.get(key)) for key in keys]

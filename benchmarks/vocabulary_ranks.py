@@ -40,16 +40,18 @@ from verl_patches.features.temperature.scaling import at_temperature
 
 WAYS = ("ours", "published", "mindspeed", "upstream")
 _LOGITS_STD = 2.5
-"""Of a trained model's logits."""
+"""Standard deviation of a trained model's logits."""
 _CHUNK_OF_PUBLISHED = 1024
 _HIDDEN_GRID, _WEIGHT_GRID = 16, 128
 
 
 @dataclass(frozen=True)
 class Request:
-    """An output layer, its tokens, and which ways are measured.
+    """An output layer, its tokens, and the ways to measure.
 
-    `tp` ranks share the vocabulary. `labels_masked`: share of the tokens whose log-probs are masked.
+    Attributes:
+        tp: ranks that share the vocabulary.
+        labels_masked: share of the tokens whose log-probs are masked.
     """
 
     tokens: int
@@ -165,7 +167,7 @@ class Trial:
         loss.backward()
 
     def gradient_of_weight(self) -> torch.Tensor:
-        """Where Megatron's optimizer looks for it, or the parameter's."""
+        """Return the gradient that Megatron's optimizer reads or, without wrappers, the parameter's."""
         weight = self.head.output_layer.weight
         return weight.main_grad if self.request.wrapped else weight.grad
 
@@ -259,8 +261,11 @@ def exact(request: Request, data: Data) -> dict[str, torch.Tensor]:
 
 
 def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Log-probs and entropy: the largest deviation, relative to the value where that is above 1. Gradients: the norm of
-    the deviation, relative to the gradient's."""
+    """Compare results with the exact ones.
+
+    Log-probs and entropy: the largest deviation, relative to the value if that is above 1. Gradients: the norm of the
+    deviation, relative to the gradient's norm.
+    """
     result = {}
     for name, value in expected.items():
         deviation = found[name].double() - value.double()
@@ -303,7 +308,7 @@ def measure(request: Request) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def _fused_operator() -> Iterator[None]:
-    """What Megatron looks for in `fused_weight_gradient_mlp_cuda`: products that are added up in float32."""
+    """Provide the operator that Megatron expects in `fused_weight_gradient_mlp_cuda`: products summed in float32."""
 
     def add(total_input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:
         main_grad.add_(grad_output.float().t() @ total_input.float())
