@@ -55,15 +55,15 @@ def products_are_summed_and_scattered_or_given_to_all(ranks):
 
 
 def whole_numbers(ranks, *shape, seed: int = 0) -> list[Tensor]:
-    """A tensor of 8 bits for each rank, the same on every rank."""
+    """Draw an int8 tensor for each rank; every rank draws the same ones."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(-9, 10, shape, generator=generator, dtype=torch.int8) for _ in range(ranks.size)]
 
 
 def quantised_products_are_summed(ranks):
-    """Of tokens in 8 bits with scales for columns and for rows, and of weights alone, with scales for 32 rows each.
+    """Tokens have 8 bits, with scales for columns and for rows; or weights alone do, with scales for 32 rows each.
 
-    Scales are powers of two and offsets whole, so that ranks round nothing before the sum.
+    Scales are powers of two and offsets are integers, so that ranks round nothing before the sum.
     """
     device, name = ranks.device, name_of(ranks)
     xs, weights = whole_numbers(ranks, 3, 64), whole_numbers(ranks, 64, COLUMNS, seed=1)

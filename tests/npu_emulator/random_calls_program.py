@@ -34,7 +34,7 @@ FRACTIONS = {
 }  # fmt: skip
 # Sizes of few elements, so that shapes of several tensors fit together often; 0 is an empty tensor.
 SIZES, SIZE_WEIGHTS = (0, 1, 2, 3, 4, 8, 16, 32), (1, 4, 8, 4, 8, 4, 4, 2)
-# Words that attributes of operators know.
+# Words that attributes of operators accept.
 WORDS = ("", "none", "mean", "sum", "constant", "reflect", "gelu", "erf", "tanh", "swish", "BSH", "SBH", "BNSD", "BSND",
          "TND", "BSND_NBSD", "half", "interleave", "linear", "nearest", "floor", "trunc")  # fmt: skip
 WHOLE = (-2, -1, 0, 1, 2, 3, 4, 8)
@@ -70,7 +70,7 @@ class GuardedMemory:
         self._used = 0
 
     def take(self, data: bytes, at_end: bool) -> ctypes.c_void_p:
-        """Where `data` lies now, at the end of a block or at its beginning."""
+        """Copy `data` to the end or to the beginning of a block and return its address."""
         assert len(data) <= self.BLOCK and self._used < self.BLOCKS
         start = self._address + self._used * self.STEP + mmap.PAGESIZE
         place = start + (self.BLOCK - len(data) if at_end else 0)
@@ -84,7 +84,7 @@ class GuardedMemory:
 
 @dataclass
 class Call:
-    """The draws of one call, with what must live until it is done."""
+    """The draws of one call, with the objects that must live until it is done."""
 
     draw: random.Random
     memory: GuardedMemory
@@ -218,7 +218,7 @@ class Call:
 
 
 def draw_call(draw: random.Random, memory: GuardedMemory, parameters: list[Parameter]) -> Call:
-    """A type and a shape that the first tensor may have; the others follow it where they may."""
+    """Draw a type and a shape that the first tensor may have; the others follow it if they may."""
     anything = Parameter("", "", frozenset(), frozenset(), False, False)
     first = next((each for each in parameters if each.kind.startswith("Tensor")), anything)
     shape = tuple(draw.choices(SIZES, SIZE_WEIGHTS, k=draw.choice(small_ranks(first))))

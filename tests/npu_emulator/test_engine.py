@@ -29,7 +29,7 @@ CAPACITY_MB = 256
     scope="module", params=["", pytest.param("1", marks=pytest.mark.exhaustive)], ids=["at once", "streams"]
 )
 def device(request, tmp_path_factory) -> dict:
-    """What every check of the device program returned."""
+    """The values that every check of the device program returned."""
     results = tmp_path_factory.mktemp("device") / "results.json"
     finish(
         start(
@@ -203,7 +203,7 @@ def test_expandable_segments_grow_in_place(tmp_path, setting, expected):
 
 def test_a_captured_graph_is_replayed_with_new_input(device):
     assert device["graph"]["replays"] == [{"equal": True, "moved": True}] * 2
-    # What is captured is not done, and what is replayed is.
+    # Capturing does no work; replaying does.
     captured, replayed = (device["graph"]["phases"][name] for name in ("captured", "replayed"))
     assert "aclnnReduceSum" not in captured["operators"] and replayed["operators"]["aclnnReduceSum"] == {"calls": 2}
     assert captured["graphs"] == {"captured": 1, "replayed": 0, "tasks": 0}
@@ -220,7 +220,7 @@ def test_a_replay_waits_until_its_tasks_are_replaced(device):
 
 
 def test_a_kernel_of_atb_that_fails_is_told_when_the_device_is_waited_for(device):
-    """torch_npu does not look at what an operation of ATB returns."""
+    """torch_npu ignores the return value of an operation of ATB."""
     found = device["paged_attention"]
     assert found["equal"] is True
     assert "507015" in found["told"] and "index out of range" in found["told"]
@@ -340,7 +340,7 @@ def test_collectives_between_processes_and_a_rank_that_goes_away(tmp_path):
     ["NPU_EMULATOR_DEFERRED_COLLECTIVES", pytest.param("NPU_EMULATOR_STREAM_SEED", marks=pytest.mark.exhaustive)],
 )
 def test_late_collectives_show_a_missing_wait(tmp_path, mode):
-    """What is read without waiting is what was there before; the test above is the control."""
+    """A read without waiting returns the old values; the test above is the control."""
     for answer in run_ranks(tmp_path, 2, **{mode: "1"}):
         assert all(answer["equal"].values()), answer["equal"]
         assert answer["there"] == {"before": False, "after": True}
@@ -359,7 +359,7 @@ def test_dies_are_counted_without_the_libraries(machine, visible, count):
 
 
 def test_a_killed_process_gives_its_memory_back(tmp_path):
-    """The account of the dies lies in a file that all processes share."""
+    """The account of the dies is in a file that all processes share."""
     hold = "import torch, torch_npu; x = torch.empty(150 << 20, dtype=torch.uint8).npu(); print('held'); input()"
     environment = {**os.environ, "NPU_EMULATOR_CAPACITY_MB": str(CAPACITY_MB)}
     command = [sys.executable, "-W", "ignore", "-c", hold]

@@ -12,7 +12,7 @@ from tests.npu_emulator.device_process import DeviceProcess
 pytestmark = pytest.mark.slow  # importing vLLM takes long
 
 MEBIBYTE = 1 << 20
-# What torch_npu asks the pool for: as much for small tensors, and for larger ones.
+# Sizes that torch_npu asks the pool for: the first for small tensors, the second for larger ones.
 SMALL, LARGE = 2 * MEBIBYTE, 20 * MEBIBYTE
 
 
@@ -32,7 +32,7 @@ def allocator():
 
 
 def free() -> int:
-    """What is left of the die once all work is done; the allocator waits for none itself."""
+    """Return the free memory of the die once all work is done; the allocator itself waits for none."""
     torch.npu.synchronize()
     return torch.npu.mem_get_info()[0]
 

@@ -79,7 +79,7 @@ def end_without_cleaning_up(state: dict) -> None:
 
 
 def fork_and_use(state: dict) -> int:
-    """What a forked process that uses the die for itself ends with."""
+    """Return the exit code of a forked process that uses the die by itself."""
     child = os.fork()
     if child == 0:
         os._exit(0 if not hold({}, 3) and free({}) == CAPACITY - 3 * PIECE else 1)
@@ -237,7 +237,7 @@ def torch_reserved(state: dict) -> int:
 
 
 def check_account() -> None:
-    """What this process holds by its own account is what torch_npu's allocator keeps."""
+    """Check that this process's account equals the memory that torch_npu's allocator keeps."""
     assert counters.memory_statistics(0)["allocated"] == torch.npu.memory_reserved(0)
 
 
@@ -260,7 +260,7 @@ def take_and_return(state: dict, seed: int, rounds: int) -> int:
 
 
 def have_the_die_alone(state: dict, rounds: int) -> int:
-    """The number of times that this process got it."""
+    """Return the number of times that this process got it."""
     turns = 0
     for _ in range(rounds):
         if not hold(state, 5):

@@ -17,7 +17,7 @@ from tests.npu_emulator.simulated_device import seeing_device
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
-# Where the others are: the emulator may be installed in an environment that only refers to them.
+# Folder of the other packages: the emulator may be installed in an environment that only refers to them.
 OTHERS = Path(torch_npu.__file__).parents[1]
 NOT_THERE = ("npu_emulator", "acl", "__editable__", "__pycache__")
 TRAINS = """
@@ -104,7 +104,7 @@ def test_it_runs_the_tests_of_a_project_on_dies_of_their_own(installed):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("device", [True, False])
 def test_it_does_not_come_beneath_torch_npu_where_a_real_npu_is(installed, device):
-    """And leaves Python as it is there: pip must be able to take it away."""
+    """Python itself stays unchanged: pip must be able to uninstall the wheel."""
     program = seeing_device("import torch_npu", device=device)
     ended = python(installed, "-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert (ended.returncode == 0) != device, ended.stderr

@@ -114,7 +114,7 @@ CASES = {case.name: case for case in [*EVERYTHING, *SELECTED, *FAULTY, *FULL_GRA
 
 
 def settings_of(case: Case) -> frozenset:
-    """What the case says about each thing that cases differ in."""
+    """Return the case's value of every setting in which cases differ."""
     layout = case.layout.removesuffix("ep")
     return frozenset(enumerate((case.model, layout, case.chunks, case.prefix_cache, case.graph is not None)))
 
@@ -128,7 +128,7 @@ def chosen_cases(words: list[str]) -> list[Case]:
 
 
 def engine_options(case: Case) -> dict:
-    """What the case means as arguments of vllm.LLM.
+    """Return the case as arguments of vllm.LLM.
 
     Prompts are whole when they fit into a step. Dense models always get them whole, unless requests have priorities.
     """
@@ -204,7 +204,7 @@ def corrupt_attention() -> None:
     """Let the attention of torchair's graphs leave out the rotary part of queries."""
     import torch
 
-    # What runs the graph's nodes looks operators up by name, and the overload is what it calls.
+    # The runner of the graph's nodes looks operators up by name and calls the overload.
     overload = torch.ops.npu.npu_fused_infer_attention_score.default
     overload._op = without_rotation(overload._op)
 
