@@ -52,7 +52,7 @@ def emulated_dies(count: int) -> str:
 
 
 class Progress:
-    """Follows the files that a run writes and prints what is new in them; times count from ``launched`` (Unix)."""
+    """Follows the files that a run writes and prints news from them; times count from ``launched`` (Unix)."""
 
     def __init__(self, console: Console, output: Path, steps: int, launched: float) -> None:
         self.console = console
@@ -97,14 +97,14 @@ class Progress:
             self._status.update(self._status_text())
 
     def startup_seconds(self) -> float | None:
-        """Seconds from the launch to the start of the first step; None before the first step has ended."""
+        """Return seconds from the launch to the start of the first step; None before the first step has ended."""
         first = next((record for record in self.records if record.time >= self._started), None)
         if first is None:
             return None
         return first.time - (first.metrics.get(STEP_SECONDS) or 0.0) - self._started
 
     def event_seconds(self) -> dict[str, float]:
-        """Seconds from the launch to each event of the start-up."""
+        """Return seconds from the launch to each event of the start-up."""
         return {event["event"]: event["time"] - self._started for event in self._events()}
 
     def _events(self) -> list[dict[str, Any]]:
@@ -155,7 +155,7 @@ def _step_seconds(summary: Mapping[str, Any]) -> str:
 
 
 def peaks_in_words(summary: Mapping[str, Any]) -> str:
-    """The most device memory of each phase of a step."""
+    """Return the peak device memory of each phase of a step."""
     peaks = summary["peak_device_bytes"] or {}
     return ", ".join(f"{phase} {size / 2**20:.0f} MiB" for phase, size in peaks.items()) or "not measured"
 
@@ -194,7 +194,7 @@ def print_rows(console: Console, rows: Mapping[str, str]) -> None:
 
 
 def _experts_in_words(share: float | None, compared: int | None) -> str:
-    """How often rollout and training chose different experts for the same token; a dense model has no experts."""
+    """Return how often rollout and training chose different experts for a token; a dense model has no experts."""
     if share is None:
         return "not compared in this run"
     if not share:
@@ -203,7 +203,7 @@ def _experts_in_words(share: float | None, compared: int | None) -> str:
 
 
 def _wrapped(name: str, value: str) -> str:
-    """A line of the summary, continued below its value where it is longer than a row of the step table."""
+    """Return a line of the summary, wrapped below its value if it is longer than a row of the step table."""
     return textwrap.fill(
         escaped(value), _ROW_WIDTH, initial_indent=f"  {name:<15} ", subsequent_indent=" " * 18, break_long_words=False
     )

@@ -12,7 +12,7 @@ class Job:
     Attributes:
         configuration: name of a file of `verl_patches/trainer/config`.
         model_type: the tiny model's family, a key of `TINY_MODELS`.
-        dies: emulated dies, where the user asks for no other number.
+        dies: default number of emulated dies.
         settings: Hydra overrides that scale the configuration down; they lose against the user's.
     """
 
@@ -24,7 +24,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Scale:
-    """How a job of many nodes becomes one of 8 emulated dies.
+    """Scales a job of many nodes down to 8 emulated dies.
 
     Attributes:
         setting: the Hydra override.

@@ -1,7 +1,7 @@
 """A training whose Ray workers are forked: `python -m rehearsal.training --config-name rehearsal key=value ...`.
 
-The same as `python -m verl_patches.trainer.main_ppo` with the same arguments, and the same result. It starts sooner, on
-a small machine without an NPU.
+It gives the same result as `python -m verl_patches.trainer.main_ppo` with the same arguments, but starts sooner on a
+small machine without an NPU.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Two runs of one training, by their files: which metrics of which steps differ, and whether the weights do."""
+"""Compares the files of two runs of one training: which metrics of which steps differ, and whether the weights do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def compare_metrics(
 
 
 def metrics_of(folder: Path) -> dict[int, dict[str, Any]]:
-    """The metrics of each step of a run; a step that is there twice is an error of the records, told as such."""
+    """Return the metrics of each step of a run; a step that is recorded twice is an error."""
     found: dict[int, dict[str, Any]] = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -85,7 +85,7 @@ def metrics_of(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def digests_of(folder: Path, step: int) -> dict[str, str]:
-    """SHA-256 of all that the ranks wrote after a step: weights, optimizer and states of random numbers."""
+    """Return SHA-256 of the ranks' files after a step: weights, optimizer and states of random numbers."""
     step_folder = folder / "checkpoints" / f"global_step_{step}"
     found: dict[str, str] = {}
     for model in ("actor", *(["critic"] if (step_folder / "critic").is_dir() else [])):

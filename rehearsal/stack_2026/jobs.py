@@ -16,13 +16,13 @@ _ENGINES = "verl_plugin.alltoallv.engines"
 
 @dataclass(frozen=True)
 class ScaledJob:
-    """How a job of real dies becomes one of emulated dies.
+    """Scales a job of real dies down to emulated dies.
 
     Attributes:
         model: the tiny model's family.
         backend: the job's training engine.
-        dies: emulated dies, where the user asks for no other number.
-        steps: of training, where the user asks for no other number.
+        dies: default number of emulated dies.
+        steps: default number of training steps.
         changes: other values of the tiny model's config.json, as published.
         cluster: the job has pipeline stages in training, and data-parallel ranks in an instance of vLLM, and keeps
             both where the dies suffice.
@@ -47,7 +47,7 @@ _LAYERS = 3
 
 
 def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[str]:
-    """Hydra overrides that make the job one of a tiny model, short answers and few processes.
+    """Yield Hydra overrides that make the job one of a tiny model, short answers and few processes.
 
     Algorithm, engines, offloading, micro batches by tokens, and how weights move stay the job's own.
     """
@@ -80,7 +80,7 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
 
 
 def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
-    """Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
+    """Yield the keys for Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
     own = "verl_plugin.megatron_core,verl_plugin.finite_steps"
     yield f"actor_rollout_ref.model.external_lib=[{own},{RESUME},{_ENGINES},verl_plugin.phase_peaks,{OFFLOAD}]"
     # They take padded batches, and have no fused permutation of tokens.

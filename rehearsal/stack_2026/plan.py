@@ -268,7 +268,7 @@ def _paths(plan: Plan) -> Iterator[str]:
 
 
 def _task(options: Options) -> Iterator[str]:
-    """GRPO on 32 exercises a step, with the sizes of the rehearsal of 2025."""
+    """Yield the keys for GRPO on 32 exercises a step, with the sizes of the rehearsal of 2025."""
     yield from ("algorithm.adv_estimator=grpo", "reward.custom_reward_function.name=compute_score")
     yield from ("data.train_batch_size=32", "data.max_prompt_length=16", "data.max_response_length=10")
     yield from ("data.dataloader_num_workers=0", f"data.seed={options.seed}", f"{_ACTOR}.ppo_mini_batch_size=32")
@@ -288,7 +288,7 @@ def _task(options: Options) -> Iterator[str]:
 
 
 def _rollout(options: Options) -> Iterator[str]:
-    """One instance of vLLM on two dies each, or on the one that there is; it sleeps while the update runs."""
+    """Yield the keys for vLLM instances of two dies, or of one if there is only one; they sleep during the update."""
     yield from (f"{_ROLLOUT}.name=vllm", f"{_ROLLOUT}.n=8", f"{_ROLLOUT}.dtype={options.precision}")
     yield from (f"{_ROLLOUT}.seed={options.seed}", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu=64")
     instance = options.rollout_dies or options.dies
@@ -394,7 +394,7 @@ def _plugins(options: Options) -> Iterator[str]:
 
 
 def resumable(backend: str) -> Iterator[str]:
-    """The keys with which a run is resumed bit for bit: docs/checkpoints.md."""
+    """Yield the keys with which a run is resumed bit for bit: docs/checkpoints.md."""
     # verl's files do not have every key that verl reads.
     yield from (f"++{key}={value}" for key, value in RESUME_KEYS.items())
     yield "data.validation_shuffle=false"
@@ -404,14 +404,14 @@ def resumable(backend: str) -> Iterator[str]:
 
 
 def resuming(folder: Path | None) -> Iterator[str]:
-    """verl's keys for going on behind the step in a folder, which is known to be complete."""
+    """Yield verl's keys to resume after the step in a folder, which is known to be complete."""
     if folder is not None:
         yield "trainer.resume_mode=resume_path"
         yield setting("trainer.resume_from_path", folder)
 
 
 def _processes(plan: Plan) -> Iterator[str]:
-    """Few processes, on a machine with few cores. Ray counts logical slots, not cores."""
+    """Yield the keys for few processes, on a machine with few cores. Ray counts logical slots, not cores."""
     yield from (f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1")
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield from (

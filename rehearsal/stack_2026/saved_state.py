@@ -16,7 +16,7 @@ _DRAWN = "rng"
 
 
 def digests_of(step: Path) -> dict[str, str]:
-    """SHA-256 of what each file of a step's folder holds, by its path in there.
+    """Return the SHA-256 of the content of each file in a step's folder, by its path there.
 
     Args:
         step: `global_step_N` of a run of verl 0.9.1, on FSDP2 or Megatron-core.

@@ -36,8 +36,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
 
-# The same with tools: their names first, calls in the form of `CALL_OPENING`, and results. What the model writes lies
-# in `generation`, so that transformers can tell it from the rest (`return_assistant_tokens_mask`).
+# The same with tools: their names first, calls in the form of `CALL_OPENING`, and results. The model's own text is
+# inside `generation`, so that transformers can tell it from the rest (`return_assistant_tokens_mask`).
 TOOL_CHAT_TEMPLATE = (
     "{{ bos_token }}{% for tool in tools or [] %}" + TOOL + "{{ tool['function']['name'] }}{% endfor %}"
     "{% for message in messages %}"

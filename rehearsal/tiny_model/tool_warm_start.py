@@ -2,7 +2,7 @@ r"""The supervised phase of the model that calls the calculator: it misreads mos
 
 Every label calls the calculator with the exercise, most with another sign than was asked, as in `warm_start`, and then
 puts the tool's result in the box. The result is a random number, so the model learns no tables, and its answer is right
-where it asks the right question of a tool that works. GRPO has to learn from right and wrong alone which sign to send.
+if it asks a working tool the right question. From correct/incorrect rewards alone, GRPO learns which sign to send.
 """
 
 from __future__ import annotations
