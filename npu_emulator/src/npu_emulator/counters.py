@@ -47,7 +47,7 @@ def graphs() -> list[int]:
 
 
 def device_count() -> int:
-    """How many devices this process sees."""
+    """Return how many devices this process sees."""
     count = ctypes.c_uint32()
     library().aclrtGetDeviceCount(ctypes.byref(count))
     return count.value

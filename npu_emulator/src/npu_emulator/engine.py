@@ -103,6 +103,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def prepare() -> None:
     """Arrange that importing torch_npu loads the emulated libraries, and set the variables that locate CANN."""
-    # Whatever another toolkit has put there: the libraries are the emulated ones.
+    # Overwrites the values of another toolkit, because the libraries are the emulated ones.
     os.environ |= {name: str(folder) for name, folder in _VARIABLES.items()}
     sys.meta_path.insert(0, _Finder())
