@@ -16,7 +16,7 @@ def name_of(ranks, group=None) -> str:
 
 
 def of_all(ranks, *shape, seed: int = 0) -> list[Tensor]:
-    """A tensor for each rank, the same on every rank."""
+    """Draw a tensor for each rank; every rank draws the same ones."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(ranks.size)]
 
@@ -160,7 +160,7 @@ def what_products_with_a_collective_refuse(ranks):
 
 
 def what_documents_of_products_with_a_collective_forbid(ranks):
-    """In strict mode; the checks above give operators float32 without it."""
+    """Strict mode rejects it; the checks above give operators float32 without that mode."""
     x = torch.ones(ranks.size, 256, device=ranks.device)
     weight, group = torch.ones(256, 3, device=ranks.device), (name_of(ranks), ranks.size)
     transposed, half = x.half().t().contiguous().t(), weight.half()

@@ -1,6 +1,6 @@
-"""Runs on each of several ranks: every collective of hccl on random sizes, against what the CPU computes.
+"""Runs on each of several ranks: every collective of hccl on random sizes, against the CPU's results.
 
-`main(folder)` writes ``rank<r>.json``: check -> "" or what was wrong.
+`main(folder)` writes ``rank<r>.json``: check -> "" or the fault.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ def all_reduce_every_type_and_reduction(ranks):
 
 @check
 def sums_of_16_bits_are_rounded_once(ranks):
-    """Each of the last ranks adds less than the sum can show, and they do together."""
+    """The last ranks each add less than the sum can show, but together they add more."""
     for dtype, large in ((torch.bfloat16, 256.0), (torch.float16, 2048.0)):
         given = [torch.full((3,), 1.0 if rank else large, dtype=dtype) for rank in range(ranks.size)]
         assert torch.equal(given[0] + given[1], given[0]), "of two ranks the sum is the first one's"
@@ -176,7 +176,7 @@ def reduce_scatter_even_and_uneven(ranks):
 
 @check
 def uneven_tensors_of_torch_npu(ranks):
-    """Its own functions, by which uneven parts lie in one tensor: another call of HCCL than a list of tensors makes."""
+    """torch_npu's functions keep uneven parts in one tensor, and so call another function of HCCL than lists do."""
     for number in range(ROUNDS):
         rows = random_splits(200 + number, ranks.size)[0]
         rows[number % ranks.size] = 3  # some part has something
@@ -319,7 +319,7 @@ def deferred() -> Iterator[None]:
 
 @check
 def deferred_collectives_stay_late_behind_others(ranks):
-    """A wait that is missing shows also when the same stream of HCCL is given more, unless that reads the result."""
+    """A missing wait also shows if the same stream of HCCL gets more work, unless that work reads the result."""
     total = torch.stack(ranks.all((4,))).sum(0)
     with deferred():
         first, second = ranks.own((4,)), ranks.own((4,))

@@ -1,4 +1,4 @@
-"""Memory of a die by CANN's own calls, and what CANN takes of one itself; started by `test_die_memory`.
+"""Memory of a die through CANN's own calls, and CANN's own share of it; started by `test_die_memory`.
 
     python -m tests.npu_emulator.die_memory_program RESULT CHECK [RANK STORE]
 
@@ -105,7 +105,7 @@ def context() -> dict[str, int]:
 
 
 def buffers() -> dict[str, object]:
-    """MiB that communicators hold of a die, after each of: the first group, its first collective, and so on."""
+    """Return the MiB of a die that communicators hold after the first group, after its first collective, and so on."""
     rank = int(sys.argv[3])
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", store=dist.FileStore(sys.argv[4], RANKS), rank=rank, world_size=RANKS)

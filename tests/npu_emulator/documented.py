@@ -1,4 +1,4 @@
-"""Reads `documented_rules.txt`, the demands of operators' documents, with the exceptions taken away."""
+"""Reads `documented_rules.txt`, the demands of operators' documents, without the exceptions."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Calls every emulated operator with arguments that its document takes, and for each demand with one that it forbids.
+"""Calls every emulated operator with arguments that its document allows, and for each demand with a forbidden one.
 
 Started by `test_documented_rules`. Only the first of an operator's two functions is called, which takes the arguments;
 nothing runs on a device.

@@ -3,7 +3,7 @@
     python -m tests.npu_emulator.hccl_program RANK RANKS STORE RESULT [leave]
 
 Runs collectives with values that follow from ranks, and writes {name: equal to what the CPU computes} into RESULT.
-With ``leave``, rank 1 ends without a word before the last collective, and the others write what they are told.
+With ``leave``, rank 1 ends silently before the last collective, and the others write the errors that they get.
 """
 
 import json
@@ -132,7 +132,7 @@ def captured(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[s
 
 
 def read_without_waiting(rank: int, ranks: int, device: str) -> dict[str, bool]:
-    """Whether a result is there when it is read before and after somebody waits for it."""
+    """Return whether a result is visible before and after somebody waits for it."""
     tensor, total = of_rank(rank).to(device), sum(of_rank(r) for r in range(ranks))
     torch.npu.synchronize()
     work = dist.all_reduce(tensor, async_op=True)

@@ -1,7 +1,7 @@
 """Runs on each of three ranks: one does not take part in a collective, has no memory for it, or dies.
 
-`main(folder)` writes what each was told to ``rank<r>.json``. With TASK_QUEUE_ENABLE=0 it is raised where it happens,
-and the ranks go on; torch_npu's queue would do nothing more after it.
+`main(folder)` writes the errors of each rank to ``rank<r>.json``. With TASK_QUEUE_ENABLE=0 an error is raised at its
+call, and the ranks go on; torch_npu's queue would do no more work after it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The published torch_npu, unmodified, on the emulated CANN: what it computes, refuses, remembers and counts.
+"""The published torch_npu, unmodified, on the emulated CANN: results, rejected calls, memory and counters.
 
 The programs run in processes of their own, with settings that are read when the libraries are loaded.
 """
@@ -97,7 +97,7 @@ def test_what_is_not_emulated_rejected_by_name_with_its_arguments(device):
 
 
 def in_tiles(matrix: list[list[float]], size: int = 16) -> list[float]:
-    """Elements in the order of NZ: tiles row by row, tiles that lie beneath each other one after the other."""
+    """Return elements in the order of NZ: tiles row by row, tiles below each other one after the other."""
     padded = [len(edge) + -len(edge) % size for edge in (matrix, matrix[0])]
     filled = [[*row, *[0] * (padded[1] - len(row))] for row in matrix] + [[0] * padded[1]] * (padded[0] - len(matrix))
     return [
@@ -121,7 +121,7 @@ def test_a_matrix_in_nz_lies_in_tiles_and_is_read_so(device):
 
 
 def in_channel_blocks(plain: list[float], sizes: tuple[int, int, int, int], block: int = 16) -> list[float]:
-    """A tensor [n, c, h, w] in blocks of channels: in each place, those of one block lie together."""
+    """Return a tensor [n, c, h, w] in blocks of channels: at each position, the channels of one block are adjacent."""
     images, channels, height, width = sizes
     return [
         plain[((image * channels + channel) * height + row) * width + column] if channel < channels else 0.0
@@ -134,7 +134,7 @@ def in_channel_blocks(plain: list[float], sizes: tuple[int, int, int, int], bloc
 
 
 def in_fractal_z(plain: list[float], sizes: tuple[int, int, int, int], block: int = 16) -> list[float]:
-    """A tensor [n, c, h, w] in tiles of images and channels: in each place, a tile after the other."""
+    """Return a tensor [n, c, h, w] in tiles of images and channels: at each position, one tile after the other."""
     images, channels, height, width = sizes
 
     def element(image: int, channel: int, row: int, column: int) -> float:
@@ -193,7 +193,7 @@ def test_caching_allocator_keeps_and_returns_memory_of_a_small_device(device):
 
 @pytest.mark.parametrize(("setting", "expected"), [("True", 1), ("False", 2)])
 def test_expandable_segments_grow_in_place(tmp_path, setting, expected):
-    """Without them, which is the control, every larger block is a segment of its own."""
+    """The control is a run without them, in which every larger block is a segment of its own."""
     results = tmp_path / "results.json"
     variables = {"PYTORCH_NPU_ALLOC_CONF": f"expandable_segments:{setting}", "NPU_EMULATOR_CAPACITY_MB": "1024"}
     finish(start("device_program", results, "growing", **variables))
@@ -258,7 +258,7 @@ def test_meters_count_operators_and_copies_of_a_phase(device):
 
 
 def test_a_phase_has_a_peak_of_the_memory_that_the_device_gave(device):
-    """In MiB: the peak, and what was left when it ended."""
+    """The peak, and the memory still allocated at the end, in MiB."""
     found = device["metered_memory"]
     assert found["inner"] == [48, 48] and found["outer"] == [48, 32] and found["later"] == [0, 0]
 
@@ -283,7 +283,7 @@ def test_fused_operators_round_once(device):
 
 
 def test_products_of_16_bits_are_added_to_a_total_in_float32(device):
-    """The gradient of the experts' weights, where they are trained in 16 bits."""
+    """They are the gradient of experts' weights that are trained in 16 bits."""
     assert device["added_products"]["close"]
     assert "y float32, not BFloat16, BFloat16 and BFloat16" in device["added_products"]["refused"]
 

@@ -82,7 +82,7 @@ def test_nothing_outside_the_context_is_of_the_pool(allocator):
 
 
 def make_room(state: dict) -> list[bool]:
-    """Whether 40 MiB fit beside a pool of as much that is awake, and asleep; and whether it wakes as it was."""
+    """Return whether 40 MiB fit beside a pool of that size that is awake, or asleep, and whether it wakes unchanged."""
     allocator = make_allocator()
     with allocator.use_memory_pool(tag="weights"):
         weight = torch.ones(40 * MEBIBYTE, dtype=torch.uint8, device="npu")

@@ -1,4 +1,4 @@
-"""Calls that documents allow, drawn at random: each is done or refused, and touches no memory but its tensors'."""
+"""Calls that documents allow, drawn at random: each succeeds or is rejected, and touches only its tensors' memory."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """The emulated CANN with AddressSanitizer and UndefinedBehaviorSanitizer: operators' tests, and calls drawn at random.
 
-Only the emulator's own code is watched, not that of ATen beneath it, beyond what both allocate and copy.
+Only the emulator's own code is instrumented. ATen below it is not, apart from the memory that it allocates and copies.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Processes that see the same die share its memory, and a process that is gone holds none of it."""
+"""Processes that see the same die share its memory, and a process that has ended holds none of it."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ def node() -> str:
 
 @pytest.fixture
 def start(node):
-    """Makes a process of the node; all of them end with the test."""
+    """Start processes of the node; all of them end with the test."""
     processes = []
 
     def start(visible: str = "0", **environment: str) -> DeviceProcess:
@@ -55,7 +55,7 @@ def take(pieces: int, device: int) -> torch.Tensor:
 
 
 def hold(state: dict, pieces: int, device: int = 0) -> str:
-    """Keep so much memory; what was refused comes back as text."""
+    """Keep this much memory; an out-of-memory error is returned as text."""
     try:
         state.setdefault("held", []).append(take(pieces, device))
     except RuntimeError as error:
@@ -166,7 +166,7 @@ def test_a_name_that_is_no_file_name_rejected(start):
 
 
 def test_many_processes_never_hold_more_than_there_is(start):
-    """All take and return memory at the same time; each account is what its process holds, to the byte."""
+    """All take and return memory at the same time; each account equals its process's memory, to the byte."""
     processes = [start() for _ in range(4)]
     for process in processes:
         process(free)
@@ -242,7 +242,7 @@ def check_account() -> None:
 
 
 def take_and_return(state: dict, seed: int, rounds: int) -> int:
-    """The number of refusals. Tensors that are left at the end stay."""
+    """Return how often memory ran out. Tensors that are left at the end stay."""
     drawn, refused, held = random.Random(seed), 0, state.setdefault("held", [])
     for _ in range(rounds):
         if drawn.random() < 0.6:

@@ -33,7 +33,7 @@ def test_what_orders_streams_is_missed_where_it_is_left_out_and_suffices_where_i
 
 @pytest.mark.exhaustive
 def test_without_a_seed_work_is_done_when_it_is_given(tmp_path):
-    """The control: nothing shows."""
+    """This is the control: no hazard shows."""
     answers = seen(tmp_path, NPU_EMULATOR_STREAM_SEED="", TASK_QUEUE_ENABLE="0")
     assert all(answers[hazard.__name__] == {"without": TRIALS, "with": TRIALS} for hazard in HAZARDS), answers
 
@@ -66,7 +66,7 @@ def test_ranks_that_do_wait_for_each_other_are_named(tmp_path, order, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_storages_leave_and_come_back_whole(seed):
-    """Those of residency; the list of planted bugs has the control."""
+    """These are the offload manager's storages; the list of mutants has the control."""
     tests = "tests/verl_patches/features/residency/test_storages.py"
     environment = {**os.environ, "NPU_EMULATOR_STREAM_SEED": str(seed)}
     ran = subprocess.run(

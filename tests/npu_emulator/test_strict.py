@@ -1,7 +1,7 @@
-"""Strict mode refuses what documents forbid of sizes, values and of several parameters together; otherwise it computes.
+"""Strict mode rejects sizes, values and combinations of parameters that documents forbid; otherwise it computes.
 
-What they demand of the types and dimensions of single parameters is generated, and held by `test_documented_rules`.
-Each operator has a call that is legal, whose parameters say what else may be asked of it.
+Demands on types and dimensions of single parameters are generated, and `test_documented_rules` checks them. Each
+operator has a legal call here, whose parameters are the changes that a test may make.
 """
 
 import re
@@ -292,7 +292,7 @@ def test_what_is_legal_computes_in_every_mode(mode):
 
 
 def test_what_a_document_forbids_rejected_in_strict_mode_alone(mode):
-    """Reference runs may give float32 alone to kernels of 16 bits."""
+    """Reference runs may give float32, and no other type, to kernels of 16 bits."""
     setting, process = mode
     for name, changes, words in FORBIDDEN:
         said = process(outcome, name, changes)

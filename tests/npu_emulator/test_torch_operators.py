@@ -1,9 +1,9 @@
 """torch's own samples of its operators (OpInfo): forward and gradient on the NPU equal those on the CPU.
 
-What does not is in torch_operators.toml with its reason: the operator of CANN that is not emulated, what torch_npu
-makes of it, what strict mode refuses besides, or why it is not to be compared. An operator that fails and is not
+Exceptions are in torch_operators.toml with their reason: an operator of CANN that is not emulated, a difference of
+torch_npu's own, a call that only strict mode rejects, or why it cannot be compared. An operator that fails and is not
 listed, or is listed and does not fail so, is an error. ``python -m tests.npu_emulator.test_torch_operators FILE``
-writes what is found as JSON, and with ``--together`` what `unrelated` finds.
+writes the results as JSON, and with ``--together`` those of `unrelated`.
 """
 
 import functools
@@ -99,9 +99,9 @@ def difference(op) -> str | None:
 
 
 def unrelated(op) -> str | None:
-    """The first call of an operator that strict mode refuses since two of its tensors do not go together.
+    """Return the first call of an operator that strict mode rejects because two of its tensors do not go together.
 
-    torch's samples, in all types, are calls that torch_npu makes of its own; other refusals do not count.
+    torch's samples, in all types, lead to calls that torch_npu makes itself; other rejections do not count.
     """
     for dtype in (each for each in TYPES if each in op.dtypes):
         torch.manual_seed(0)
@@ -174,7 +174,7 @@ def found_by_a_process(folder: Path, is_strict: bool, *options: str) -> dict[str
 
 @pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
 def test_operators_equal_the_cpu_or_are_listed_with_their_reason(tmp_path, is_strict):
-    """In strict mode it shows which of the documents' demands torch_npu itself does not keep to."""
+    """In strict mode this shows which of the documents' demands torch_npu itself violates."""
     found = found_by_a_process(tmp_path, is_strict)
     expected, not_compared = read_list(is_strict)
     assert not_compared | expected.keys() <= operator_list().keys()

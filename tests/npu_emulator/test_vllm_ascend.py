@@ -78,7 +78,7 @@ def test_torchair_graphs_were_captured_and_ran(found, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_acl_graphs_were_captured_and_replayed_at_every_step(found, name):
-    """All pieces of the model, for each token but the first, both times that it generates."""
+    """All pieces of the model are replayed for each token but the first, both times that it generates."""
     captured, replayed, pieces = found[name]["captured"], found[name]["replayed"], PIECES.get(name, 0)
     assert captured == pieces * len(CAPTURED_SIZES)
     assert replayed == pieces * (replayed // max(pieces, 1)) and replayed >= pieces * 2 * (TOKENS - 1)
@@ -108,9 +108,9 @@ def test_the_cache_of_prefixes_is_used_where_it_is_on(found, case):
 
 
 def test_an_engine_that_has_slept_gives_the_same_tokens(found):
-    """`again` of this case is what it generated after it had slept, with its memory given back to the die.
+    """`again` of this case are the tokens generated after it had slept, with its memory given back to the die.
 
-    Its graphs were captured before, and use the weights and the cache where they were.
+    Its graphs were captured before, and use the weights and the cache at their old addresses.
     """
     assert found["qwen2 tp1 sleeps graph"]["again"] == 256
     assert found["qwen2 tp1 sleeps graph"]["freed in sleep"] > 64 << 20
@@ -128,7 +128,7 @@ def test_attention_in_graphs_is_replaced_before_each_replay(tmp_path, monkeypatc
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 def test_any_two_settings_give_the_tokens_of_transformers_and_faults_do_not(tmp_path):
-    """The selection of the 146 cases in which any two settings meet."""
+    """The cases are the selection of the 146 in which any two settings meet."""
     cases = [*chosen_cases(["pairs"]), *FAULTY]
     results = run(tmp_path, *(case.name for case in cases), seconds=3600)
     assert [case.name for case in cases if not is_right(case, results[case.name])] == []

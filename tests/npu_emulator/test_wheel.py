@@ -1,4 +1,4 @@
-"""The wheel npu-emulator: beside the torch_npu that pip installed it is all that a machine needs."""
+"""The wheel npu-emulator: a machine needs only this and the torch_npu that pip installed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print("trained on", torch.npu.device_count())
 
 
 def make_environment(folder: Path, others: Path) -> Path:
-    """A new environment with all that is installed here, as links, but for the emulator; its folder."""
+    """Make an environment with links to everything installed here except the emulator; returns its folder."""
     others.mkdir()
     for path in OTHERS.iterdir():
         if path.suffix != ".pth" and not path.name.startswith(NOT_THERE):
@@ -63,7 +63,7 @@ def python(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy of the sources, which does not touch what this checkout has built."""
+    """The wheel, built from a copy of the sources so that this checkout's build stays untouched."""
     folder = tmp_path_factory.mktemp("wheel")
     unbuilt = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT / "npu_emulator", folder / "sources", ignore=unbuilt)

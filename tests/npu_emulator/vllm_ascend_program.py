@@ -155,7 +155,7 @@ def engine_options(case: Case) -> dict:
 
 
 def without_rotation(operator):
-    """An attention that does not look at the rotary part of queries."""
+    """Return an attention that ignores the rotary part of queries."""
 
     def corrupt(*args, query_rope, **options):
         return operator(*args, query_rope=query_rope * 0, **options)
@@ -165,7 +165,7 @@ def without_rotation(operator):
 
 @contextlib.contextmanager
 def disturbed(fault: str):
-    """Results of collectives that come late, as on a real NPU; nobody who waits for them; or a corrupt operator."""
+    """Make collectives complete late, as on a real NPU, remove the waits for them, or corrupt an operator."""
     import torch
     import torch.distributed as dist
 
@@ -222,7 +222,7 @@ def deferred_collectives():
 
 @exchange_in_float32()  # 16 ranks decode through MC2, which takes 16 bits alone
 def main(folder: Path) -> None:
-    """One rank of the case that the environment names."""
+    """Run one rank of the case that the environment names."""
     from torch._dynamo.utils import counters
     from transformers import AutoModelForCausalLM
     from vllm import LLM, SamplingParams
@@ -260,7 +260,7 @@ def main(folder: Path) -> None:
 
 
 def merged(parts: list[dict]) -> dict:
-    """Results of all ranks that had prompts of their own."""
+    """Merge the results of all ranks that had prompts of their own."""
     total = {key: sum(part[key] for part in parts) for key in ("equal", "of", "again", "wrong prompt", "cached")}
     rest = {key: max(part[key] for part in parts) for key in ("worst", "graphs", "seconds", "freed in sleep")}
     rest |= {key: min(part[key] for part in parts) for key in ("captured", "replayed")}
@@ -268,7 +268,7 @@ def merged(parts: list[dict]) -> dict:
 
 
 def is_right(case: Case, results: dict) -> bool:
-    """Whether all tokens are transformers' and another prompt gives others; with a fault, whether it shows."""
+    """Whether all tokens are transformers' and another prompt gives other tokens; with a fault, whether it shows."""
     if "failed" in results:
         return False
     if case.fault and case.fault != "late results":
