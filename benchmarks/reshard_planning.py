@@ -41,7 +41,7 @@ class Case:
 
     Attributes:
         train: placement of Megatron's ranks, or how many ranks shard with FSDP2.
-        copies: with FSDP2, by how many ranks each shard is held.
+        copies: with FSDP2, how many ranks own each shard.
         separate: whether training and rollout have dies of their own.
     """
 
@@ -76,14 +76,14 @@ CASES = {
 
 @dataclass(frozen=True)
 class PlanningResult:
-    """CPU seconds of one rank, and the memory that it takes beyond what it held before, in MB.
+    """CPU seconds of one rank, and the memory that it takes in addition, in MB.
 
     Attributes:
-        layouts: to know what all ranks hold and serve.
-        plan: to decide who sends what.
-        schedule: to cut this rank's part into buckets.
-        transfers: of this rank.
-        buckets: of one update.
+        layouts: seconds to compute the shards that all ranks own and serve.
+        plan: seconds to assign senders and receivers.
+        schedule: seconds to cut this rank's part into buckets.
+        transfers: number of this rank's transfers.
+        buckets: number of buckets of one update.
     """
 
     ranks: int

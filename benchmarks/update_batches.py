@@ -124,7 +124,7 @@ class Updates:
 
 
 def report(turns: list[Turn]) -> None:
-    """Medians of each way, and the ratios of neighbouring turns to `fixed`."""
+    """Print the medians of each way, and the ratios of neighbouring turns to `fixed`."""
     by_way = {way: [turn for turn in turns if turn.way == way] for way in WAYS}
     print(f"{'way':<15}{'wall s':>9}{'processor s':>13}{'micro batches':>15}{'of fixed':>10}")
     for way, found in by_way.items():

@@ -57,7 +57,7 @@ PUBLISHED = ("deepseek-v3", "tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7", "tp2
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", choices=WIDTHS, default="experts", help="default: %(default)s")
     parser.add_argument("--dies", type=int, choices=(2, 4, 8), default=8, help="emulated dies (default: %(default)s)")
@@ -80,7 +80,7 @@ def request_for(kind: str, dies: int, repeats: int, bucket: int) -> Request:
 
 
 def write_checkpoint(model: str, folder: Path) -> int:
-    """Write a Qwen3-MoE of which most bytes are experts; returns its bytes in bfloat16."""
+    """Write a Qwen3-MoE whose bytes are mostly experts; returns its bytes in bfloat16."""
     import safetensors
     from transformers import Qwen3MoeConfig
 
@@ -160,7 +160,7 @@ def table(kind: str, model_bytes: int, found: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures; returns the exit status."""
+    """Measure; return the exit status."""
     options = parse_arguments(arguments)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:

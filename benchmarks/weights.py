@@ -168,7 +168,7 @@ def compare(work: Path, gigabytes: float, experts: int, workers: int) -> dict[st
 
 
 def report(results: dict[str, Measured], source_bytes: int) -> dict:
-    """Results and ratios, as they are printed."""
+    """Return results and ratios as they are printed."""
     cast, shards, tools = (results[name] for name in ("reference, cast", "reference, shards", "tools"))
     return {
         "source_bytes": source_bytes,
@@ -181,7 +181,7 @@ def report(results: dict[str, Measured], source_bytes: int) -> dict:
 
 
 def run_step(step: str, arguments: list[str]) -> None:
-    """One step in a process of its own: generate FOLDER LAYERS EXPERTS, cast FROM TO, shards FROM TO LAYERS EXPERTS."""
+    """Run one step in its own process: generate FOLDER LAYERS EXPERTS, cast FROM TO, shards FROM TO LAYERS EXPERTS."""
     if step == "cast":
         cast_folder(Path(arguments[0]), Path(arguments[1]))
         return
