@@ -42,7 +42,7 @@ def read_section(cls: type, node: Any, key: str, elsewhere: Collection[str] = ()
 
 
 def checked(value: Any, kind: Any, key: str) -> Any:
-    """`value` if it is of `kind` (a class or a `Literal`).
+    """Return `value` if it is of `kind` (a class or a `Literal`).
 
     Raises:
         SettingsError: it is not.
@@ -60,7 +60,7 @@ def checked(value: Any, kind: Any, key: str) -> Any:
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """The keys of a section with their default values, as a configuration file would write them."""
+    """Return the keys of a section with their default values, as a configuration file would write them."""
     found = {each.name: _default(each) for each in fields(cls)}
     return {
         name: json.dumps(asdict(value) if is_dataclass(value) and not isinstance(value, type) else value)

@@ -1,4 +1,4 @@
-"""How a patch is declared: one decorated function in a file of a patch package.
+"""Declares patches: each is one decorated function in a file of a patch package.
 
 The decorators record the patch and return the function unchanged, so that tests can call it directly. They import
 nothing of upstream. A target is written `package.module:Qualified.name`; for `before_import` and `provide` it is a
@@ -115,7 +115,7 @@ class Patch:
         return code.co_firstlineno if code else 0
 
     def describe(self) -> str:
-        """One line that says which patch this is, for error messages."""
+        """Return one line that identifies the patch in error messages."""
         return f"{self.kind} of {self.target} (feature {self.feature.name}, declared in {self.declared_in}:{self.line})"
 
 
@@ -123,12 +123,12 @@ _declared: list[Patch] = []
 
 
 def declared() -> list[Patch]:
-    """Every patch declared so far in this process, in the order of declaration."""
+    """Return every patch declared so far in this process, in the order of declaration."""
     return list(_declared)
 
 
 def patches_of(feature: Feature) -> list[Patch]:
-    """The patches of a feature, of all patch files that have been loaded."""
+    """Return the patches of a feature in all patch files that have been loaded."""
     return [patch for patch in _declared if patch.feature is feature]
 
 

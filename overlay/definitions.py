@@ -46,7 +46,7 @@ def all_definitions(tree: ast.Module) -> Iterator[tuple[str, tuple[ast.stmt, ...
 
 
 def module_level_imports(tree: ast.Module) -> Iterator[ast.ImportFrom]:
-    """The `from ... import ...` statements that run when the module is imported."""
+    """Return the `from ... import ...` statements that run when the module is imported."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -57,7 +57,7 @@ def module_level_imports(tree: ast.Module) -> Iterator[ast.ImportFrom]:
 
 
 def imported_module(node: ast.ImportFrom, module: str, is_package: bool) -> str:
-    """The absolute name of the module that an import statement of `module` reads from."""
+    """Return the absolute name of the module that an import statement of `module` reads from."""
     if not node.level:
         return node.module or ""
     parents = module.split(".")
@@ -86,7 +86,7 @@ def _only(node: ast.ImportFrom, name: str) -> ast.ImportFrom:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """All statements of a body and of the branches in it, but not of functions and classes."""
+    """Yield all statements of a body and of the branches in it, but not of functions and classes."""
     for node in body:
         yield node
         if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):

@@ -36,12 +36,12 @@ class OverlayReport:
     problems: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Return the report as plain data, for JSON."""
         return asdict(self)
 
 
 def examine(engine: Engine) -> OverlayReport:
-    """Look at every applied patch through its target and through all copies of what it replaced."""
+    """Check every applied patch through its target and through all copies of the replaced object."""
     names = [patch.name for patch in engine.plan.patches]
     pending = [index for index in sorted(engine.pending) if names[index] not in engine.absent]
     faults = {name: _faults(effect) for name, effect in engine.effects.items()}
@@ -66,7 +66,7 @@ def require(report: OverlayReport, required: Iterable[str] = ()) -> OverlayRepor
     """Return the report if all is well.
 
     Args:
-        report: what `examine` found.
+        report: the result of `examine`.
         required: targets that must be applied by now.
 
     Raises:

@@ -15,13 +15,13 @@ from overlay.errors import ConflictError
 
 @dataclass(frozen=True)
 class Plan:
-    """The patches in their order, and for each the ones that must be applied before it (indexes into `patches`)."""
+    """The patches in their order, and for each the patches that must be applied before it (indexes into `patches`)."""
 
     patches: tuple[Patch, ...]
     predecessors: tuple[frozenset[int], ...]
 
     def by_module(self) -> dict[str, list[int]]:
-        """The indexes of the patches of each target module, in order."""
+        """Return the indexes of the patches of each target module, in order."""
         modules: dict[str, list[int]] = {}
         for index, patch in enumerate(self.patches):
             modules.setdefault(patch.module, []).append(index)

@@ -1,4 +1,4 @@
-"""The pins of every upstream, read from pins.toml, by stack where it has several."""
+"""The pins of every upstream, read from pins.toml, by stack if it has several."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class PinsError(OverlayError):
 
 
 class StackError(OverlayError):
-    """The packages that are installed are those of another stack than the patches."""
+    """The installed packages belong to another stack than the patches."""
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """One upstream: its packages, its patch package, and where the cluster's and the release's copies are.
+    """One upstream: its packages, its patch package, and the sources of the cluster's and the release's copies.
 
-    `folder` is the folder of its repository that the packages lie in, such as `src`; empty for the repository's root.
+    `folder` is the folder of its repository that holds the packages, such as `src`; empty for the repository's root.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Upstream:
         return self.reference or self.commit[:8] or self.version
 
     def supported(self) -> str:
-        """The supported copies in words."""
+        """Return the supported copies in words."""
         copies = [f"cluster pin {self.cluster_label}"] if self.cluster_label else []
         if self.release:
             copies.append(f"release {self.distribution} {self.release}")
@@ -148,18 +148,18 @@ class Pins:
             )
 
     def patch_packages(self) -> list[str]:
-        """The names of the patch packages, in the order of the file."""
+        """Return the names of the patch packages, in the order of the file."""
         return list(dict.fromkeys(upstream.patch_package for upstream in self.upstreams if upstream.patch_package))
 
     def of_module(self, module: str) -> Upstream | None:
-        """The upstream that a module belongs to, or None."""
+        """Return the upstream that a module belongs to, or None."""
         for upstream in self.upstreams:
             if any(within(module, package) for package in upstream.packages):
                 return upstream
         return None
 
     def patched_packages(self) -> tuple[str, ...]:
-        """The packages in which copies of a patched object are looked for: patched upstreams, and patch packages."""
+        """Return the packages to search for copies of a patched object: patched upstreams and patch packages."""
         patched = [upstream for upstream in self.upstreams if upstream.patch_package]
         return tuple(
             dict.fromkeys(name for upstream in patched for name in (*upstream.packages, upstream.patch_package))
