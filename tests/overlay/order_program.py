@@ -56,7 +56,7 @@ def all_pairs() -> list[Steps]:
 
 
 def random_orders(count: int, seed: int = 2) -> list[Steps]:
-    """Full orders with the activation first."""
+    """Yield full orders with the activation first."""
     generator = random.Random(seed)
     return [[ACTIVATE, *generator.sample(MODULES, len(MODULES))] for _ in range(count)]
 
@@ -270,7 +270,7 @@ def contradictions(states: dict[str, Any], reference: str) -> list[str]:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     if sys.argv[1:] == ["--all"]:
         return run_all()
     scenarios = json.load(sys.stdin)

@@ -35,7 +35,7 @@ def listed() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the engine's folder and nothing else, since building leaves files there."""
+    """The wheel, built from a copy of the engine's folder alone, since building leaves files there."""
     folder = tmp_path_factory.mktemp("distribution")
     for name in listed():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def interpreter(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, jinja2 and what that needs."""
+    """An environment with the wheel, and jinja2 with its dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"

@@ -93,7 +93,7 @@ def test_a_text_that_says_nothing_of_it_is_noticed(upstream):
 
 
 def test_every_draft_belongs_to_a_patch_or_a_plugin():
-    """The plugin of verl 0.9.1 repairs by subclasses too; their docstrings name the draft."""
+    """The plugin of verl 0.9.1 also makes corrections in subclasses; their docstrings name the draft."""
     drafts = {f"{DRAFTS}{file.name}" for file in (REPOSITORY / DRAFTS).glob("*.md") if file.name != "README.md"}
     named = {patch.upstream for patch in (*PATCHES, *LATER_PATCHES) if patch.upstream.startswith(DRAFTS)}
     for file in (REPOSITORY / "verl_plugin").rglob("*.py"):
