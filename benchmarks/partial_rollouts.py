@@ -60,8 +60,8 @@ class PartialCost:
 def decode_steps(left: Lengths, due: Sequence[bool], batch: int, window: int) -> int:
     """Return the decode steps of a rollout, which ends with the window that finishes `batch` groups and all due ones.
 
-    Example: 2 of the groups that need 3, 9 and 5 steps have to finish. That takes 5 steps; 9 if the second is due; 8 in
-    windows of 4.
+    Example: if 2 of the groups that need 3, 9 and 5 steps have to finish, it is 5; it is 9 if the second is due, and 8
+    in windows of 4.
 
     Args:
         left: [groups, answers], tokens to come.

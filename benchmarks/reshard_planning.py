@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Seconds and memory that one rank takes to plan a reshard of a published model over hundreds of dies.
 
-Layouts are those of the real models; no weights and no other ranks are there. What other ranks would have sent is made
-beforehand and not counted. Each case runs in a fresh process, so that memory is its own.
+Layouts are those of the real models; there are no weights and no other ranks.
+Their messages are made beforehand and not counted. Each case runs in a fresh
+process, so that memory is its own.
 
 Example:
     python benchmarks/reshard_planning.py --case deepseek-256

@@ -10,8 +10,8 @@ vLLM-Ascend. So the writer checks each time. Messages sent before a reader has s
 looks again after half a second.
 
 verl's agent loop hands each finished answer to TransferQueue in three requests, each with sockets and threads of its
-own. That takes 8 ms of a core per answer, but 3 ms if eight answers share a request. So answers that end while others
-are being sent go together.
+own. An answer takes 8 ms of a core, but 3 ms if eight answers share a request. So answers that end while others are
+being sent go together.
 
 verl's engine of Megatron-core pads three tensors in each pass, sample by sample: 37 ms of a core for 64 samples, and
 3 ms if they are split into samples once.

@@ -20,7 +20,7 @@ _TOKENS = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean"
 _RENAMED = {"timing_s/update_weights": "timing_s/reshard"}
 # verl puts this before every metric that the update returns.
 _OF_UPDATE = "actor/"
-# Those of them that concern the whole step.
+# Metrics of the update that concern the whole step.
 _OF_STEP = ("rollout/", "memory/")
 
 
