@@ -41,7 +41,7 @@ def test_visible_dies_are_counted(monkeypatch, devices, visible, count):
     assert acl.rt.get_device_count() == (count, 0)
 
 
-# Those of torch_npu's own test, which asks whether it counts dies of the list as CANN does.
+# Values of torch_npu's own test, which checks that it counts the listed dies as CANN does.
 LISTS = ("", ",", " ,", ", ", "0,", ",0", "0, ", "0, 1", "0 ,1", "0,1", "0,32,1", "0,32,0", "0,0", "0,1,1", "npu0",
          "1,0")  # fmt: skip
 
