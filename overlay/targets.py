@@ -115,7 +115,7 @@ def _found(name: str) -> ModuleSpec | None:
     """
     try:
         return PathFinder.find_spec(name, list(_folders(name.rpartition(".")[0])))
-    except KeyError:  # such a namespace asks the loaded package that it lies in for its path
+    except KeyError:  # such a namespace asks its loaded parent package for its path
         return None
 
 

@@ -166,7 +166,7 @@ class Rehearsal:
         with Progress(self.console, plan.output, steps, self.launched) as progress:
             status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
         full_disk = describe_full_disk([plan.output]) if status != 0 else None
-        if full_disk:  # which the log and a report may lie on
+        if full_disk:  # the log and a report may be on it
             raise RunFailed(full_disk, plan.log)
         precision = config["actor_rollout_ref"]["overlay"]["precision"]
         failure = failure_of(status, progress.records, steps, precision, plan.log)
@@ -220,7 +220,7 @@ def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> d
 
     Returns the summary.
     """
-    # Imported here: matplotlib takes a second, in which the run is already under way.
+    # Imported here: matplotlib takes a second, and the run has then long begun.
     from post_training.report.picture import draw
     from post_training.report.run_page import write_page
 

@@ -208,9 +208,9 @@ class Plan:
         own = {
             **read_environment(ENVIRONMENT_FILE),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *inherited])),
-            # verl starts npu-smi, which lies beside this Python.
+            # verl starts npu-smi, which is in the folder of this Python.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-            # Operators refuse what their documents forbid, and collectives complete at wait() only, as on a real NPU.
+            # Operators reject arguments that their documents forbid, and collectives complete at wait() only.
             "NPU_EMULATOR_STRICT": "float32" if self.options.precision == "float32" else "1",
             "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asserts it

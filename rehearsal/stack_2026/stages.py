@@ -70,7 +70,7 @@ class Rehearsal:
             FolderInUse: another run writes the output folder.
             Interrupted: a signal ended it.
             PreflightError: the folder cannot be written, the model does not fit, the backend is not there, the
-                checkpoint to go on with is not complete, or verl cannot use the tokenizer.
+                checkpoint to resume from is not complete, or verl cannot use the tokenizer.
             RunFailed: a command failed.
         """
         check_backend(plan.options.backend)
