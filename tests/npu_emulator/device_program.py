@@ -409,7 +409,7 @@ def updated_graph() -> dict:
         other = message_of(lambda: update(partial(torch.add, doubled, doubled, out=product)))
         more, none = message_of(lambda: update(multiply, multiply)), message_of(update)
         event.record(side)
-    graph.replay()  # what was refused has replaced nothing
+    graph.replay()  # the rejected updates have replaced nothing
     torch.npu.synchronize()
     last = torch.equal(result.cpu(), 2 * given.cpu() * 5 + 1)
     outside = message_of(lambda: torch.npu.graph_task_group_begin(torch.npu.current_stream()))

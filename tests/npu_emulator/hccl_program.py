@@ -63,7 +63,7 @@ def expert_exchange(rank: int, ranks: int, device: str, group: str) -> Iterator[
     """Send tokens to experts that multiply by their number, and back; yield name, result, and expected result."""
     tokens, size, k, experts = 5, 8, 2, 3 * ranks
     generator = torch.Generator().manual_seed(rank)
-    x = torch.randint(-8, 9, (tokens, size), generator=generator).half()  # float32 is refused
+    x = torch.randint(-8, 9, (tokens, size), generator=generator).half()  # float32 is rejected
     ids = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)]).int()
     weights = torch.randint(1, 5, (tokens, k), generator=generator).float()
     expected = (((ids + 1) * weights).sum(1, keepdim=True) * x).half()

@@ -140,7 +140,7 @@ def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
         ("char*", "支持BSH、SBH、BSND、BNSD、TND。\n当前仅支持TND。", "TND"),
         ("char*", "表示支持的量化类型，目前仅支持`page`和`contiguous`，默认为`page`。", "contiguous,page"),
         ("char*", '仅支持char*类型\n可选值为"PA_BSND"、"PA_NZ"', "PA_BSND,PA_NZ"),
-        # Conditions, relations, fractions, units, and what is not refused.
+        # Conditions, relations, fractions, units, and cases that are not rejected.
         ("int64", "在mx量化模式，仅支持32。", None),
         ("int64", "动态量化时只支持1。", None),
         ("int64", "指定的维度。取值范围为[-self.dim(), self.dim()-1]。", None),

@@ -1,4 +1,4 @@
-"""The emulator refuses to be installed or used beside a real NPU."""
+"""The emulator cannot be installed or used beside a real NPU."""
 
 import runpy
 import subprocess

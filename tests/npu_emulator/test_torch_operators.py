@@ -120,7 +120,7 @@ def unrelated(op) -> str | None:
 
 
 def _serve(names: list[str], answers: Connection, find: Callable[[object], str | None]) -> None:
-    os.environ["TASK_QUEUE_ENABLE"] = "0"  # so that a refusal is raised by the call that it refuses
+    os.environ["TASK_QUEUE_ENABLE"] = "0"  # so that the rejected call itself raises
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for name in names:

@@ -296,8 +296,8 @@ if __name__ == "__main__":
     os.environ["NPU_EMULATOR_DEVICES"] = str(max(RANKS.values()))
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
     os.environ |= {"VLLM_CACHE_ROOT": str(options.folder / "compiled"), "VLLM_DISABLE_COMPILE_CACHE": "1"}
-    # Before a capture torch_npu waits until its watchdogs have counted every collective down. In one of these cases,
-    # now and then, that never was: eleven counted as under way, none in the lists of a rank's watchdogs.
+    # Before a capture torch_npu waits until its watchdogs have counted every collective down. In one of these cases
+    # that sometimes never happened: eleven counted as in progress, none in the lists of a rank's watchdogs.
     os.environ["HCCL_ASYNC_ERROR_HANDLING"] = "0"
     import_once(IMPORTED_ONCE)
     run(options.folder, chosen)
