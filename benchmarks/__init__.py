@@ -1,1 +1,1 @@
-"""Measurements that compare this project with what it replaces. They print; tests hold what must not change."""
+"""Measurements that compare this project with the code it replaces. They only print; tests enforce what must hold."""

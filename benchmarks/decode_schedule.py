@@ -51,8 +51,16 @@ KINDS = ("fixed", "uniform", "log-normal")
 
 @dataclass(frozen=True)
 class Schedule:
-    """A way to run a rollout: `sizes` of its graphs; every `interval` steps `decide` may move sequences; agreements are
-    exchanged once in `agree_every` steps, `agreements_each` at a time; placed: prompts are dealt out by length."""
+    """A way to run a rollout.
+
+    Attributes:
+        sizes: of its graphs.
+        interval: steps between two calls of `decide`.
+        decide: may move sequences.
+        agree_every: steps between two exchanges of agreements.
+        agreements_each: agreements of one exchange.
+        placed: whether prompts are dealt out by length.
+    """
 
     name: str
     sizes: tuple[int, ...]
@@ -65,7 +73,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Cost:
-    """One row: slot_steps over the bound is `ratio`; lost: sequences that did not end, which must be 0."""
+    """One row.
+
+    Attributes:
+        ratio: slot_steps over the bound.
+        lost: sequences that did not end; must be 0.
+    """
 
     lengths: str
     ranks: int
@@ -80,13 +93,16 @@ class Cost:
 
 
 def stay(counts: Sequence[int], sizes: Sequence[int]) -> list[Move]:
-    """Nothing moves."""
+    """Move nothing."""
     return []
 
 
 def published_decision(counts: Sequence[int], sizes: Sequence[int]) -> list[Move]:
-    """The published rebalance: the smallest graph that holds the mean, if it is smaller than the present one; the
-    emptiest ranks take first, from the givers in turn, as much as fits."""
+    """Decide as the published rebalance does.
+
+    It takes the smallest graph that holds the mean, if that is smaller than the present one. The emptiest ranks take
+    first, as much as fits, from the fuller ranks in turn.
+    """
     present, mean = bucket(max(counts), sizes), sum(counts) / len(counts)
     smaller = [size for size in sizes if mean <= size < present]
     if not smaller:
@@ -109,7 +125,7 @@ def published_decision(counts: Sequence[int], sizes: Sequence[int]) -> list[Move
 
 
 def schedules(most: int) -> list[Schedule]:
-    """The six, for ranks that begin with `most` sequences."""
+    """Return the six schedules for ranks that begin with `most` sequences."""
     powers = tuple(sorted({min(most, 2**power) for power in range(most.bit_length() + 1)}))
     published = tuple(size for size in powers if size >= min(most, PUBLISHED_SMALLEST))
     return [
@@ -123,9 +139,10 @@ def schedules(most: int) -> list[Schedule]:
 
 
 def run(lengths: NDArray[np.int64], ranks: int, schedule: Schedule) -> tuple[int, int, int, int, int]:
-    """(slot-steps, agreements, sequences moved, bytes moved, sequences lost) of the sequences, dealt out in order.
+    """Run the sequences, dealt out in order; a sequence that is moved to rank -1 is lost.
 
-    A sequence that is moved to rank -1 arrives nowhere.
+    Returns:
+        (slot-steps, agreements, sequences moved, bytes moved, sequences lost)
     """
     most = len(lengths) // ranks
     place = np.arange(len(lengths)) // most
@@ -155,14 +172,17 @@ def run(lengths: NDArray[np.int64], ranks: int, schedule: Schedule) -> tuple[int
 
 
 def bound(lengths: NDArray[np.int64], ranks: int, sizes: Sequence[int]) -> int:
-    """Slot-steps if before every step the running sequences were spread evenly over the ranks."""
+    """Return the slot-steps if the running sequences were spread evenly over the ranks before every step."""
     running = len(lengths) - np.searchsorted(np.sort(lengths), np.arange(int(lengths.max())), side="right")
     return least_slot_steps(running, ranks, sizes)
 
 
 def drawn(kind: str, ranks: int, each: int, longest: int, seed: int, epoch: int = 0) -> NDArray[np.int64]:
-    """Lengths of ranks x each sequences. The samples of one prompt lie on one rank and are alike: of a log-normal
-    length's variance, two thirds are the prompt's. In another epoch the same prompts have other samples."""
+    """Draw the lengths of ranks x each sequences.
+
+    The samples of one prompt are on one rank and resemble each other: two thirds of a log-normal length's variance
+    belong to the prompt. In another epoch the same prompts have other samples.
+    """
     random = np.random.default_rng(seed)
     count = ranks * each
     if kind == "fixed":
@@ -176,8 +196,10 @@ def drawn(kind: str, ranks: int, each: int, longest: int, seed: int, epoch: int 
 
 
 def placed_order(before: NDArray[np.int64], ranks: int, drift: float, seed: int) -> NDArray[np.int64]:
-    """The order in which sequences are dealt out by lengths `before`, those of the epoch before; the samples of a
-    prompt stay together. Where a rank has other than whole prompts, every sequence is taken for a prompt of its own."""
+    """Return the order in which sequences are dealt out by `before`, the lengths of the previous epoch.
+
+    The samples of a prompt stay together. If ranks do not hold whole prompts, every sequence counts as its own prompt.
+    """
     samples = SAMPLES if len(before) % (ranks * SAMPLES) == 0 else 1
     means = before.reshape(-1, samples).mean(-1)
     means *= np.exp(drift * np.random.default_rng((seed, 1)).normal(0, 1, len(means)))
@@ -186,7 +208,10 @@ def placed_order(before: NDArray[np.int64], ranks: int, drift: float, seed: int)
 
 
 def costs(name: str, lengths: NDArray[np.int64], ranks: int, placed: NDArray[np.int64] | None = None) -> list[Cost]:
-    """One row a schedule. placed: the order in which sequences are dealt out by length; without it as they come."""
+    """Return one row per schedule.
+
+    `placed` is the order in which sequences are dealt out by length; without it they keep their order.
+    """
     every = schedules(len(lengths) // ranks)
     least = bound(lengths, ranks, every[-1].sizes)
     rows = []
@@ -200,7 +225,7 @@ def costs(name: str, lengths: NDArray[np.int64], ranks: int, placed: NDArray[np.
 
 
 def read_lengths(path: Path, ranks: int) -> NDArray[np.int64]:
-    """The lengths of a file, one number per line; those that do not fill all ranks alike are left out at its end.
+    """Read the lengths in a file, one number per line, without a rest at its end that does not fill all ranks evenly.
 
     Raises:
         ValueError: a line is no whole number from 1 on, or there are fewer lines than ranks.
@@ -215,7 +240,7 @@ def read_lengths(path: Path, ranks: int) -> NDArray[np.int64]:
 
 
 def factor(text: str) -> float:
-    """The type of --drift."""
+    """Parse --drift."""
     try:
         number = float(text)
     except ValueError:
@@ -226,7 +251,7 @@ def factor(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """The type of --threshold."""
+    """Parse --threshold."""
     try:
         number = float(text)
     except ValueError:
@@ -254,7 +279,7 @@ def options_of(parser: Parser) -> argparse.Namespace:
 
 
 def schedule_rows(options: argparse.Namespace) -> list[Cost]:
-    """The first table, printed as it is found."""
+    """Compute the first table and print each row as soon as it is known."""
     rows: list[Cost] = []
     print(
         f"{'lengths':<12}{'ranks':>6}  {'schedule':<13}{'steps':>7}{'ratio':>8}{'agreements':>12}{'moved':>7}{'GB':>9}"
@@ -280,7 +305,7 @@ def schedule_rows(options: argparse.Namespace) -> list[Cost]:
 
 
 def partial_rows(options: argparse.Namespace) -> list[PartialCost]:
-    """The second table. A file's lengths come again where it has too few."""
+    """Compute the second table. If a file has too few lengths, they are repeated."""
     rows: list[PartialCost] = []
     print(
         f"\n{'lengths':<12}{'ranks':>6}{'without':>10}{'partial':>10}{'saved':>8}{'old':>8}{'mean age':>10}"

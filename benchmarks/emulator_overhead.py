@@ -92,7 +92,7 @@ class Comparison:
 
 
 def turn(step: Callable[[], object], repetitions: int) -> tuple[float, float]:
-    """Seconds of wall time and of processor time for one step, over some repetitions, until the device is done."""
+    """Return wall and processor seconds of one step, over some repetitions, until the device is done."""
     wall, processor = time.perf_counter(), time.process_time()
     for _ in range(repetitions):
         step()

@@ -50,8 +50,13 @@ _PUTS_PARTS = WAYS[2:]
 
 @dataclass(frozen=True)
 class Turn:
-    """skew_s: from the first worker's start to the last's. driver_s: until all calls were handed out. bytes: of tensors
-    that the driver serialized."""
+    """The measurements of one turn.
+
+    Attributes:
+        skew_s: seconds from the first worker's start to the last's.
+        driver_s: seconds until all calls were handed out.
+        bytes: size of the tensors that the driver serialized.
+    """
 
     way: str
     skew_s: float
@@ -60,14 +65,14 @@ class Turn:
 
 
 class Worker:
-    """Says when it was called, and with how many samples."""
+    """Reports when it was called, and with how many samples."""
 
     def work(self, data: DataProto) -> tuple[float, int]:
         return time.time(), len(data)
 
 
 class Group(RayWorkerGroup, MegatronWorkerGroup):
-    """verl's worker group over actors that are there already; ranks next to each other share a part of the batch."""
+    """verl's worker group over existing actors; neighbouring ranks share a part of the batch."""
 
     def __init__(self, workers: list[Any], sharing: int):
         self._workers, self._sharing, self.fused_worker_used = workers, sharing, False
@@ -85,7 +90,7 @@ class Group(RayWorkerGroup, MegatronWorkerGroup):
 
 
 def batch_of(samples: int, tokens: int) -> DataProto:
-    """What verl gives to the reference policy; a quarter of the tokens are prompts."""
+    """Return the batch that verl gives to the reference policy; a quarter of the tokens are prompts."""
     prompt = tokens // 4
     widths = dict.fromkeys(("input_ids", "attention_mask", "position_ids"), tokens)
     widths |= {"prompts": prompt, "responses": tokens - prompt, "response_mask": tokens - prompt}
@@ -93,7 +98,7 @@ def batch_of(samples: int, tokens: int) -> DataProto:
 
 
 def with_ids(batch: DataProto) -> DataProto:
-    """The same batch as the driver has it once its samples have ids."""
+    """Return the batch as the driver holds it once its samples have ids."""
     samples = len(batch)
     ids = {ID: torch.arange(samples), LENGTHS: torch.ones(samples, 2, dtype=torch.int32)}
     return DataProto.from_dict({**batch.batch, **ids})
@@ -102,8 +107,8 @@ def with_ids(batch: DataProto) -> DataProto:
 def take_turn(group: Group, batch: DataProto, way: str) -> Turn:
     """Hand the batch to all workers in one of WAYS.
 
-    The installed verl 0.4.0 puts parts of training batches into the store in its dispatch, which is all that the pinned
-    commit's lacks.
+    The only difference between the installed verl 0.4.0 and the pinned commit is that its dispatch puts parts of
+    training batches into the store.
     """
     upstream: Callable[..., list[Any]] = RayWorkerGroup.execute_all_async
     with_handles = with_ids(batch)
@@ -126,7 +131,7 @@ def take_turn(group: Group, batch: DataProto, way: str) -> Turn:
 
 @contextmanager
 def ray_of(actors: int, batch_bytes: int, sharing: int) -> Iterator[list[Any]]:
-    """Actors of a Ray of this machine alone, forked from one process that has imported what they need."""
+    """Start an isolated local Ray; its actors are forked from one process that has imported what they need."""
     template = start_template(("torch", "verl.protocol"))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     environment = {"py_executable": template.py_executable, "env_vars": {"PYTHONPATH": str(ROOT)}}
@@ -173,7 +178,7 @@ def main() -> None:
 
 
 def report(turns: list[Turn], samples: int) -> None:
-    """Medians of the turns of each way, and the ratios of neighbouring turns of this project's to the first."""
+    """Print the medians of each way's turns, and the ratios of this project's turns to neighbouring pinned ones."""
     print(f"{'way':<15}{'skew s':>9}{'driver s':>10}{'MB':>9}{'KB a sample':>13}")
     by_way = {way: [turn for turn in turns if turn.way == way] for way in WAYS}
     for way, found in by_way.items():

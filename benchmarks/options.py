@@ -1,4 +1,4 @@
-"""What the command lines of the benchmarks share: one sentence for a bad value, and results as JSON in a file."""
+"""Code shared by the benchmarks' command lines: one sentence for a bad value, and results as JSON in a file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Parser(CommandParser):
 
 
 def make_parser(description: str | None) -> Parser:
-    """A parser with `--json FILE`."""
+    """Return a parser with the option `--json FILE`."""
     parser = Parser(description=description)
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the metrics as JSON too")
     return parser
 
 
 def writable_file(text: str) -> Path:
-    """The type of an option that names a file to write, looked at before anything is measured."""
+    """Parse an option that names a file to write; the file is checked before anything is measured."""
     path = Path(text)
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
@@ -36,7 +36,7 @@ def writable_file(text: str) -> Path:
 
 
 def write_results(path: Path | None, results: Any) -> None:
-    """Write the results where `--json` asks for them."""
+    """Write the results to the file that `--json` names."""
     if path is not None:
         path.write_text(json.dumps(results, indent=1) + "\n")
         print(f"wrote {path}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What `decode_schedule.py` says of partial rollouts: steps of a training, one after another, with and without them."""
+"""Partial rollouts for `decode_schedule.py`: the steps of a training in sequence, with and without them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ Lengths = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Answers:
-    """left: tokens to come, by answer. segments: (step, tokens sampled in it) of all answers together. carried: tokens
-    that its continuations have put through the engine again."""
+    """The state of one group's answers.
+
+    Attributes:
+        left: tokens to come, by answer.
+        segments: (step, tokens sampled in it), for all answers together.
+        carried: tokens that its continuations put through the engine again.
+    """
 
     left: Lengths
     segments: tuple[tuple[int, int], ...] = ()
@@ -25,9 +30,17 @@ class Answers:
 
 @dataclass(frozen=True)
 class PartialCost:
-    """One row. decode_steps, without: of all training steps, with and without partial rollouts; saved: the share of the
-    latter. old_share: tokens that were sampled in an earlier step than the one that trained on them, of all; mean_age,
-    max_age: of those, in steps. again: prompts apart, tokens that went through the engine once more, of all."""
+    """One row.
+
+    Attributes:
+        decode_steps: decode steps of all training steps, with partial rollouts.
+        without: the same without partial rollouts.
+        saved: share of `without` that partial rollouts save.
+        old_share: share of tokens that were sampled in an earlier step than the one that trained on them.
+        mean_age: mean age of those tokens, in steps.
+        max_age: largest age of those tokens, in steps.
+        again: tokens, without prompts, that went through the engine once more, as a share of all tokens.
+    """
 
     lengths: str
     ranks: int
@@ -45,10 +58,16 @@ class PartialCost:
 
 
 def decode_steps(left: Lengths, due: Sequence[bool], batch: int, window: int) -> int:
-    """Decode steps of a rollout that ends, at the end of a window, when `batch` groups and all that are due are
-    finished. left: [groups, answers], tokens to come.
+    """Return the decode steps of a rollout, which ends with the window that finishes `batch` groups and all due ones.
 
-    With 2 groups to finish of those that need 3, 9 and 5 steps, it is 5; 9 where the second is due; 8 in windows of 4.
+    Example: if 2 of the groups that need 3, 9 and 5 steps have to finish, it is 5; it is 9 if the second is due, and 8
+    in windows of 4.
+
+    Args:
+        left: [groups, answers], tokens to come.
+        due: whether a group has to finish.
+        batch: number of groups to finish.
+        window: decode steps of a window.
     """
     finish = left.max(1)
     needed = max([int(np.sort(finish)[batch - 1]), *(int(each) for each in finish[list(due)])])
@@ -58,7 +77,7 @@ def decode_steps(left: Lengths, due: Sequence[bool], batch: int, window: int) ->
 def partial_cost(
     name: str, ranks: int, lengths: Lengths, policy: PartialRollout, steps: int, window: int
 ) -> PartialCost:
-    """A training of `steps` steps. lengths: [policy.batch x steps, answers], the groups in their order."""
+    """Simulate a training of `steps` steps; `lengths` [policy.batch x steps, answers] has the groups in their order."""
     groups: GroupsInFlight[Answers] = GroupsInFlight(policy)
     spent = without = handed_out = again = 0
     trained: list[tuple[int, Group[Answers]]] = []

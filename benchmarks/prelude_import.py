@@ -24,7 +24,7 @@ BARE, PRELUDE = "pass", "from verl_patches import prelude_patch"
 
 
 def cost(code: str) -> tuple[float, float]:
-    """Milliseconds of CPU and of wall-clock time that an interpreter takes for `code`."""
+    """Return milliseconds of CPU and wall-clock time that an interpreter takes for `code`."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)

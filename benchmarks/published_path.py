@@ -99,7 +99,7 @@ class PublishedPath:
         return torch.cat(parts, dimension)
 
     def _served(self, name: str, tensor: torch.Tensor) -> Named:
-        """Experts of one layer, from the column of the group that stores them to the ranks that serve them."""
+        """Send the experts of one layer from the group column that stores them to the ranks that serve them."""
         size = dist.get_world_size(self._expert_group)
         share = self._shape.experts // size
         column = dist.get_rank(self._expert_group)
@@ -124,7 +124,7 @@ class PublishedPath:
                 yield f"{prefix}{expert}.down_proj.weight", values.view(width, hidden).t().contiguous()
 
     def _named(self, name: str, tensor: torch.Tensor) -> Named:
-        """The HuggingFace tensors in one whole training tensor."""
+        """Yield the HuggingFace tensors in one whole training tensor."""
         if name in GLOBAL:
             yield GLOBAL[name], tensor
             return

@@ -1,4 +1,4 @@
-"""The published per-tensor algorithm in place of this project's plan inside verl's worker, for the worker processes."""
+"""Replaces this project's plan by the published per-tensor algorithm inside verl's worker processes."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from tests.worker_processes.jobs import State
 
 
 def move_as_published(state: State) -> None:
-    """From now on the sharding manager moves weights by the published algorithm. Phases and all else stay."""
+    """Make the sharding manager move weights by the published algorithm. Phases and everything else stay."""
     from verl_patches.workers.sharding_manager import megatron_vllm
 
     state["plan"] = megatron_vllm._run_plan

@@ -44,7 +44,7 @@ COLUMNS = {
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", choices=("tiny", "experts"), action="append", help="default: both")
     parser.add_argument("--repeats", type=whole(1), default=5, help="how often each way runs (default: 5)")
@@ -66,7 +66,7 @@ def _bytes(text: str) -> int:
 
 
 def write_config(model: str, folder: Path) -> None:
-    """The rehearsal's tiny model, or one of which nearly all bytes are routed experts."""
+    """Write the config of the rehearsal's tiny model, or of one whose bytes are nearly all routed experts."""
     config = tiny_config(0, 1, 2)
     config.torch_dtype = torch.bfloat16
     if model == "experts":
@@ -90,13 +90,13 @@ def measure(model: str, repeats: int, bucket_bytes: int) -> dict:
 
 
 def ratio(ways: dict, quantity: str, other: str) -> float | None:
-    """The planned way against another one, repeat by repeat; None where the other needs nothing."""
+    """Return the median ratio of the planned way to another, repeat by repeat; None if the other needs nothing."""
     pairs = zip(ways["planned"][quantity], ways[other][quantity], strict=True)
     return median(ours / theirs for ours, theirs in pairs) if all(ways[other][quantity]) else None
 
 
 def table(model: str, found: dict) -> str:
-    """One line a quantity."""
+    """Return one line per quantity."""
     rows = [[f"{model}, {found['model_bytes'] / MEGABYTE:.1f} MB", *found["ways"], "/ verl", "/ published"]]
     for name, (title, unit, form) in COLUMNS.items():
         cells = [format(median(way[name]) / unit, form) for way in found["ways"].values()]
@@ -108,7 +108,7 @@ def table(model: str, found: dict) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures; returns the exit status."""
+    """Measure; return the exit status."""
     options = parse_arguments(arguments)
     found = {model: measure(model, options.repeats, options.bucket) for model in options.model or ("tiny", "experts")}
     print("\n\n".join(table(*item) for item in found.items()))

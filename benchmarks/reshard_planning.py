@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Seconds and memory that one rank takes to plan a reshard of a published model over hundreds of dies.
 
-Layouts are those of the real models; no weights and no other ranks are there. What other ranks would have sent is made
-beforehand and not counted. Each case runs in a fresh process, so that memory is its own.
+Layouts are those of the real models; there are no weights and no other ranks.
+Their messages are made beforehand and not counted. Each case runs in a fresh
+process, so that memory is its own.
 
 Example:
     python benchmarks/reshard_planning.py --case deepseek-256
@@ -37,11 +38,11 @@ _STAGES = (7, 7, 8, 8, 8, 8, 8, 7)
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what trains it and how it is served.
+    """A model, its training ranks and its rollout.
 
     Attributes:
         train: placement of Megatron's ranks, or how many ranks shard with FSDP2.
-        copies: with FSDP2, by how many ranks each shard is held.
+        copies: with FSDP2, how many ranks own each shard.
         separate: whether training and rollout have dies of their own.
     """
 
@@ -76,14 +77,14 @@ CASES = {
 
 @dataclass(frozen=True)
 class PlanningResult:
-    """CPU seconds of one rank, and the memory that it takes beyond what it held before, in MB.
+    """CPU seconds of one rank, and the memory that it takes in addition, in MB.
 
     Attributes:
-        layouts: to know what all ranks hold and serve.
-        plan: to decide who sends what.
-        schedule: to cut this rank's part into buckets.
-        transfers: of this rank.
-        buckets: of one update.
+        layouts: seconds to compute the shards that all ranks own and serve.
+        plan: seconds to assign senders and receivers.
+        schedule: seconds to cut this rank's part into buckets.
+        transfers: number of this rank's transfers.
+        buckets: number of buckets of one update.
     """
 
     ranks: int
@@ -100,7 +101,7 @@ class PlanningResult:
 
 
 def held(case: Case, table: Table) -> Iterator[list[Shard]]:
-    """What each training rank holds."""
+    """Yield the shards that each training rank owns."""
     if isinstance(case.train, TrainPlacement):
         yield from (table.megatron(case.train, rank) for rank in range(case.trainers))
         return
@@ -110,7 +111,7 @@ def held(case: Case, table: Table) -> Iterator[list[Shard]]:
 
 
 def sharded(table: Table, parts: int, at: int) -> Iterator[Shard]:
-    """One part of FSDP2's, which cuts rows of a tensor as `torch.chunk` does, and packed experts by their number."""
+    """Yield one FSDP2 rank's shards: tensors are cut by rows as `torch.chunk` does, packed experts by expert number."""
     experts = 1 + max((int(found[1]) for found in map(_EXPERT.search, table.shapes) if found), default=-1)
     for name, shape in table.shapes.items():
         expert = _EXPERT.search(name)
@@ -123,7 +124,7 @@ def sharded(table: Table, parts: int, at: int) -> Iterator[Shard]:
 
 
 def chunk(rows: int, parts: int, at: int) -> tuple[int, int]:
-    """The rows of one part: equal ones, of which the last may be smaller or empty."""
+    """Return the rows of one part; parts are equal, except that the last may be smaller or empty."""
     size = -(-rows // parts)
     return min(at * size, rows), min((at + 1) * size, rows)
 
@@ -160,7 +161,7 @@ def measure(name: str) -> PlanningResult:
 
 
 def make_inputs(case: Case, table: Table, rank: int, names: Sequence[str]) -> tuple[list[Shard], list[Regions]]:
-    """The rank's own layout, and what all ranks say of theirs."""
+    """Return the rank's own layout, and the layouts that all ranks report."""
     own: list[Shard] = []
     gathered = []
     for number, shards in enumerate(held(case, table)):
@@ -170,13 +171,13 @@ def make_inputs(case: Case, table: Table, rank: int, names: Sequence[str]) -> tu
 
 
 def peak_bytes() -> int:
-    """The most memory that this process had at once. `getrusage` would count the process that started it, too."""
+    """Return the peak memory of this process. `getrusage` would count the process that started it too."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def report(results: dict[str, PlanningResult]) -> str:
-    """One line a case."""
+    """Return one line per case."""
     columns: dict[str, Callable[[PlanningResult], str]] = {
         "ranks": lambda each: str(each.ranks),
         "layouts, s": lambda each: f"{each.layouts:.2f}",

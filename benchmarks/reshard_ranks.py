@@ -1,7 +1,7 @@
 """One rank of the reshard benchmark: the same weights by three ways into the same live vLLM-Ascend model.
 
-`main(folder)` reads `request.json` (repeats, bucket_bytes) and `config.json`, and rank 0 writes what all
-measured to `measured.json`.
+`main(folder)` reads `request.json` (repeats, bucket_bytes) and `config.json`, and rank 0 writes everybody's
+measurements to `measured.json`.
 """
 
 import json
@@ -34,7 +34,7 @@ TP, PP, EP = 2, 2, 2
 
 
 class Way:
-    """One way to move the weights, and what each repeat cost: the slowest or largest rank, or all ranks together."""
+    """One way to move the weights, with each repeat's cost: the slowest or largest rank, or the sum of all ranks."""
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._run = run
@@ -48,7 +48,7 @@ class Way:
         }
 
     def measure(self) -> None:
-        """Run once on all ranks together and keep what it cost. Peak memory counts from what is always there."""
+        """Run once on all ranks together and keep the cost. Peak memory excludes memory that is always allocated."""
         dist.barrier()
         meters.reset_phases()
         resident = torch.npu.memory_allocated()
@@ -72,14 +72,14 @@ class Way:
 
 
 def placements(world: int, layers: int) -> tuple[TrainPlacement, RolloutPlacement]:
-    """Training in two stages, experts over TP x EP; one rollout instance with its experts over all ranks."""
+    """Return placements: training in two stages, experts over TP x EP; one rollout, its experts over all ranks."""
     first = -(-layers // PP)
     train = TrainPlacement(tp=TP, pp=PP, ep=EP, dp=world // TP // PP, num_layer_list=(first, layers - first))
     return train, RolloutPlacement(tp=TP, dp=world // TP, ep=world)
 
 
 def ways(model: Model, hf_config: object, bucket_bytes: int, rank: int) -> tuple[dict[str, Way], State]:
-    """The three ways by name, and the live rollout weights that they all write."""
+    """Return the three ways by name, and the live rollout weights that they all write."""
     train, rollout = placements(dist.get_world_size(), model.table.layers)
     live, _ = build_rollout(model, rollout, rank)
     parallel_state.initialize_model_parallel(TP, PP, expert_model_parallel_size=EP)
@@ -96,7 +96,7 @@ def ways(model: Model, hf_config: object, bucket_bytes: int, rank: int) -> tuple
 
 
 def check_equal(found: dict[str, Way], target: State) -> None:
-    """Every way gives every weight the same bytes. Raises RuntimeError for the first that does not."""
+    """Check that every way gives every weight the same bytes. Raises RuntimeError for the first that does not."""
     expected = State()
     for name, way in found.items():
         for tensor in target.values():

@@ -55,7 +55,7 @@ COPIES = ("residency/device_to_host_bytes", "residency/host_to_device_bytes")
 
 
 def step(processes: Processes, seed: int) -> dict[str, float]:
-    """One whole step; its metrics are already the largest over dies."""
+    """Run one whole step; its metrics are already the largest over dies."""
     processes.run(jobs.rollout, PROMPTS)
     processes.run(jobs.old_log_prob)
     processes.run(jobs.reference_log_prob)
@@ -63,7 +63,7 @@ def step(processes: Processes, seed: int) -> dict[str, float]:
 
 
 def make_checkpoint(model: str, folder: Path) -> Path:
-    """Random weights of `model` in float32."""
+    """Write random weights of `model` in float32."""
     made = random_checkpoint(folder)
     if model == "experts":
         config = AutoConfig.from_pretrained(made)
@@ -75,7 +75,7 @@ def make_checkpoint(model: str, folder: Path) -> Path:
 
 @contextmanager
 def workers(model: str, addresses: str) -> Iterator[Processes]:
-    """verl's worker on every die, built and in its first state. What the dies print goes to the standard error."""
+    """Build verl's worker on every die, in its first state. The dies' output goes to standard error."""
     kept = os.dup(1)
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory() as folder, Processes() as processes:
@@ -88,8 +88,12 @@ def workers(model: str, addresses: str) -> Iterator[Processes]:
 
 
 def cycle(model: str, addresses: str, count: int) -> dict[str, float]:
-    """Bytes that stayed allocated from the second to the last of `count` steps, weights that ever differed, and rollout
-    weights that a die found elsewhere, while they were served or in the next step."""
+    """Run `count` steps and compare them.
+
+    Returns:
+        Bytes that stayed allocated from the second step to the last, weights that ever differed, and rollout weights
+        that a die found at another address, while they were served or in the next step.
+    """
     with workers(model, addresses) as processes:
         processes.run(jobs.switch, measure={"verify_weights": True})
         processes.run(jobs.watch_rollout_addresses)
@@ -107,9 +111,10 @@ def cycle(model: str, addresses: str, count: int) -> dict[str, float]:
 
 
 def measure(model: str, addresses: str) -> dict[str, dict[str, float]]:
-    """The metrics of the second step of each way; the first one makes plans and optimizer state.
+    """Return the metrics of each way's second step; the first one makes plans and optimizer state.
 
-    Raises RuntimeError when a way gives the rollout other weights than those of training.
+    Raises:
+        RuntimeError: a way gives the rollout other weights than those of training.
     """
     with workers(model, addresses) as processes:
         found = {}
@@ -130,7 +135,7 @@ def measure(model: str, addresses: str) -> dict[str, dict[str, float]]:
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
-    """One line a phase: peak and end of each way in MB, and ours against the peaks of the others."""
+    """Return one line per phase: peak and end of each way in MB, and ours against the peaks of the others."""
     others = WAYS[1:]
     rows = [
         ["MB a die", *(f"{name}, {what}" for name in WAYS for what in ("peak", "end")), *(f"/ {o}" for o in others)]
@@ -150,16 +155,16 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 
 def aligned(rows: list[list[str]]) -> str:
-    """The rows as lines, with their columns below each other."""
+    """Return the rows as lines with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def measure_vocabulary(tokens: int, hidden: int) -> dict[str, dict[str, float]]:
-    """Peak, seconds and distances from float64 of each way, the largest over ranks.
+    """Measure each way's peak, seconds and distances from float64, the largest over ranks.
 
-    The distances are those of fewer tokens of a narrower layer, with an entropy bonus.
+    The distances are measured on fewer tokens of a narrower layer, with an entropy bonus.
     """
     layer = {"tokens": tokens, "hidden": hidden, "vocabulary": VOCABULARY, "tp": VOCABULARY_RANKS}
     narrow = layer | {"tokens": COMPARED_TOKENS, "hidden": COMPARED_WIDTH, "entropy": True, "against_float64": True}
@@ -176,7 +181,7 @@ def measure_vocabulary(tokens: int, hidden: int) -> dict[str, dict[str, float]]:
 
 
 def vocabulary_table(found: dict[str, dict[str, float]]) -> str:
-    """One line a way: its peak in MB and against upstream's, seconds, and distances from float64."""
+    """Return one line per way: its peak in MB and against upstream's, seconds, and distances from float64."""
     distances = ("log_probs", "entropy", "hidden", "weight")
     rows = [["way", "peak MB", "/ upstream", "forward s", "both s", *(f"{name} off" for name in distances)]]
     for way, results in found.items():
@@ -188,7 +193,7 @@ def vocabulary_table(found: dict[str, dict[str, float]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures; returns the exit status."""
+    """Measure; return the exit status."""
     parser = make_parser(__doc__)
     parser.add_argument(
         "--cycles", type=whole(0), default=0, help="look for leaks and wrong weights over so many steps"

@@ -71,7 +71,7 @@ class Turn:
 
 
 def batch_of(sequences: int, seed: int = 0) -> DataProto:
-    """What verl gives to an update: prompts padded at the left, answers at the right."""
+    """Return the batch that verl gives to an update: prompts padded at the left, answers at the right."""
     draw, numbers = random.Random(seed), torch.Generator().manual_seed(seed)
     lengths = [min(max(2, round(math.exp(draw.gauss(4.885, 0.4)))), PROMPT + RESPONSE) for _ in range(sequences)]
     prompts = torch.tensor([min(length // 2, PROMPT) for length in lengths])[:, None]
@@ -89,12 +89,12 @@ def batch_of(sequences: int, seed: int = 0) -> DataProto:
 
 
 def largest_of(batch: DataProto, fixed: int) -> int:
-    """Tokens of the largest micro batch of `fixed` sequences."""
+    """Return the tokens of the largest micro batch of `fixed` sequences."""
     return max(part.sum().item() for part in batch.batch["attention_mask"].split(fixed))
 
 
 class Updates:
-    """verl's actor, whose weights stay: the learning rate is 0."""
+    """verl's actor with constant weights: the learning rate is 0."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -124,7 +124,7 @@ class Updates:
 
 
 def report(turns: list[Turn]) -> None:
-    """Medians of each way, and the ratios of neighbouring turns to `fixed`."""
+    """Print the medians of each way, and the ratios of neighbouring turns to `fixed`."""
     by_way = {way: [turn for turn in turns if turn.way == way] for way in WAYS}
     print(f"{'way':<15}{'wall s':>9}{'processor s':>13}{'micro batches':>15}{'of fixed':>10}")
     for way, found in by_way.items():

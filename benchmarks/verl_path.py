@@ -88,7 +88,7 @@ class TrainingModule(nn.Module):
 
 
 class VerlPath:
-    """What verl's sharding manager does when a rollout begins."""
+    """The weight transfer of verl's sharding manager at the start of a rollout."""
 
     def __init__(self, module: TrainingModule, hf_config: Any, placement: TrainPlacement, model: nn.Module) -> None:
         from verl.models.mcore.weight_converter import McoreToHFWeightConverterDpskv3

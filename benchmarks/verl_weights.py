@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MEGABYTE = 1e6
 KINDS = ("colocated", "separate")
-# Of the processes of an update: the last one, all, the fullest die, the busiest process, all, all.
+# Per update: the slowest process, the sum of all, the fullest die, the busiest process, the sum of all, the sum of all.
 COLUMNS = {
     "wall_seconds": ("wall, s", 1.0, ".3f"),
     "cpu_seconds": ("CPU of all processes, s", 1.0, ".2f"),
@@ -57,7 +57,7 @@ PUBLISHED = ("deepseek-v3", "tp4,pp8,ep8,tp_extend,layers=7/7/8/8/8/8/8/7", "tp2
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", choices=WIDTHS, default="experts", help="default: %(default)s")
     parser.add_argument("--dies", type=int, choices=(2, 4, 8), default=8, help="emulated dies (default: %(default)s)")
@@ -68,9 +68,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def request_for(kind: str, dies: int, repeats: int, bucket: int) -> Request:
-    """Experts over all ranks of a stage; layers over two stages where eight dies train.
+    """Return a request with experts over all ranks of a stage, and layers over two stages if eight dies train.
 
-    mbridge 0.15.1 cannot load Megatron-core's own experts where attention is cut over ranks and they are not.
+    mbridge 0.15.1 cannot load Megatron-core's own experts if attention is split over ranks and they are not.
     """
     from benchmarks.verl_weights_ranks import Request
 
@@ -80,7 +80,7 @@ def request_for(kind: str, dies: int, repeats: int, bucket: int) -> Request:
 
 
 def write_checkpoint(model: str, folder: Path) -> int:
-    """Write a Qwen3-MoE of which most bytes are experts; returns its bytes in bfloat16."""
+    """Write a Qwen3-MoE whose bytes are mostly experts; returns its bytes in bfloat16."""
     import safetensors
     from transformers import Qwen3MoeConfig
 
@@ -112,7 +112,7 @@ def measure(request: Request, folder: Path) -> dict[str, Any]:
 
 
 def costs(processes: list[list[dict[str, float]]], request: Request) -> dict[str, list[float]]:
-    """What each repeat cost all processes of a way."""
+    """Return the cost of each repeat over all processes of a way."""
     found: dict[str, list[float]] = {name: [] for name in COLUMNS}
     for repeat in zip(*processes, strict=True):
         values = {name: [process[name] for process in repeat] for name in COLUMNS}
@@ -131,12 +131,12 @@ def costs(processes: list[list[dict[str, float]]], request: Request) -> dict[str
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float | None:
-    """Repeat by repeat; None where the other way needs nothing."""
+    """Return the median of the repeats' own ratios; None if the other way needs nothing."""
     return median(mine / other for mine, other in zip(ours, theirs, strict=True)) if all(theirs) else None
 
 
 def published() -> dict[str, float]:
-    """Bytes that one of 256 dies receives for DeepSeek-V3, on average: by plan, and when it gathers all tensors."""
+    """Return the mean bytes that one of 256 dies receives for DeepSeek-V3: by plan, and when gathering all tensors."""
     table = parse_model(PUBLISHED[0])
     train, rollout = parse_placements(PUBLISHED[1], PUBLISHED[2], table.layers)
     statistics, _ = plan_statistics(table, train, rollout, bucket_bytes=1 << 30)
@@ -148,7 +148,7 @@ def published() -> dict[str, float]:
 
 
 def table(kind: str, model_bytes: int, found: dict[str, Any]) -> str:
-    """One line a quantity."""
+    """Return one line per quantity."""
     theirs, ours = found["ways"]
     rows = [[f"{kind}, {found['request']['dies']} dies, {model_bytes / MEGABYTE:.1f} MB", theirs, ours, "ratio"]]
     for name, (title, unit, form) in COLUMNS.items():
@@ -160,7 +160,7 @@ def table(kind: str, model_bytes: int, found: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures; returns the exit status."""
+    """Measure; return the exit status."""
     options = parse_arguments(arguments)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:

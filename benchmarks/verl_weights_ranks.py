@@ -1,8 +1,8 @@
 """One process of the benchmark of verl's weight transfers: a training rank, the worker of a die, or a rollout rank.
 
-`main(folder)` reads `request.json` and the checkpoint in `folder`. Where training and rollout share dies, a die has two
-processes, and verl's own sender and receiver are between them; where they do not, the ranks of both sides join with
-verl's checkpoint engines. Process 0 writes what all measured to `measured.json`.
+`main(folder)` reads `request.json` and the checkpoint in `folder`. If training and rollout share dies, a die has two
+processes, connected by verl's own sender and receiver; otherwise the ranks of both sides join with verl's checkpoint
+engines. Process 0 writes everybody's measurements to `measured.json`.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ Take = Callable[[str, torch.Tensor], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What is measured. separate: whether training and rollout have dies of their own, half of `dies` each.
+    """The measurement to make.
 
-    tensor, pipeline, experts: parallel sizes of Megatron.
+    Attributes:
+        separate: whether training and rollout have dies of their own, half of `dies` each.
+        tensor, pipeline, experts: parallel sizes of Megatron.
     """
 
     dies: int
@@ -73,7 +75,7 @@ class Request:
 
     @property
     def served(self) -> int:
-        """Dies that serve."""
+        """The number of dies that serve."""
         return self.dies - self.trainers if self.separate else self.dies
 
     @property
@@ -92,7 +94,7 @@ class Request:
 
 
 class Process:
-    """What a process of either side has: its place, the store of all, and counters around an update."""
+    """A process of either side, with its place, the store shared by all, and counters around an update."""
 
     def __init__(self, request: Request, folder: Path, store: dist.Store) -> None:
         self.request, self.folder, self.store = request, folder, store
@@ -131,7 +133,7 @@ class Process:
         os._exit(0)
 
     def measure(self, way: str) -> dict[str, float]:
-        """Run an update together with the others; returns what it cost here. Peak memory counts from what stays."""
+        """Run an update with the others; return its cost in this process. Peak memory excludes memory that stays."""
         torch.npu.empty_cache()
         meters.reset_phases()
         device = str(self.die)
@@ -156,7 +158,7 @@ class Process:
 
 
 class Trainer(Process):
-    """A rank of verl's engine for Megatron, extended so that it has both ways to give its weights away."""
+    """A rank of verl's engine for Megatron, extended so that it can send its weights in both ways."""
 
     def __init__(self, request: Request, folder: Path, store: dist.Store) -> None:
         super().__init__(request, folder, store)
@@ -167,13 +169,13 @@ class Trainer(Process):
         if self.joined is not None:
             self.joined.update(way, lambda: self.weights(way))
             return
-        # Larger buckets than verl's go to the worker where they lie; docs/reshard.md recommends that for alltoallv.
+        # Buckets larger than verl's are handed to the worker in place; docs/reshard.md recommends that for alltoallv.
         bucket = 1 if way == ALLTOALLV else self.request.bucket_megabytes
         sender = BucketedWeightSender(handle_of(self.die), bucket, use_shm=False)
         asyncio.run(sender.async_send_weights(self.weights(way)))
 
     def weights(self, way: str) -> Any:
-        """What verl's engine gives, extended or as it is."""
+        """Return the weights that verl's engine yields, with this project's extension or without."""
         source: Any = self.engine if way == ALLTOALLV else super(AlltoallvExport, self.engine)
         return source.get_per_tensor_param()[0]
 
@@ -241,7 +243,7 @@ class Joined:
         }
 
     def update(self, way: str, weights: Any, take: Take | None = None) -> None:
-        """Send `weights`, or hand what arrives to `take`."""
+        """Send `weights`, or hand the received weights to `take`."""
         engine: Any = self.engines[way]
         self.prepared += 1
         told = self._exchanged(engine.prepare())
@@ -258,7 +260,7 @@ class Joined:
         engine.finalize()
 
     def _exchanged(self, value: Any) -> list[Any]:
-        """What each process says, in their order."""
+        """Exchange a value with all processes; returns their values in order of the processes."""
         keys = [f"prepared {self.prepared} {number}" for number in range(self.request.processes)]
         self.process.store.set(keys[self.process.number], pickle.dumps(value))
         return [pickle.loads(self.process.store.get(key)) for key in keys]
@@ -272,7 +274,7 @@ async def _take_all(
 
 
 def new_engine(folder: Path, request: Request) -> Any:
-    """verl's engine for Megatron-core, without an optimizer."""
+    """Build verl's engine for Megatron-core, without an optimizer."""
     sizes = {
         "tensor_model_parallel_size": request.tensor,
         "pipeline_model_parallel_size": request.pipeline,
@@ -293,7 +295,7 @@ def new_engine(folder: Path, request: Request) -> Any:
 
 
 def handle_of(die: int) -> str:
-    """verl's socket between the two processes of a die."""
+    """Return the address of verl's socket between the two processes of a die."""
     return f"ipc:///tmp/rl-colocate-zmq-{ray_job()}-replica-0-rank-{die}.sock"
 
 

@@ -40,16 +40,18 @@ from verl_patches.features.temperature.scaling import at_temperature
 
 WAYS = ("ours", "published", "mindspeed", "upstream")
 _LOGITS_STD = 2.5
-"""Of a trained model's logits."""
+"""Standard deviation of a trained model's logits."""
 _CHUNK_OF_PUBLISHED = 1024
 _HIDDEN_GRID, _WEIGHT_GRID = 16, 128
 
 
 @dataclass(frozen=True)
 class Request:
-    """An output layer, its tokens, and which ways are measured.
+    """An output layer, its tokens, and the ways to measure.
 
-    `tp` ranks share the vocabulary. `labels_masked`: share of the tokens whose log-probs are masked.
+    Attributes:
+        tp: ranks that share the vocabulary.
+        labels_masked: share of the tokens whose log-probs are masked.
     """
 
     tokens: int
@@ -86,7 +88,7 @@ class Head(MegatronModule):
 
 @dataclass(frozen=True)
 class Data:
-    """On the host of every rank: hidden [tokens, hidden], weight [vocabulary, hidden], and the rest [1, tokens]."""
+    """Data on every rank's host: hidden [tokens, hidden], weight [vocabulary, hidden], and the rest [1, tokens]."""
 
     hidden: torch.Tensor
     weight: torch.Tensor
@@ -97,10 +99,10 @@ class Data:
 
 
 def make_data(request: Request) -> Data:
-    """Hidden states as after a norm, and weights with which logits are as wide as a trained model's.
+    """Draw hidden states as after a norm, and weights with which logits are as wide as a trained model's.
 
-    Both lie on grids on which float32 adds up a logit's products exactly in any order: what rounds it to bfloat16 then
-    rounds it the same way everywhere, and float64 with it.
+    Both are on grids on which float32 sums a logit's products exactly in any order, so that every way, and float64,
+    rounds the same logit to bfloat16.
     """
     generator = torch.Generator().manual_seed(11)
     dtype = getattr(torch, request.dtype)
@@ -144,13 +146,13 @@ class Trial:
         self.weights = (data.of_log_probs.npu(), data.of_entropy.npu())
 
     def processor(self, logits: Any, label: torch.Tensor, label_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Log-probs and entropy in verl's order and with verl's functions."""
+        """Return log-probs and entropy in verl's order and with verl's functions."""
         entropy = {"entropy": actor.vocab_parallel_entropy(logits)} if self.request.entropy else {}
         log_probs = actor.vocab_parallel_log_probs_from_logits(logits, label)
         return entropy | {"log_probs": log_probs.masked_fill(~label_mask, 0.0)}
 
     def forward(self, way: str) -> dict[str, torch.Tensor]:
-        """Log-probs and entropy by a way."""
+        """Return log-probs and entropy by a way."""
         processor = at_temperature(self.processor, self.request.temperature)
         ours = way == "ours"
         whole = nullcontext(processor)
@@ -158,19 +160,19 @@ class Trial:
             return processor(self.model(self.hidden), label=self.labels, label_mask=self.mask)
 
     def backward(self, found: dict[str, torch.Tensor]) -> None:
-        """Gradients of a weighted sum of all that was found."""
+        """Compute the gradients of a weighted sum of all results."""
         loss = (found["log_probs"] * self.weights[0]).sum()
         if "entropy" in found:
             loss = loss + (found["entropy"] * self.weights[1]).sum()
         loss.backward()
 
     def gradient_of_weight(self) -> torch.Tensor:
-        """Where Megatron's optimizer looks for it, or the parameter's."""
+        """Return the gradient that Megatron's optimizer reads or, without wrappers, the parameter's."""
         weight = self.head.output_layer.weight
         return weight.main_grad if self.request.wrapped else weight.grad
 
     def run(self, way: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Peak and seconds of forward and backward, and what they gave: values, and gradients of both inputs."""
+        """Return peak and seconds of forward and backward, and their results: values, and gradients of both inputs."""
         self.hidden.grad = self.head.output_layer.weight.grad = None
         if self.request.wrapped:
             self.model.zero_grad_buffer()
@@ -196,7 +198,7 @@ class Trial:
 
 @contextmanager
 def _replaced(way: str) -> Iterator[None]:
-    """Megatron's steps as MindSpeed or the published recipe replace them."""
+    """Replace Megatron's steps as MindSpeed or the published recipe does."""
     if way in ("ours", "upstream"):
         yield
         return
@@ -243,7 +245,7 @@ def _predicted(distances: torch.Tensor, target: torch.Tensor, first: int, end: i
 
 
 def exact(request: Request, data: Data) -> dict[str, torch.Tensor]:
-    """Values and gradients in float64, with plain torch; logits are rounded to the model's type as a model's are."""
+    """Return values and gradients in float64, with plain torch; logits are rounded to the model's type."""
     hidden, weight = (tensor.double().requires_grad_() for tensor in (data.hidden, data.weight))
     logits = hidden @ weight.t()
     rounded = logits.detach().to(getattr(torch, request.dtype)).double()
@@ -259,8 +261,11 @@ def exact(request: Request, data: Data) -> dict[str, torch.Tensor]:
 
 
 def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Log-probs and entropy: the largest deviation, relative to the value where that is above 1. Gradients: the norm of
-    the deviation, relative to the gradient's."""
+    """Compare results with the exact ones.
+
+    Log-probs and entropy: the largest deviation, relative to the value if that is above 1. Gradients: the norm of the
+    deviation, relative to the gradient's norm.
+    """
     result = {}
     for name, value in expected.items():
         deviation = found[name].double() - value.double()
@@ -272,7 +277,7 @@ def differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 def of_this_rank(request: Request, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """This rank's part of what all tokens and the whole vocabulary have."""
+    """Return this rank's part of values of all tokens and the whole vocabulary."""
     rank = parallel_state.get_tensor_model_parallel_rank()
     divided = {"weight"} | ({"hidden"} if request.sequence_parallel and request.tp > 1 else set())
     return {
@@ -281,7 +286,7 @@ def of_this_rank(request: Request, expected: dict[str, torch.Tensor]) -> dict[st
 
 
 def measure(request: Request) -> dict[str, dict[str, Any]]:
-    """The results of every way; the first run of each makes buffers and communicators."""
+    """Return the results of every way; the first run of each makes buffers and communicators."""
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=request.tp)
     data = make_data(request)
@@ -303,7 +308,7 @@ def measure(request: Request) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def _fused_operator() -> Iterator[None]:
-    """What Megatron looks for in `fused_weight_gradient_mlp_cuda`: products that are added up in float32."""
+    """Provide the operator that Megatron expects in `fused_weight_gradient_mlp_cuda`: products summed in float32."""
 
     def add(total_input: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:
         main_grad.add_(grad_output.float().t() @ total_input.float())

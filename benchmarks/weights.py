@@ -44,8 +44,14 @@ _SAMPLE_S = 0.2
 
 @dataclass(frozen=True)
 class Measured:
-    """wall_s, cpu_s: of the command and all its processes. peak_process_rss: of its largest process, mapped files
-    included. peak_total_pss: of all its processes together, sampled. written: bytes of the files that it left."""
+    """The cost of a command with all its processes.
+
+    Attributes:
+        wall_s, cpu_s: wall and processor seconds.
+        peak_process_rss: of its largest process, including mapped files.
+        peak_total_pss: of all its processes together, sampled.
+        written: bytes of the files that it left.
+    """
 
     wall_s: float
     cpu_s: float
@@ -122,7 +128,7 @@ def _pss(process: int) -> int:
 
 
 def this(step: str, *arguments: object) -> list[str]:
-    """The command that runs one step of the reference in a process of its own."""
+    """Return the command that runs one step of the reference in a process of its own."""
     return [sys.executable, str(Path(__file__).resolve()), "--step", step, *map(str, arguments)]
 
 
@@ -133,7 +139,7 @@ def tool(source: Path, output: Path, layers: int, workers: int) -> list[str]:
 
 
 def compare(work: Path, gigabytes: float, experts: int, workers: int) -> dict[str, Measured]:
-    """All measurements by name. Raises RuntimeError if a command fails or the shards are not equal."""
+    """Return all measurements by name. Raises RuntimeError if a command fails or the shards are not equal."""
     layers = 2
     while (
         sum(torch.Size(dims).numel() for dims in hf_shapes(checkpoint(layers, experts).shape).values())
@@ -162,7 +168,7 @@ def compare(work: Path, gigabytes: float, experts: int, workers: int) -> dict[st
 
 
 def report(results: dict[str, Measured], source_bytes: int) -> dict:
-    """Results and ratios, as they are printed."""
+    """Return results and ratios as they are printed."""
     cast, shards, tools = (results[name] for name in ("reference, cast", "reference, shards", "tools"))
     return {
         "source_bytes": source_bytes,
@@ -175,7 +181,7 @@ def report(results: dict[str, Measured], source_bytes: int) -> dict:
 
 
 def run_step(step: str, arguments: list[str]) -> None:
-    """One step in a process of its own: generate FOLDER LAYERS EXPERTS, cast FROM TO, shards FROM TO LAYERS EXPERTS."""
+    """Run one step in its own process: generate FOLDER LAYERS EXPERTS, cast FROM TO, shards FROM TO LAYERS EXPERTS."""
     if step == "cast":
         cast_folder(Path(arguments[0]), Path(arguments[1]))
         return

@@ -24,9 +24,12 @@ ROOT = Path(__file__).resolve().parent
 
 
 class Release(NamedTuple):
-    """A torch_npu that the emulator is for: the CANN beneath it, the chip where none is set, and tables of calls.
+    """A supported torch_npu.
 
-    The first table is that of its op-plugin.
+    Attributes:
+        cann: version of the CANN below it.
+        chip: the chip that is emulated if none is set.
+        calls: files with tables of calls; the first is that of its op-plugin.
     """
 
     cann: str
@@ -35,7 +38,7 @@ class Release(NamedTuple):
 
     @property
     def cann_numbers(self) -> tuple[int, ...]:
-        """Numbers of the CANN's version, to compare: (8, 2, 1) of "8.2.RC1"."""
+        """The numbers of the CANN's version, for comparisons: (8, 2, 1) for "8.2.RC1"."""
         return tuple(int(number) for number in re.findall(r"\d+", self.cann))
 
 
@@ -66,13 +69,13 @@ NAMES = [
     "libnnopbase.so",
     "libmsprofiler.so",
     "libascend_hal.so",
-    # What vllm-ascend's compiled module links beside them; of these its kernels are found here, too.
+    # Libraries that vllm-ascend's compiled module links beside them. The first, its kernels, is emulated here too.
     "libvllm_ascend_kernels.so",
     "libplatform.so",
     "libregister.so",
     "libge_common_base.so",
-    "libhcomm.so",  # of CANN 9: what HCCL stands on
-    # And that of vllm-ascend 0.23.
+    "libhcomm.so",  # of CANN 9: HCCL is built on it
+    # Libraries that the module of vllm-ascend 0.23 links as well.
     "libascendalog.so",
     "libascend_dump.so",
     "libc_sec.so",
@@ -83,14 +86,14 @@ NAMES = [
     "libunified_dlog.so",
 ]
 ATB_NAMES = ["libatb.so", "libasdops.so", "liblcal.so"]
-# Where they are loaded from, and where extensions that are compiled look for them.
+# Folders from which they are loaded, and in which the compiler looks for them when it builds extensions.
 PLACES = {"lib": NAMES + ATB_NAMES, "toolkit/lib64": NAMES, "toolkit/atb/lib": ATB_NAMES}
 # ATB's headers as extensions include them: there is one header with everything.
 ATB_HEADERS = ("types.h", "operation.h", "context.h", "utils.h", "infer_op_params.h", "train_op_params.h")
 
 
 def refusals(calls: str) -> str:
-    """Source text that refuses each operator of a table of calls by name; an operator that is written replaces it."""
+    """Return source text that rejects each operator of a table of calls by name; an emulated operator replaces it."""
     first: dict[str, str] = {}
     for line in calls.splitlines():
         name, _, parameters = line.partition(" ")
@@ -100,7 +103,7 @@ def refusals(calls: str) -> str:
 
 
 def release() -> Release:
-    """That of the installed torch_npu; ends the process with a sentence where it is none of those known."""
+    """Return the release of the installed torch_npu; ends the process with a sentence if it is not supported."""
     installed = re.split(r"\.post|\+", metadata.version("torch_npu"))[0]
     if installed not in RELEASES:
         known = ", ".join(RELEASES)
@@ -109,9 +112,9 @@ def release() -> Release:
 
 
 def make_toolkit(folder: Path) -> None:
-    """What torch_npu looks for in an installed CANN: folders, the file that says which version it is, and commands.
+    """Write the parts of an installed CANN that torch_npu looks for: folders, the file with the version, and commands.
 
-    Extensions are compiled against it, too: beside the headers that torch_npu brings they need those of ATB.
+    Extensions are compiled against it too: beside the headers that torch_npu brings they need those of ATB.
     """
     for name in ("runtime", "compiler", "opp", "include", f"{platform.machine()}-linux"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -138,9 +141,10 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def join_sources(build: Path) -> list[Path]:
-    """Files in `build` that include the sources. Names of one source must not mean something else in another.
+    """Write files in `build` that include the sources. A name must not mean different things in two sources.
 
-    Sources that define what is refused stay alone: elsewhere the same symbols are those of operators that are there.
+    Sources that define the rejected symbols are compiled alone: other sources define the same symbols for operators
+    that are emulated.
     """
     sources = sorted((ROOT / "csrc").glob("*.cpp"))
     alone = [source for source in sources if '#include "refused' in source.read_text()]
@@ -153,7 +157,10 @@ def join_sources(build: Path) -> list[Path]:
 
 
 def rules(sources: list[Path], wheel: Path, build: Path, out: Path) -> str:
-    """A file for ninja, which runs in `build`. All paths are relative: a checkout's own may hold spaces and quotes."""
+    """Return a build file for ninja, which runs in `build`.
+
+    All paths are relative, since those of a checkout may hold spaces and quotes.
+    """
 
     def relative(path: Path | str) -> str:
         return os.path.relpath(path, build)
@@ -195,7 +202,7 @@ def rules(sources: list[Path], wheel: Path, build: Path, out: Path) -> str:
 
 
 def graph_engine_refusals(wheel: Path) -> str:
-    """Source text with a function that refuses itself for every symbol of the graph engine that torchair links."""
+    """Return source text with a function that rejects its call, for every symbol of GE that torchair links."""
     libraries = sorted((wheel / "torch_npu/dynamo/torchair/core").glob("*.so"))
     wanted = set().union(*map(undefined_symbols, libraries)) - set().union(*map(defined_symbols, libraries))
     names = sorted(name for name in wanted if re.match(r"_ZN?K?2ge|acltdt", name))
@@ -213,7 +220,7 @@ def defined_symbols(library: Path) -> set[str]:
 
 
 def missing_symbols(wheel: Path, core: Path) -> list[str]:
-    """What the wheel's libraries ask CANN for and the emulated one lacks."""
+    """Return the symbols of CANN that the wheel's libraries need and the emulated CANN lacks."""
     libraries = list(wheel.glob("torch_npu/**/*.so"))
     wanted = set().union(*map(undefined_symbols, libraries))
     given = set().union(defined_symbols(core), *map(defined_symbols, libraries))
@@ -222,10 +229,10 @@ def missing_symbols(wheel: Path, core: Path) -> list[str]:
 
 
 def build_cann(wheel: Path, folder: Path) -> None:
-    """Put libraries in ``folder/lib``, and what says that CANN is there in ``folder/toolkit``.
+    """Put libraries in ``folder/lib``, and the files by which CANN is found in ``folder/toolkit``.
 
-    `wheel` is the folder that torch_npu's wheel is installed in. Ends the process with the compiler's exit code, or
-    with one sentence, where it cannot be done. MAX_JOBS says how many files are compiled at a time, as for torch.
+    `wheel` is the folder in which torch_npu's wheel is installed. On failure the process ends with the compiler's exit
+    code, or with one sentence. MAX_JOBS limits how many files are compiled at a time, as for torch.
     """
     # Libraries are made beside the object files of this torch_npu: in `folder`, which the builds for all of them share,
     # those of another one would be newer than these object files, and stay.

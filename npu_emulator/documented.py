@@ -1,4 +1,4 @@
-"""What documents of operators demand, `documented_rules.txt`, as source text for the emulated CANN."""
+"""The rules in the operators' documents, `documented_rules.txt`, as source text for the emulated CANN."""
 
 import re
 import tomllib
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-# aclDataType's names where they are not those of the documents; what its header lacks, no tensor can be.
+# aclDataType's names where they differ from the documents'. No tensor can have a type that its header lacks.
 _ENUMERATORS = {"BFLOAT16": "BF16"}
 _AGREEMENTS = {
     "shape": "kShape", "broadcasts": "kBroadcasts", "broadcast_of": "kBroadcastOf", "dtype": "kDtype",
@@ -15,10 +15,10 @@ _NOT_IN_THE_HEADER = re.compile(r"FLOAT8_|FLOAT4_|HIFLOAT8")
 
 
 def demands(rules: str, exceptions: Sequence[Mapping[str, str]]) -> str:
-    """Source text with what the documents demand of each operator's parameters, but for what `exceptions` name.
+    """Return source text with the documents' demands on each operator's parameters, without those in `exceptions`.
 
     Raises:
-        ValueError: an exception names nothing that is demanded.
+        ValueError: an exception names a demand that no document makes.
     """
     left = {(each["operator"], each["parameter"], each["demand"]) for each in exceptions}
     lines = []
@@ -53,7 +53,7 @@ def demands(rules: str, exceptions: Sequence[Mapping[str, str]]) -> str:
 
 
 def _relations(named: Mapping[str, Sequence[str]], places: Mapping[str, int]) -> str:
-    """Relations, with the names of other parameters by word, as source text; `places` has the number of each."""
+    """Return relations as source text: `named` has the other parameters by word, `places` the number of each."""
     return ", ".join(
         f"{{Agreement::{_AGREEMENTS[word]}, {' | '.join(f'1ull << {places[name]}' for name in others.split('+'))}}}"
         for word, all_of_them in named.items()
@@ -73,6 +73,6 @@ def _bits_of_ranks(ranks: str) -> int:
 
 
 def documented_demands() -> str:
-    """Source text of the committed rules and their exceptions."""
+    """Return the source text of the committed rules and their exceptions."""
     exceptions = tomllib.loads((ROOT / "documented_exceptions.toml").read_text())["exception"]
     return demands((ROOT / "documented_rules.txt").read_text(), exceptions)

@@ -1,4 +1,4 @@
-"""What a document of an aclnn operator says of two tensors together: that their shapes or element types agree.
+"""Relations between two tensors in an aclnn operator's document: their shapes or element types agree.
 
 A relation is written as ``kind=names`` and belongs to one parameter:
 
@@ -7,8 +7,8 @@ A relation is written as ``kind=names`` and belongs to one parameter:
     broadcast_of=self+other  the shape that `self` and `other` have after broadcasting
     dtype=self               the same element type as `self`
 
-Only clauses that say this and nothing else are read: what has a condition, speaks of single dimensions, or names what
-is no parameter is left out.
+Only clauses that say this and nothing else are read. Clauses with a condition, about single dimensions, or with names
+that are not parameters are left out.
 """
 
 import re
@@ -47,7 +47,7 @@ _REFUSED_RESULT = re.compile(rf"(?P<result>{_NAME})的shape(?:不是|不等于|[
 
 
 def clauses(text: str, ends: str = "。；;\n") -> Iterator[str]:
-    """The clauses of the sentences that have no condition, without marks, remarks in parentheses, and idle spaces."""
+    """Yield the clauses of unconditional sentences, without markup, remarks in parentheses, and superfluous spaces."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"[（(][^（）()]*[）)]", "", text)
     for sentence in re.split(f"[{ends}]", text):
@@ -65,7 +65,7 @@ def _kinds(aspects: str) -> list[str]:
 
 
 def of_parameter(text: str, column: str = "") -> set[tuple[str, str]]:
-    """The relations (kind, names) that the description of one parameter gives; `column` is what it is the column of."""
+    """Return the relations (kind, names) in one parameter's description; `column` is the kind of its table column."""
     found: set[tuple[str, str]] = set()
     for clause in clauses(text):
         if result := _RESULT.fullmatch(clause):
@@ -80,7 +80,7 @@ def of_parameter(text: str, column: str = "") -> set[tuple[str, str]]:
 
 
 def of_refusals(text: str) -> Iterator[tuple[str, str, str]]:
-    """(parameter, kind, names) of what a list of refused calls says, the last that is named being the parameter."""
+    """Yield (parameter, kind, names) from a list of rejected calls; the last parameter named is the one concerned."""
     for clause in clauses(text, r"。；;\n<>|"):
         clause = re.sub(r"^\d+\.", "", clause)
         if result := _REFUSED_RESULT.fullmatch(clause):
@@ -94,9 +94,9 @@ def of_refusals(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def known(name: str, relations: Iterable[tuple[str, str]], kinds: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """Those between parameters of one type, of the operator whose parameters have the types `kinds`.
+    """Keep the relations between parameters of one type; `kinds` are the types of the operator's parameters.
 
-    Where shapes are said to be the same and to be broadcast too, the latter counts.
+    If a document says of two shapes both that they are equal and that they broadcast, the latter counts.
     """
     found = {
         (kind, names)
@@ -108,12 +108,12 @@ def known(name: str, relations: Iterable[tuple[str, str]], kinds: Mapping[str, s
 
 
 def renamed_in(relations: Iterable[tuple[str, str]], names_of: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """The same relations, of parameters that have other names."""
+    """Return the same relations under other names of the parameters."""
     return frozenset((kind, "+".join(names_of[name] for name in names.split("+"))) for kind, names in relations)
 
 
 def weaker(ours: frozenset[tuple[str, str]], theirs: frozenset[tuple[str, str]]) -> frozenset[tuple[str, str]]:
-    """What is demanded where either of two documents may be right; where one says nothing, what the other says."""
+    """Return the relations to demand if either of two documents may be right; if one has none, the other's."""
     return frozenset(_weaker(ours, theirs, SHAPE_KINDS)) | frozenset(_weaker(ours, theirs, ("dtype",)))
 
 

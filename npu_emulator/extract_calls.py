@@ -19,7 +19,7 @@ _CALL = re.compile(
     r"\b(?:EXEC_NPU_CMD(?:_SYNC|_V1)?|EXEC_NPU_NO_FORMAT_CHECK_CMD|EXEC_ATB_CMD|EXEC_GET_MAX_WORKSPACE_CMD|ACLNN_CMD)"
     r"\s*\("
 )
-# What a declared C++ type is in the C interface; the first that matches.
+# The C interface's type for a declared C++ type; the first match counts.
 _DECLARED = [
     (r"TensorList|vector<at::Tensor>", "TensorList"),
     (r"ArrayRef<at::Scalar>|ScalarList|vector<at::Scalar>", "ScalarList"),
@@ -39,7 +39,7 @@ _DECLARED = [
     (r"\bfloat\b", "float"),
     (r"char|string", "char*"),
 ]
-# What an expression gives, where the argument is one or `auto` hides the type.
+# The type of an expression, for arguments that are expressions and for declarations with `auto`.
 _EXPRESSION = [
     (
         r"at::Tensor\(\)|apply_tensor|at::empty|at::zeros|at::ones|empty_like|\.to\(|\.contiguous\(|transpose"
@@ -57,7 +57,7 @@ _EXPRESSION = [
     (r"^[-\d.e]+f$", "float"),
     (r"^[-\d.e]+$", "double"),
 ]
-# What a schema's type is in the C interface.
+# The C interface's type for a schema's type.
 _SCHEMA = [
     (r"Tensor\S*\[\]", "TensorList"),
     (r"Tensor", "Tensor"),
@@ -79,7 +79,7 @@ def _first(table: list[tuple[str, str]], text: str) -> str:
 
 
 def _arguments(text: str, start: int) -> list[str]:
-    """The comma-separated arguments of the call whose parenthesis ends before `start`."""
+    """Return the comma-separated arguments of the call whose opening parenthesis ends before `start`."""
     depth, part, parts = 1, "", []
     for position in range(start, len(text)):
         char = text[position]
@@ -98,7 +98,7 @@ def _arguments(text: str, start: int) -> list[str]:
 
 
 def _type_of(argument: str, before: str) -> str:
-    """The C type of an argument, from the code of the function `before` its call."""
+    """Return the C type of an argument, told from the function's code `before` the call."""
     if argument == "nullptr":
         return "pointer"
     if re.fullmatch(r"\w+", argument):
@@ -117,7 +117,7 @@ def _type_of(argument: str, before: str) -> str:
 
 
 def _written(root: Path, folders: list[str], suffixes: tuple[str, ...] = (".cpp",)) -> Iterator[str]:
-    """Calls in the C++ sources below `folders`."""
+    """Yield the calls in the C++ sources below `folders`."""
     for folder in folders:
         sources = (path for path in (root / folder).rglob("*") if path.suffix in suffixes)
         for path in sorted(sources):
@@ -131,7 +131,7 @@ def _written(root: Path, folders: list[str], suffixes: tuple[str, ...] = (".cpp"
 
 
 def _generated(root: Path) -> Iterator[str]:
-    """Calls that op-plugin generates: ``exec: aclnnX, arguments`` beside a schema in its list of functions."""
+    """Yield the calls that op-plugin generates from ``exec: aclnnX, arguments`` beside a schema in its list."""
     text = (root / "op_plugin/config/op_plugin_functions.yaml").read_text()
     for block in re.split(r"\n\s*- func: ", text)[1:]:
         schema = re.match(r"[\w.]+\s*\((.*)\)\s*->\s*(.*)$", block.splitlines()[0])
@@ -160,7 +160,7 @@ def _generated(root: Path) -> Iterator[str]:
 
 
 def extract(op_plugin: Path, torch_npu: Path) -> list[str]:
-    """All forms of calls, sorted, each once."""
+    """Return all forms of calls, sorted, each once."""
     lines = set(_generated(op_plugin))
     lines.update(_written(op_plugin, ["op_plugin/ops", "op_plugin/utils"]))
     lines.update(_written(torch_npu, ["torch_npu/csrc/aten"]))

@@ -76,22 +76,22 @@ _ONLY_WORDS, _LISTED_WORDS = (
     re.compile(begin + rf"({_WORD}(?:\s*[、，/和或]\s*{_WORD})*)(?!类型)", re.A)
     for begin in (_ONLY, r"(?:支持(?:取值)?|可选值)为?\s*")
 )
-# A sentence with one of these speaks of a condition, or of what is not refused.
+# A sentence with one of these states a condition, or a case that is not rejected.
 _CONDITIONAL = re.compile(r"时|当|若|如果|场景|模式下|^在|建议|例如|不生效|类型(?:仅|只)?支持")
-# Families of chips: as the tables of products begin, and as the sources of kernels name them.
+# Families of chips: the start of their names in the tables of products, and their names in the sources of kernels.
 CHIPS = {"A2": ("Atlas A2", "ascend910b"), "A3": ("Atlas A3", "ascend910_93")}
 
 
 @dataclass(frozen=True)
 class Values:
-    """What a number or a string may be: those that are listed, or the whole numbers from `least` to `most`."""
+    """The allowed values of a number or a string: those listed, or the integers from `least` to `most`."""
 
     listed: frozenset[str] = frozenset()
     least: int | None = None
     most: int | None = None
 
     def or_else(self, other: "Values") -> "Values":
-        """At least what either allows."""
+        """Return values that contain everything that either allows."""
         if self.listed and other.listed:
             return Values(self.listed | other.listed)
         lows, highs = zip(*(each.bounds() for each in (self, other)), strict=True)
@@ -101,7 +101,7 @@ class Values:
         )
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """The least and the greatest number that is allowed."""
+        """Return the least and the greatest number that is allowed."""
         numbers = [int(each) for each in self.listed]
         return (min(numbers), max(numbers)) if numbers else (self.least, self.most)
 
@@ -114,7 +114,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a document demands of one parameter; None and False where it says nothing."""
+    """A document's demands on one parameter; None or False if it says nothing."""
 
     dtypes: frozenset[str] | None = None
     ranks: frozenset[int] | None = None
@@ -124,7 +124,7 @@ class Demand:
     relations: frozenset[tuple[str, str]] = frozenset()
 
     def or_else(self, other: "Demand") -> "Demand":
-        """What is demanded where either may be right."""
+        """Return the demands if either document may be right."""
         return Demand(
             self.dtypes | other.dtypes if self.dtypes and other.dtypes else self.dtypes or other.dtypes,
             self.ranks | other.ranks if self.ranks and other.ranks else self.ranks or other.ranks,
@@ -154,7 +154,7 @@ def _written_ranks(ranks: frozenset[int] | None) -> str:
 
 
 class _Table(HTMLParser):
-    """The rows of the first table of a text, as lists of cells; a cell over several rows stands in each of them."""
+    """The rows of the first table of a text, as lists of cells; a cell that spans several rows is in each of them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -198,7 +198,10 @@ class _Table(HTMLParser):
 
 
 def for_chip(text: str, chip: str) -> str:
-    """The lines of a text that hold for a chip: those that name it if there are any that do, and those of all chips."""
+    """Return the lines of a text that apply to a chip.
+
+    These are the lines that name it if one of them has a list, otherwise the lines that name no chip.
+    """
     lines = text.splitlines()
     named = [line for line in lines if chip in line]
     common = [line for line in lines if not re.search(r"Ascend 9\d\d|Atlas|Kirin", line)]
@@ -206,7 +209,7 @@ def for_chip(text: str, chip: str) -> str:
 
 
 def element_types(words: str) -> frozenset[str] | None:
-    """The element types of a list; None where it names one that is not known, or none."""
+    """Return the element types of a list; None if it names none, or one that is not known."""
     words = re.sub(r"[（(][^）)]*[）)]", "", words).strip(" 。；;\n")
     names = [word for word in re.split(r"[、，,/和或\s]+", words) if word]
     if not names or any(name not in ELEMENT_TYPES for name in names):
@@ -215,14 +218,16 @@ def element_types(words: str) -> frozenset[str] | None:
 
 
 def _from_to(least: int, most: int) -> frozenset[int]:
-    """What a range of numbers of dimensions allows. "1-8" is said of many operators that take scalars: the sources of
-    these check the greatest number alone.
+    """Return the numbers of dimensions that a range allows.
+
+    Documents say "1-8" of many operators that take scalars too: their sources check the upper limit alone. So it
+    includes 0.
     """
     return frozenset(range(0 if (least, most) == (1, 8) else least, most + 1))
 
 
 def ranks(text: str) -> frozenset[int] | None:
-    """The numbers of dimensions that a table's cell allows; None where it gives no numbers."""
+    """Return the numbers of dimensions that a table's cell allows; None if it gives no numbers."""
     text = text.strip(" 。维\n")
     if match := re.fullmatch(r"(\d)\s*维?[-~到至]\s*(\d)(?:维.*)?", text):
         return _from_to(int(match[1]), int(match[2]))
@@ -234,7 +239,7 @@ def ranks(text: str) -> frozenset[int] | None:
 
 
 def ranks_in_words(text: str) -> frozenset[int] | None:
-    """The numbers of dimensions that a sentence allows."""
+    """Return the numbers of dimensions that a sentence allows."""
     if match := re.search(r"shape(?:维度)?(?:只|仅)?支持\s*(\d)\s*维?[-~到至](\d)\s*维", text):
         return _from_to(int(match[1]), int(match[2]))
     if match := re.search(r"维度?(?:不支持(\d)维以上|不(?:高于|超过|大于)(\d)维?)", text):
@@ -245,9 +250,9 @@ def ranks_in_words(text: str) -> frozenset[int] | None:
 
 
 def allowed_values(kind: str, text: str) -> Values | None:
-    """What a number, a bool (0 or 1) or a string may be, by the words of its description; None where they give nothing.
+    """Read the allowed values of a number, a bool (0 or 1) or a string from its description; None if it gives none.
 
-    Sentences that begin with a condition are left out, and remarks in parentheses.
+    Conditional sentences and remarks in parentheses are left out.
     """
     text = re.sub(r"[（(][^（）()\[\]]*[）)]", "", re.sub(r"当前版本|当前|目前", "", text))
     sentences = [each for each in map(str.strip, re.split(r"[。；;\n]", text)) if not _CONDITIONAL.search(each)]
@@ -274,7 +279,7 @@ def allowed_values(kind: str, text: str) -> Values | None:
 
 
 def from_table(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tuple[str, Demand]]:
-    """The demands of a document that has a table of parameters, whose types are `kinds`."""
+    """Yield the demands of a document with a table of parameters, whose types are `kinds`."""
     head, *rows = _Table(section).rows
     columns = {re.sub(r"[(（].*|张量", "", cell).strip().lower(): at for at, cell in enumerate(head)}
     dtypes, shapes = columns.get("数据类型"), columns.get("维度")
@@ -303,7 +308,7 @@ def from_table(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tu
 
 
 def from_list(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tuple[str, Demand]]:
-    """The demands of a document that has a list of parameters, whose types are `kinds`."""
+    """Yield the demands of a document with a list of parameters, whose types are `kinds`."""
     ends = [match.start() for match in _ITEM.finditer(section)][1:] + [len(section)]
     for match, end in zip(_ITEM.finditer(section), ends, strict=False):
         text = section[match.start() : end]
@@ -315,14 +320,14 @@ def from_list(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[tup
 
 
 def required_names(section: str) -> set[str]:
-    """The parameters of which a document says that a null pointer is refused."""
+    """Return the parameters for which a document rejects a null pointer."""
     found = re.search(r"161001.*?(?=161002|561\d{3}|$)", section, re.S)
     text = re.split(r"或者|同时|均为|全为|都为", re.sub(r"<[^>]+>", " ", found[0]))[0] if found else ""
     return set(re.findall(r"[A-Za-z][A-Za-z0-9_]*", text))
 
 
 def parameters(prototype: str) -> list[tuple[str, str]] | None:
-    """Names and types of a C function's parameters but the last two; None where a type is not known."""
+    """Return names and types of a C function's parameters but the last two; None if a type is not known."""
     words = [re.sub(r"\bconst\b", "", word).strip() for word in prototype.split(",")]
     split = [re.fullmatch(r"(\w+)\s*((?:\s*\*)*)\s*(\w+)", word) for word in words]
     if not all(split):
@@ -337,7 +342,7 @@ def parameters(prototype: str) -> list[tuple[str, str]] | None:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator's parameters in order, with names, types and what is demanded of each; and the chips that have it."""
+    """An operator: its parameters in order, with names, types and demands, and the chips that have it."""
 
     names: tuple[str, ...]
     types: tuple[str, ...]
@@ -345,7 +350,7 @@ class Operator:
     chips: frozenset[str] = frozenset(CHIPS)
 
     def or_else(self, other: "Operator") -> "Operator":
-        """What is demanded where either document may be right; this one's where their parameters differ."""
+        """Return the demands if either document may be right; this operator itself if their parameters differ."""
         if self.types != other.types:
             return self
         renamed = dict(zip(other.names, self.names, strict=True))
@@ -362,7 +367,7 @@ class Operator:
 
 
 def chips_with(document: str, kernels: str) -> frozenset[str]:
-    """The chips that have the operators of a document, by its table of products and the sources of its kernels."""
+    """Return the chips that have a document's operators, by its table of products and the sources of its kernels."""
     have_kernels = {chip for chip, (_, name) in CHIPS.items() if f'AddConfig("{name}"' in kernels}
 
     def is_refused(product: str) -> bool:
@@ -374,7 +379,7 @@ def chips_with(document: str, kernels: str) -> frozenset[str]:
 
 
 def operators_of(document: str, chip: str, kernels: str = "") -> Iterator[tuple[str, Operator]]:
-    """The operators of one document, by name; `kernels` is the text that registers their kernels."""
+    """Yield the operators of one document, by name; `kernels` is the text that registers their kernels."""
     for operator, prototype in dict(_PROTOTYPE.findall(document)).items():
         named = parameters(prototype)
         begin = re.search(rf"^#+ +`?{operator}GetWorkspaceSize`?\s*$", document, re.M)
@@ -396,7 +401,7 @@ def operators_of(document: str, chip: str, kernels: str = "") -> Iterator[tuple[
 
 
 def _demands(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[Demand]:
-    """What a section demands of each parameter in turn: of what is said, that which its type can keep or break."""
+    """Yield a section's demands on each parameter in turn, limited to those that its type can meet or violate."""
     described, _, results = section.partition("返回值")
     found = dict((from_table if "<table" in described else from_list)(described, chip, kinds))
     required, refused = required_names(results), list(of_refusals(for_chip(results, chip)))
@@ -411,7 +416,7 @@ def _demands(section: str, chip: str, kinds: Mapping[str, str]) -> Iterator[Dema
 
 
 def extract(releases: list[Path], chip: str) -> dict[str, Operator]:
-    """All operators. Of two documents of one operator in a release the one that is not experimental counts."""
+    """Return all operators. If a release has two documents of one operator, the one that is not experimental counts."""
     found: dict[str, Operator] = {}
     for release in releases:
         own: dict[str, Operator] = {}

@@ -25,8 +25,8 @@ from pathlib import Path
 OUTPUT = "mindstudio_profiler_output"
 CORE = "HOST_CPU"  # what computed a task; a device has AI_CORE, AI_VECTOR_CORE and others
 NO_MODEL, NO_SUBTASK = 4294967295, 4294967295
-# torch_npu looks each tenth of a second whether the export is there, and gives up its analysis where this command ends
-# before it has looked. CANN's own takes longer than that.
+# torch_npu checks every tenth of a second whether the export exists, and gives up its analysis if this command ends
+# before the check. CANN's own takes longer than that.
 SECONDS_TO_BE_SEEN = 2
 # Processes of the timeline, by the number added to that of the device; the real process has one of its own.
 CALLS, HARDWARE, COMMUNICATION, OVERLAP = 0, 100, 200, 300
@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Task:
-    """What a stream did for a call."""
+    """The work of a stream for a call."""
 
     call: int
     name: str
@@ -64,7 +64,7 @@ class Task:
 
     @property
     def type(self) -> str:
-        """As CANN calls it: aclnnMatmul is a Matmul, and HcclAllReduce is hcom_allReduce_."""
+        """CANN's name of the type: aclnnMatmul is a Matmul, and HcclAllReduce is hcom_allReduce_."""
         if self.is_collective:
             words = self.name.removeprefix("Hccl")
             return f"hcom_{words[0].lower()}{words[1:]}_".replace("hcom_recv_", "hcom_receive_")
@@ -72,10 +72,10 @@ class Task:
 
 
 def read_recording(folder: Path) -> tuple[list[Call], list[Task]]:
-    """Calls and tasks in the order in which they began.
+    """Read calls and tasks in the order in which they began.
 
     Raises:
-        OSError, ValueError: the folder is not that of a recording.
+        OSError, ValueError: the folder is not a recording.
     """
     start = json.loads((folder / "host" / "start_info").read_text())
     shift = int(start["collectionTimeBegin"]) * 1000 - int(start["clockMonotonicRaw"])
@@ -99,12 +99,12 @@ def _rows(path: Path) -> list[list[str]]:
 
 
 def microseconds(time_ns: int) -> str:
-    """As CANN writes times: all digits, three of them after the point."""
+    """Format a time as CANN does: all digits, three of them after the point."""
     return f"{time_ns // 1000}.{time_ns % 1000:03d}"
 
 
 def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans that lie apart, in order, and cover what the given ones cover: (1, 3), (2, 5), (7, 8) -> (1, 5), (7, 8)."""
+    """Merge spans into disjoint ones in order: (1, 3), (2, 5), (7, 8) -> (1, 5), (7, 8)."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:
@@ -115,7 +115,7 @@ def union(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def without(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What spans cover and others do not; both lie apart and in order: (1, 8) without (2, 3) -> (1, 2), (3, 8)."""
+    """Subtract other spans, both disjoint and in order: (1, 8) without (2, 3) -> (1, 2), (3, 8)."""
     left = []
     for begin, end in spans:
         for other_begin, other_end in others:
@@ -130,7 +130,7 @@ def without(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]])
 
 
 def timeline(calls: Sequence[Call], tasks: Sequence[Task], pid: int) -> list[dict]:
-    """The trace: calls by thread, tasks by stream, collectives, what overlaps, and arrows from calls to tasks."""
+    """Return the trace: calls by thread, tasks by stream, collectives, overlaps, and arrows from calls to tasks."""
     process = pid * 1024
     events = _lane(process + CALLS, "CANN", "CPU")
     for call in calls:
@@ -192,7 +192,7 @@ def _core(task: Task) -> str:
 
 
 def op_summary(tasks: Sequence[Task]) -> Iterator[dict]:
-    """A row for each computation and collective."""
+    """Return a row for each computation and collective."""
     ended: dict[tuple[int, int], int] = {}
     for number, task in enumerate(tasks):
         before = ended.get((task.device, task.stream), task.begin)
@@ -224,7 +224,7 @@ def op_summary(tasks: Sequence[Task]) -> Iterator[dict]:
 
 
 def op_statistic(tasks: Sequence[Task]) -> Iterator[dict]:
-    """A row for each type of computation on a device; the longest first."""
+    """Return a row for each type of computation on a device, the longest first."""
     took: dict[tuple[int, str], list[float]] = defaultdict(list)
     for task in tasks:
         if task.is_computation:
@@ -239,7 +239,7 @@ def op_statistic(tasks: Sequence[Task]) -> Iterator[dict]:
 
 
 def api_statistic(calls: Sequence[Call]) -> Iterator[dict]:
-    """A row for each function that the host called."""
+    """Return a row for each function that the host called."""
     took: dict[str, list[float]] = defaultdict(list)
     for call in calls:
         took[call.name].append((call.end - call.begin) / 1000)
@@ -253,7 +253,7 @@ def api_statistic(calls: Sequence[Call]) -> Iterator[dict]:
 
 
 def write_table(path: Path, rows: Iterable[dict]) -> None:
-    """A CSV file with a header; none where there are no rows."""
+    """Write a CSV file with a header; no file if there are no rows."""
     listed = list(rows)
     if listed:
         with path.open("w", newline="") as file:
@@ -263,7 +263,7 @@ def write_table(path: Path, rows: Iterable[dict]) -> None:
 
 
 def export(folder: Path) -> None:
-    """Make ``mindstudio_profiler_output`` anew. It appears with all its files: readers wait for the first of them."""
+    """Write ``mindstudio_profiler_output`` anew. All its files appear at once: readers wait for the first of them."""
     calls, tasks = read_recording(folder)
     pid = int(json.loads((folder / "host" / "start_info").read_text())["pid"])
     stamp, partial = time.strftime("%Y%m%d%H%M%S"), folder / f".{OUTPUT}.part"
@@ -278,7 +278,7 @@ def export(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(prog="msprof", description=__doc__)
     parser.add_argument("--export", choices=("on", "off"), default="off")
     parser.add_argument("--analyze", choices=("on", "off"), default="off")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The driver's command npu-smi, as far as vLLM-Ascend, verl and this project's checks ask it about the emulated dies.
+"""The driver's command npu-smi for the emulated dies, as far as vLLM-Ascend, verl and this project's checks need it.
 
     npu-smi info                          chips with their health, and an empty table of processes
     npu-smi info -m                       numbers of cards and chips, and their logical numbers
@@ -7,8 +7,8 @@
     npu-smi info -t health -i CARD
 
 The tables have the form of an Atlas A2 (a card is one chip) or, with NPU_EMULATOR_CHIP=Ascend910_9391, of an A3 (a card
-is two chips). What the emulator has not, such as power, temperature and addresses of the bus, is `NA`. Processes are
-not listed. Standard library only: any Python runs it.
+is two chips). Values that the emulator lacks, such as power, temperature and bus addresses, are `NA`. Processes are not
+listed. Standard library only: any Python runs it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Machine(NamedTuple):
 
     @classmethod
     def here(cls) -> Machine:
-        """As the emulator's environment variables say."""
+        """Return the machine that the emulator's environment variables describe."""
         name = os.environ.get("NPU_EMULATOR_CHIP") or (TOOLKIT / "chip").read_text().strip()
         dies = range(int(os.environ.get("NPU_EMULATOR_DEVICES") or 8))
         width = 2 if "910_93" in name else 1
@@ -69,7 +69,7 @@ def columns(*words: object) -> str:
 
 
 def mapping(machine: Machine) -> list[str]:
-    """Each card ends with its controller (Mcu), which has no logical number."""
+    """Return the rows of `info -m`; each card ends with its controller (Mcu), which has no logical number."""
     heading = ["NPU ID", "Chip ID", "Chip Logic ID", *(["Chip Phy-ID"] if machine.is_a3 else []), "Chip Name"]
     lines = [columns(*heading)]
     name = "Ascend910" if machine.is_a3 else f"Ascend {machine.shown}"
@@ -113,7 +113,7 @@ def fields(pairs: dict[str, object]) -> list[str]:
 
 
 def answer(machine: Machine, given: argparse.Namespace) -> list[str] | None:
-    """Lines of the answer; None where there is no such card or chip, or it is not asked for one."""
+    """Return the lines of the answer; None if there is no such card or chip, or the command names none."""
     if given.m:
         return mapping(machine)
     if given.type is None:

@@ -1,4 +1,4 @@
-"""Builds the emulated CANN into the package, and refuses to do so on a machine that has a real NPU.
+"""Builds the emulated CANN into the package, except on a machine that has a real NPU.
 
 The wheel is for machines like this one, by processor and C library, and for every Python: nothing in it is compiled
 against Python.
@@ -31,7 +31,7 @@ def check_machine(**places: Path) -> None:
 
 
 def installed_torch_npu() -> Path:
-    """The folder that holds torch_npu's wheel, without importing it; where there is none, ends with a sentence."""
+    """Return the folder of the installed torch_npu, without importing it; ends with a sentence if there is none."""
     found = find_spec("torch_npu")
     if found is None or found.origin is None:
         sys.exit("error: torch_npu is not installed here, whose headers this is compiled against: install it first.")
@@ -39,13 +39,13 @@ def installed_torch_npu() -> Path:
 
 
 def requirements() -> list[str]:
-    """The torch_npu, and its torch, whose headers this is compiled against: it is for no other one."""
+    """Return the torch_npu and torch whose headers this is compiled against: the package works with no others."""
     installed = {name: metadata.version(name).partition("+")[0] for name in ("torch", "torch_npu") if find_spec(name)}
     return [f"{name}=={version}" for name, version in installed.items()]
 
 
 class BuildPackage(build_py):
-    """Also builds the libraries, and puts the line beside the package that Python reads when it starts."""
+    """Also builds the libraries, and adds the .pth line that Python reads when it starts."""
 
     def run(self) -> None:
         super().run()

@@ -1,6 +1,6 @@
 """The patch engine: declare patches of upstream packages, order them, apply them, prove that they are in use.
 
-It knows no upstream by name; which there are is said in pins.toml.
+It knows no upstream by name; pins.toml lists them.
 """
 
 from __future__ import annotations
@@ -107,20 +107,22 @@ def unpatched() -> Iterator[None]:
 
 
 def report() -> OverlayReport:
-    """What is applied, pending and effective in this process; all empty before `activate`."""
+    """Return what is applied, pending and effective in this process; all empty before `activate`."""
     from overlay.effective import OverlayReport, examine
 
     return OverlayReport() if _engine is None else examine(_engine)
 
 
 def executed() -> list[str]:
-    """The labels of the patches whose bodies have been called in this process, sorted; of a replaced function no call
-    is noticed."""
+    """Return the sorted labels of the patches whose bodies have been called in this process.
+
+    Calls of replaced functions are not counted.
+    """
     return [] if _engine is None else sorted(_engine.called)
 
 
 def assert_effective(required: Iterable[str] = ()) -> OverlayReport:
-    """Prove that every applied patch is what is really called, and that none is overdue.
+    """Check that calls really reach every applied patch, and that none is overdue.
 
     Args:
         required: targets that must have been applied in this process by now.

@@ -1,7 +1,7 @@
 """Copies of a patched object that upstream took before the patch, as `from x import f` does.
 
-Looked at are the module globals of the given packages, the attributes of classes defined there, and dicts and lists
-that are module globals (registries). Each copy is named by where it is.
+The search covers the module globals of the given packages, the attributes of classes defined there, and dicts and lists
+that are module globals (registries). Each copy is named by its place.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Setter = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Replacement:
-    """An object that was in a target's place, what is there now, and which class holds the target (if one does).
+    """An object that was in a target's place, the one that is there now, and the class that holds the target (if any).
 
-    `constant` is set, to the target's module and name, where the object is a plain value: values are shared, so a copy
-    is one only where the source of a module imports it.
+    `constant` is set, to the target's module and name, if the object is a plain value: values are shared, so an equal
+    value counts as a copy only if the module's source imports it.
     """
 
     old: Any
@@ -49,10 +49,10 @@ class Copy:
 
 
 def modules_of(packages: Iterable[str], after: str = "") -> list[ModuleType]:
-    """The imported modules of some packages.
+    """Return the imported modules of some packages.
 
-    With `after`, only that module, whose own registries may hold copies, and those whose import began later. While its
-    import ends these are the ones that can have copied from it.
+    With `after`, return only that module, whose own registries may hold copies, and those whose import began later:
+    while its import ends, only these can have copied from it.
     """
     names = list(sys.modules)
     if after:
@@ -63,7 +63,7 @@ def modules_of(packages: Iterable[str], after: str = "") -> list[ModuleType]:
 
 
 def copies(replacements: Iterable[Replacement], modules: Iterable[ModuleType], packages: Iterable[str]) -> list[Copy]:
-    """Every place in `modules` that still holds an object which has been replaced."""
+    """Return every place in `modules` that still holds a replaced object."""
     wanted = {id(replacement.old): replacement for replacement in replacements}
     packages = tuple(packages)
     seen: set[int] = set()
@@ -119,7 +119,7 @@ def _item_setter(container: Any, key: Any) -> Setter:
 
 @functools.cache
 def _names_of_constant(module: ModuleType, constant: tuple[str, str]) -> frozenset[str]:
-    """The names under which a module's source imports `constant` (a module and a name in it)."""
+    """Return the names under which a module's source imports `constant` (a module and a name in it)."""
     import ast
     import inspect
 
@@ -137,7 +137,7 @@ def _names_of_constant(module: ModuleType, constant: tuple[str, str]) -> frozens
 
 
 def _imported_module(node: ast.ImportFrom, package: str) -> str:
-    """The absolute name of the module that an import statement in a module of `package` reads from."""
+    """Return the absolute name of the module that an import statement in a module of `package` reads from."""
     parents = package.split(".")
     kept = parents[: len(parents) - node.level + 1] if node.level else []
     return ".".join([*kept, *filter(None, [node.module])])

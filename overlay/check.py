@@ -22,9 +22,9 @@ _IMPORT = re.compile(rb"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the check says of one target of one patch.
+    """The result of the check for one target of one patch.
 
-    `copied_in` are the modules that copy the target when they are imported; their copies are what gets rebound.
+    `copied_in` are the modules that copy the target when they are imported; the engine rebinds their copies.
     """
 
     patch: str
@@ -50,7 +50,7 @@ def check(patches: Iterable[Patch], lock: Lock, pins: Pins, upstream: Upstream, 
 
 
 def exit_code(verdicts: Iterable[Verdict]) -> int:
-    """0 where all is clean, 1 where something differs, 2 where something could not be verified."""
+    """Return 0 if all is clean, 1 if something differs, 2 if something could not be verified."""
     statuses = {verdict.status for verdict in verdicts} - set(CLEAN)
     if statuses - {"UNVERIFIED"}:
         return DRIFT_EXIT
@@ -60,13 +60,13 @@ def exit_code(verdicts: Iterable[Verdict]) -> int:
 def generate(
     patches: Sequence[Patch], pins: Pins, releases: Sequence[tuple[Upstream, str, Sources]], old: Lock
 ) -> tuple[Lock, list[str]]:
-    """A lock of all that the patches depend on, and what is missing from it.
+    """Generate the lock of everything that the patches depend on; also returns what is missing from it, in sentences.
 
     Args:
         patches: all patches.
-        pins: which upstream a target belongs to.
+        pins: tells which upstream a target belongs to.
         releases: the sources at hand, each with its upstream and the release's name.
-        old: entries of releases that are not at hand are kept from here.
+        old: the lock from which entries of releases that are not at hand are kept.
     """
     wanted = sorted({target for patch in patches for target in depends_on(patch)})
     lock, problems = Lock(), []
@@ -106,14 +106,14 @@ def _keep_module(lock: Lock, old: Lock, module: str, label: str) -> None:
 
 
 class Reader:
-    """Sources whose modules are each parsed once."""
+    """Reads sources and parses each module once."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self._read: dict[str, ModuleSource] = {}
 
     def module(self, name: str) -> ModuleSource | None:
-        """One module, or None if there is none."""
+        """Return a module, or None if there is no such module."""
         content = self.sources.text(name)
         if content is None:
             return None
@@ -121,9 +121,9 @@ class Reader:
 
 
 def find(patch: Patch, target: str, lock: Lock, reader: Reader, elsewhere: bool = True) -> Finding:
-    """What there is to say of one target, which the patch changes or relies on.
+    """Compare one target, which the patch changes or relies on, with its source.
 
-    With ``elsewhere``, which takes a while, what is missing is looked for under other names and in other modules.
+    With ``elsewhere``, which takes a while, a missing target is looked for under other names and in other modules.
     """
     relied_on = target != patch.target
     module, _, qualified_name = target.partition(":")
@@ -146,7 +146,7 @@ def find(patch: Patch, target: str, lock: Lock, reader: Reader, elsewhere: bool 
 
 
 def _moved(target: str, lock: Lock, reader: Reader) -> Finding | None:
-    """Where the code of a target stands now: under another name in its module, or by its name in another module."""
+    """Find where a target's code has moved: to another name in its module, or to another module under its own name."""
     module, _, qualified_name = target.partition(":")
     known = {entry.fingerprint.behaviour for entry in lock.targets.get(target, {}).values() if entry.fingerprint}
     defining = re.compile(rb"^\s*(?:async def|def|class)\s+" + qualified_name.partition(".")[0].encode() + rb"\b", re.M)
@@ -165,7 +165,7 @@ def _moved(target: str, lock: Lock, reader: Reader) -> Finding | None:
 
 
 def _copies(reader: Reader, targets: set[str]) -> dict[str, list[str]]:
-    """For each target the modules that import it by name when they are imported themselves."""
+    """Return for each target the modules that import it by name when they are imported themselves."""
     wanted = {target for target in targets if ":" in target and "." not in target.partition(":")[2]}
     names = {target.partition(":")[2].encode() for target in wanted}
     copied: dict[str, list[str]] = {}
@@ -199,10 +199,10 @@ class UnknownUpstreamError(OverlayError):
 
 
 def upstream_named(pins: Pins, name: str) -> Upstream:
-    """The upstream of a name, a package or a distribution.
+    """Return the upstream with this name, package or distribution.
 
     Raises:
-        UnknownUpstreamError: there is none.
+        UnknownUpstreamError: no upstream has it.
     """
     for upstream in pins.upstreams:
         if name and name in (upstream.name, upstream.distribution, *upstream.packages):

@@ -1,4 +1,4 @@
-"""The command line: what the patches are and whether upstream's source still fits them, without importing upstream."""
+"""The command line: lists the patches and checks them against upstream's source, without importing upstream."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _add_bisect(commands: Any) -> None:
 
 
 def _help_format(prog: str) -> argparse.HelpFormatter:
-    """The format of the help texts: at most 80 columns, with the examples as they are written."""
+    """Return the format of the help texts: at most 80 columns, with the examples as they are written."""
     # argparse leaves the last two columns free.
     width = min(shutil.get_terminal_size().columns, 80) - 2
     return argparse.RawDescriptionHelpFormatter(prog, width=width)
@@ -169,7 +169,7 @@ def _explain(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
 
 
 def feature_as_dict(feature: Feature, pins: Pins) -> dict[str, Any]:
-    """A feature's declaration as plain data, and which lists of middleware it is in."""
+    """Return a feature's declaration as plain data, with the lists of middleware that it is in."""
     keys = {"name": feature.name, "purpose": feature.purpose, "switch": feature.switch}
     section = defaults(feature.settings) if feature.settings else {}
     configuration = [f"{feature.section}.{name}={value}" for name, value in section.items()]
@@ -180,7 +180,7 @@ def feature_as_dict(feature: Feature, pins: Pins) -> dict[str, Any]:
 
 
 def as_dict(patch: Patch) -> dict[str, Any]:
-    """A patch's declaration as plain data."""
+    """Return a patch's declaration as plain data."""
     keys = ("why", "upstream", "remove_when", "switch", "evidence", "only_here", "line")
     head = {"name": patch.name, "kind": patch.kind, "feature": patch.feature.name}
     listed = {key: list(getattr(patch, key)) for key in ("relies_on", "after", "outside", "inside")}
@@ -263,7 +263,10 @@ def _bisect(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Says on standard error every other second how far a command is, as it was told last; nothing of a short one."""
+    """Yield a function that takes a command's progress; the latest is printed to standard error every two seconds.
+
+    Commands that take less print nothing.
+    """
     latest, done = ["it begins"], threading.Event()
 
     def say() -> None:
@@ -301,9 +304,9 @@ def _release(upstream: Upstream, commit: str, sources: Sources) -> tuple[Upstrea
 
 
 def _installed(patches: Patches, pins: Pins) -> Iterator[tuple[Upstream, Sources | None]]:
-    """The upstreams that patches need, each as it is installed here.
+    """Return the upstreams that patches need, each as it is installed here.
 
-    One that has no release in a package index is left out where it is absent: nobody can install it there.
+    An absent upstream without a release in a package index is left out: nobody can install it there.
     """
     for upstream in pins.upstreams:
         needed = {target.partition(":")[0] for patch in patches for target in (patch.target, *patch.relies_on)}

@@ -14,9 +14,9 @@ _IN_A_CONFIGURATION = {Sequence: "list", Mapping: "group of keys"}
 
 
 def read_section(cls: type, node: Any, key: str, elsewhere: Collection[str] = ()) -> dict[str, Any]:
-    """The values for the fields of a dataclass out of a mapping; a key that is absent or null has its default.
+    """Read the values for the fields of a dataclass from a mapping; a key that is absent or null gets its default.
 
-    Types are checked: an int also serves as a float, a bool never as a number, a `Literal` takes its values only, and a
+    Types are checked: an int also passes as a float, a bool never as a number, a `Literal` takes its values only, and a
     field with `metadata={"at_least": number}` nothing below it. A field whose type is a dataclass is a group of keys.
 
     Args:
@@ -42,7 +42,7 @@ def read_section(cls: type, node: Any, key: str, elsewhere: Collection[str] = ()
 
 
 def checked(value: Any, kind: Any, key: str) -> Any:
-    """`value` if it is of `kind` (a class or a `Literal`).
+    """Return `value` if it is of `kind` (a class or a `Literal`).
 
     Raises:
         SettingsError: it is not.
@@ -60,7 +60,7 @@ def checked(value: Any, kind: Any, key: str) -> Any:
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """The keys of a section with their default values, as a configuration file would write them."""
+    """Return the keys of a section with their default values, as a configuration file would write them."""
     found = {each.name: _default(each) for each in fields(cls)}
     return {
         name: json.dumps(asdict(value) if is_dataclass(value) and not isinstance(value, type) else value)

@@ -1,4 +1,4 @@
-"""How a patch is declared: one decorated function in a file of a patch package.
+"""Declares patches: each is one decorated function in a file of a patch package.
 
 The decorators record the patch and return the function unchanged, so that tests can call it directly. They import
 nothing of upstream. A target is written `package.module:Qualified.name`; for `before_import` and `provide` it is a
@@ -21,7 +21,7 @@ Body = TypeVar("Body", bound=Callable[..., Any])
 MODULE_KINDS = ("before_import", "provide")
 EVIDENCE = ("executed", "checked", "hardware only")
 _SEQUENCES = ("relies_on", "after", "outside", "inside")
-# A patch that names neither is no correction of upstream, but a part of a feature of this project.
+# A patch that names neither corrects nothing upstream; it is part of a feature of this project.
 OF_THIS_PROJECT = {
     "upstream": "not forwarded: part of this project's features",
     "remove_when": "never: it is part of this project's features",
@@ -29,16 +29,16 @@ OF_THIS_PROJECT = {
 
 
 class Metadata(TypedDict, total=False):
-    """What a declaration says beside its target.
+    """The metadata of a declaration, beside its target.
 
     Attributes:
-        feature: What the patch belongs to, and whether it can be switched off.
-        why: What upstream does, and what needs it otherwise.
+        feature: The feature to which the patch belongs, which may have a switch.
+        why: How upstream behaves, and why that has to change.
         upstream: The issue or pull request that deals with it, the path of a draft under docs/upstream, or
             `not forwarded: reason`. Left out, with `remove_when`, where the patch corrects nothing and is part of a
             feature of this project.
-        remove_when: What upstream will have when the patch can go.
-        relies_on: Targets whose change matters to the body too.
+        remove_when: The upstream change with which the patch can go.
+        relies_on: Other targets that the body depends on, so that their changes count as drift too.
         outside, inside: Names of features whose wraps of this target are called inside this one, or around it.
         after: Names or labels of patches of other targets, which are applied first.
         only_here: Change this one name, and not the copies of it elsewhere.
@@ -115,7 +115,7 @@ class Patch:
         return code.co_firstlineno if code else 0
 
     def describe(self) -> str:
-        """One line that says which patch this is, for error messages."""
+        """Return one line that identifies the patch in error messages."""
         return f"{self.kind} of {self.target} (feature {self.feature.name}, declared in {self.declared_in}:{self.line})"
 
 
@@ -123,12 +123,12 @@ _declared: list[Patch] = []
 
 
 def declared() -> list[Patch]:
-    """Every patch declared so far in this process, in the order of declaration."""
+    """Return every patch declared so far in this process, in the order of declaration."""
     return list(_declared)
 
 
 def patches_of(feature: Feature) -> list[Patch]:
-    """The patches of a feature, of all patch files that have been loaded."""
+    """Return the patches of a feature in all patch files that have been loaded."""
     return [patch for patch in _declared if patch.feature is feature]
 
 
@@ -157,7 +157,7 @@ def replace(target: str, **metadata: Unpack[Metadata]) -> Callable[[Body], Body]
 
 
 def add(target: str, **metadata: Unpack[Metadata]) -> Callable[[Body], Body]:
-    """Put what the decorated `build(module) -> object` returns where upstream has nothing; metadata as for `wrap`."""
+    """Add the object that the decorated `build(module)` returns where upstream has none; metadata as for `wrap`."""
     return _declare("add", target, metadata)
 
 

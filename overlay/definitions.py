@@ -12,15 +12,18 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Definition:
-    """The statements that define a name. `implied` means that they are those of its class, whose body does not name it:
-    the member is inherited or generated (the `__init__` of a dataclass)."""
+    """The statements that define a name.
+
+    `implied` means that they are those of its class, whose body does not name it: the member is inherited or generated
+    (the `__init__` of a dataclass).
+    """
 
     nodes: tuple[ast.stmt, ...]
     implied: bool = False
 
 
 def find_definition(tree: ast.Module, qualified_name: str) -> Definition | None:
-    """What a name is bound to, in any branch of the module or class; None where there is nothing."""
+    """Return the definition of a name in any branch of the module or class; None if there is none."""
     bodies: list[Sequence[ast.stmt]] = [tree.body]
     *path, name = qualified_name.split(".")
     classes: list[ast.ClassDef] = []
@@ -38,12 +41,12 @@ def find_definition(tree: ast.Module, qualified_name: str) -> Definition | None:
 
 
 def all_definitions(tree: ast.Module) -> Iterator[tuple[str, tuple[ast.stmt, ...]]]:
-    """Every function and class at module or class level with its qualified name."""
+    """Yield every function and class at module or class level with its qualified name."""
     yield from _all(tree.body, "")
 
 
 def module_level_imports(tree: ast.Module) -> Iterator[ast.ImportFrom]:
-    """The `from ... import ...` statements that run when the module is imported."""
+    """Return the `from ... import ...` statements that run when the module is imported."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -54,7 +57,7 @@ def module_level_imports(tree: ast.Module) -> Iterator[ast.ImportFrom]:
 
 
 def imported_module(node: ast.ImportFrom, module: str, is_package: bool) -> str:
-    """The absolute name of the module that an import statement of `module` reads from."""
+    """Return the absolute name of the module that an import statement of `module` reads from."""
     if not node.level:
         return node.module or ""
     parents = module.split(".")
@@ -77,13 +80,13 @@ def _bindings(body: Sequence[ast.stmt], name: str) -> Iterator[ast.stmt]:
 
 
 def _only(node: ast.ImportFrom, name: str) -> ast.ImportFrom:
-    """The import of one name, so that what else a statement imports does not count."""
+    """Return the import of one name alone, so that the statement's other names do not count."""
     names = [alias for alias in node.names if (alias.asname or alias.name) == name]
     return ast.ImportFrom(module=node.module, names=names, level=node.level)
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """All statements of a body and of the branches in it, but not of functions and classes."""
+    """Yield all statements of a body and of the branches in it, but not of functions and classes."""
     for node in body:
         yield node
         if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):

@@ -26,13 +26,12 @@ _FEATURE = re.compile(r"^[A-Z]\w* = (overlay\.)?Feature\(", re.MULTILINE)
 
 
 def patch_files(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """The module name and the path of every patch file, package by package and then in the order of the paths."""
+    """Return the module name and path of every patch file, package by package and then in the order of the paths."""
     return _files(packages, "", _declares)
 
 
 def load_features(packages: Iterable[str]) -> list[Feature]:
-    """Import every file in the folders `features` that declares features, and return these in the order of the paths
-    and lines."""
+    """Import the files in the folders `features` that declare features; returns these in order of paths and lines."""
     found: dict[int, Feature] = {}
     for module_name, _ in _files(packages, "features", _declares_feature):
         values = vars(importlib.import_module(module_name)).values()
@@ -41,13 +40,13 @@ def load_features(packages: Iterable[str]) -> list[Feature]:
 
 
 def load_middleware(names: Iterable[str]) -> list[Feature]:
-    """The feature of every entry of the lists that are named `module:NAME`, which are imported."""
+    """Import the lists named `module:NAME` and return the feature of every entry."""
     lists = [name.partition(":") for name in names]
     return [entry.feature for module, _, name in lists for entry in getattr(importlib.import_module(module), name)]
 
 
 def package_folders(package: str) -> list[Path]:
-    """The folders of a patch package, without importing it; none if it does not exist."""
+    """Return the folders of a patch package, without importing it; none if it does not exist."""
     if "." in package:
         raise ValueError(f"a patch package is a top-level folder, not {package!r}")
     if package in sys.modules:
@@ -78,7 +77,7 @@ def _files(packages: Iterable[str], below: str, wanted: Callable[[str], bool]) -
 
 
 def _python_files(folder: str) -> Iterator[str]:
-    """The Python files below a folder; links to folders are not followed. Much faster than pathlib."""
+    """Return the Python files below a folder, without following links to folders. Much faster than pathlib."""
     for place, _, names in os.walk(folder):
         yield from (os.path.join(place, name) for name in names if name.endswith(".py"))
 

@@ -13,9 +13,9 @@ from overlay.history import Commit, Event, Fate, History
 from overlay.pins import Pins
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "patches.md"
-"""That of the default stack; another stack's has its name in it, as in patches-2026.md."""
+"""The document of the default stack; another stack's has the stack's name in it, as in patches-2026.md."""
 DRAFTS = "docs/upstream/"
-"""What begins the `upstream` of a patch whose issue is only drafted, in a file of this repository."""
+"""The start of the `upstream` of a patch whose issue is only drafted, in a file of this repository."""
 
 _HEAD = """# The patches{stack}
 
@@ -37,7 +37,7 @@ _COLUMNS = ("Target", "Kind", "Feature", "Why", "Upstream", "Remove when", "Swit
 
 
 def document(patches: Sequence[Patch], pins: Pins) -> str:
-    """The whole text: the features of the patch packages, then a section for each upstream with one row per patch."""
+    """Return the whole text: features of the patch packages, then a section per upstream with one row per patch."""
     features, middleware = load_features(pins.patch_packages()), load_middleware(pins.middleware)
     stack, option = ("", "") if pins.is_default else (f" of the stack {pins.stack}", f" --stack {pins.stack}")
     parts = [
@@ -82,7 +82,7 @@ _HISTORY_COLUMNS = ("Patch", "Changes", "Breaks", "Fixed by")
 
 
 def history_document(history: History, fates: Sequence[Fate]) -> str:
-    """What a walk through an upstream's history found, one row per patch."""
+    """Return the document of a walk through an upstream's history, one row per patch."""
     first, base, last = history.first, history.base, history.last
     fitting, lost = [fate for fate in fates if fate.fits], [fate for fate in fates if fate.lost]
     head = _HISTORY_HEAD.format(
@@ -105,7 +105,7 @@ def history_document(history: History, fates: Sequence[Fate]) -> str:
 
 
 def history_lines(fate: Fate) -> list[str]:
-    """The same of one patch for a terminal."""
+    """Return the row of one patch as lines for a terminal."""
     cells = zip(_HISTORY_COLUMNS[1:], _fate_cells(fate), strict=True)
     return [fate.patch, *(f"  {column.lower()}: {cell}" for column, cell in cells if cell)]
 
@@ -134,7 +134,7 @@ def _event(fate: Fate, event: Event | None) -> str:
 
 
 def _other(fate: Fate, target: str) -> str:
-    """The name of a target that the patch only relies on; empty for its own."""
+    """Return the name of a target that the patch only relies on; empty for the patch's own target."""
     own = target == fate.patch.rpartition("@")[0]
     return "" if own else target.partition(":")[2] or target
 
@@ -161,7 +161,7 @@ def _switch(feature: Feature) -> str:
 
 
 def _upstream(patch: Patch) -> str:
-    """Where the patch stands upstream; a draft is linked from the document's own folder."""
+    """Return the state of the patch upstream; a draft is linked relative to the document's folder."""
     if not patch.upstream.startswith(DRAFTS):
         return patch.upstream
     return f"draft: [{Path(patch.upstream).stem}]({Path(patch.upstream).relative_to(DOCUMENT.parent.name)})"

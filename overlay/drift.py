@@ -1,4 +1,4 @@
-"""Compare a target as it is in some source with what the lock says about it."""
+"""Compare a target in some source with its entries in the lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("overlay")
 
 @dataclass(frozen=True)
 class Finding:
-    """What a comparison says about one target, in a word and in a sentence."""
+    """The result of a comparison for one target: a status and a sentence."""
 
     status: Status
     detail: str = ""
@@ -49,12 +49,12 @@ class ModuleSource:
         """The syntax tree.
 
         Raises:
-            SyntaxError: it is not Python that this interpreter reads.
+            SyntaxError: this interpreter cannot parse the module.
         """
         return ast.parse(self.content)
 
     def definition(self, qualified_name: str) -> Definition | None:
-        """What the name is bound to here."""
+        """Return the definition of the name in this module; None if there is none."""
         return find_definition(self.tree, qualified_name)
 
 
@@ -87,7 +87,7 @@ def _nearest(found: Fingerprint, known: dict[str, Fingerprint]) -> Finding:
 
 
 def depends_on(patch: Patch) -> tuple[str, ...]:
-    """The targets that must be in upstream as the patch knows them: its own, unless it makes it, and its reliances."""
+    """Return the targets that upstream must have unchanged: those relied on, and the patch's own unless it adds it."""
     own = () if patch.kind in ("add", *MODULE_KINDS) else (patch.target,)
     return own + patch.relies_on
 
@@ -101,10 +101,10 @@ class RunningSource:
         self._files: dict[str, ModuleSource | None] = {}
 
     def verify(self, patch: Patch) -> list[str]:
-        """Check a patch's target and everything it relies on; returns what differs and was let through, in words.
+        """Check a patch's target and everything it relies on; returns the differences that were accepted, in words.
 
-        What pins.toml accepts and what the lock does not know yet is only noted. So is a target that the source does
-        not define: whether it is there is seen when the patch is applied.
+        Drift that pins.toml accepts and targets that the lock does not know yet are only noted. So is a patch's own
+        target that the source does not define, since applying the patch shows whether it exists.
 
         Raises:
             DriftError: naming the target, the supported releases, what changed and how to go on.

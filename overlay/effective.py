@@ -1,4 +1,4 @@
-"""Proof, in a running process, that what is called is ours: through the target's path and through every copy."""
+"""Check in a running process that calls reach the patches, through the target's path and through every copy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from overlay.targets import find
 
 @dataclass(frozen=True)
 class OverlayReport:
-    """The state of the overlay of a process. The lists hold targets; `effective` says of each applied one if it holds.
+    """The state of the overlay in a process. The lists hold targets.
 
-    `absent` are pending because their upstream is not installed, `unneeded` were to stand in for a module which exists,
-    `rebound` are the places that held a copy taken before the patch, `drift` are differences from the supported
-    releases that were let through, `problems` says in words what is wrong.
+    Attributes:
+        effective: whether calls reach the patch, for each applied one.
+        absent: pending because their upstream is not installed.
+        unneeded: stand-ins for a module that exists.
+        rebound: the places that held a copy taken before the patch.
+        drift: accepted differences from the supported releases.
+        problems: everything that is wrong, in sentences.
     """
 
     applied: list[str] = field(default_factory=list)
@@ -32,12 +36,12 @@ class OverlayReport:
     problems: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Return the report as plain data, for JSON."""
         return asdict(self)
 
 
 def examine(engine: Engine) -> OverlayReport:
-    """Look at every applied patch through its target and through all copies of what it replaced."""
+    """Check every applied patch through its target and through all copies of the replaced object."""
     names = [patch.name for patch in engine.plan.patches]
     pending = [index for index in sorted(engine.pending) if names[index] not in engine.absent]
     faults = {name: _faults(effect) for name, effect in engine.effects.items()}
@@ -62,7 +66,7 @@ def require(report: OverlayReport, required: Iterable[str] = ()) -> OverlayRepor
     """Return the report if all is well.
 
     Args:
-        report: what `examine` found.
+        report: the result of `examine`.
         required: targets that must be applied by now.
 
     Raises:

@@ -30,7 +30,7 @@ log = logging.getLogger("overlay")
 
 @dataclass
 class Effect:
-    """What has been done to one target in this process. `upstream` is the place as it was before the first patch."""
+    """The changes made to one target in this process. `upstream` is the place as it was before the first patch."""
 
     module: str
     qualified_name: str
@@ -41,7 +41,7 @@ class Effect:
 
 
 class Engine:
-    """One process's patches: what is pending, what has been applied and what it did."""
+    """One process's patches: those pending, those applied, and their effects."""
 
     def __init__(self, plan: Plan, pins: Pins, lock_file: Path | None = None) -> None:
         self.plan = plan
@@ -98,7 +98,7 @@ class Engine:
             self._put_back(taken_out)
 
     def _take_out(self) -> list[int]:
-        """Put upstream's own back into every place that holds something of ours; the patches concerned."""
+        """Restore upstream's own object in every place that holds one of ours; returns the patches concerned."""
         in_place = {name: effect for name, effect in self.effects.items() if _is_in_place(effect)}
         back = [each for effect in in_place.values() for each in _reversed(effect)]
         for effect in in_place.values():
@@ -108,7 +108,7 @@ class Engine:
         return [index for index in self.applied if self.plan.patches[index].name in in_place]
 
     def _put_back(self, taken_out: Iterable[int]) -> None:
-        """Apply patches on top of what is in their places now, and those whose modules have been imported meanwhile."""
+        """Apply patches on top of the objects now in their places, and those of modules imported in the meantime."""
         self._forget(taken_out)
         self._apply_ready(sorted(self.pending), on_top=True)
 
@@ -122,7 +122,7 @@ class Engine:
         return RunningSource(Lock.read(self.lock_file), self.pins.accept_drift)
 
     def waits_for(self, index: int) -> list[str]:
-        """The labels of the patches that must be applied before this one and are not."""
+        """Return the labels of patches that must be applied before this one and are not applied yet."""
         missing = self.plan.predecessors[index] - self.settled
         return [self.plan.patches[before].label for before in sorted(missing)]
 
@@ -191,8 +191,8 @@ class Engine:
     def _apply_ready(self, indexes: Iterable[int], after: str = "", on_top: bool = False) -> list[int]:
         """Apply what can be applied now, in order, then rebind the copies taken before.
 
-        With `after`, copies are looked for only in modules whose import began after that one's. With `on_top`, what is
-        in a target's place may be somebody else's by right.
+        With `after`, copies are looked for only in modules whose import began after that one's. With `on_top`, a
+        target's place may rightly hold somebody else's object.
         """
         done = []
         for index in indexes:
@@ -207,7 +207,7 @@ class Engine:
         return done
 
     def is_executed(self, name: str) -> bool:
-        """Whether a module's code has run to its end; inside its own hook the import system still says it has not."""
+        """Whether a module's code has finished; inside its own hook the import system still reports it as running."""
         return name in sys.modules and (name in self._executed or not import_under_way(sys.modules[name]))
 
     def _rebind(self, names: Iterable[str], searched: list[ModuleType]) -> None:
@@ -236,7 +236,7 @@ class Engine:
         self.drift += [note for note in self._source.verify(patch) if note not in self.drift]
 
     def _guarded(self, patch: Patch, call: Callable[[], Any]) -> None:
-        """Run one patch's part so that whatever goes wrong names the patch and is remembered."""
+        """Run one patch's part so that any error names the patch and is remembered."""
         try:
             call()
         except TargetError as error:
@@ -285,7 +285,7 @@ class Engine:
             effect.replacements = _forwarded(effect.replacements, place, effect)
 
     def _error(self, patch: Patch, reason: str, kind: type[TargetError] = TargetError) -> TargetError:
-        """The error to raise, remembered so that it still counts where upstream swallows it."""
+        """Return the error to raise, remembered so that it still counts if upstream swallows it."""
         upstream = self.pins.of_module(patch.module)
         versions = f" Installed: {upstream.installed()}. Supported: {upstream.supported()}." if upstream else ""
         message = f"{patch.describe()}: {reason}.{versions}"
@@ -294,7 +294,7 @@ class Engine:
 
 
 def _is_in_place(effect: Effect) -> bool:
-    """Whether this is a change of upstream's own object, and what was put there is there still."""
+    """Whether this changed an object of upstream's own, and the place still holds what was put there."""
     if effect.upstream is None or effect.module not in sys.modules:
         return False
     try:
@@ -304,7 +304,7 @@ def _is_in_place(effect: Effect) -> bool:
 
 
 def _restore(effect: Effect) -> None:
-    """Put back what was in the place before the first patch; copies are not looked at."""
+    """Put back the object that was in the place before the first patch; copies stay as they are."""
     place = effect.upstream
     assert place is not None
     if place.owned:
@@ -312,12 +312,12 @@ def _restore(effect: Effect) -> None:
     else:
         delattr(place.holder, place.name)
     if isinstance(place.holder, type):
-        # Another class may come to this name, and the methods of the one that was here are then no copies.
+        # Another class may take this name; methods of the one that was here would then be no copies of its methods.
         effect.replacements = []
 
 
 def _reversed(effect: Effect) -> list[Replacement]:
-    """What to put into copies of the object that is in this place now."""
+    """Return the replacements that restore upstream in copies of the object that is in this place now."""
     if not effect.replacements or effect.upstream is None:
         return []
     raw, last = effect.upstream.raw, effect.replacements[-1]
@@ -328,7 +328,7 @@ def _reversed(effect: Effect) -> list[Replacement]:
 
 
 def _forwarded(earlier: list[Replacement], place: Place, effect: Effect) -> list[Replacement]:
-    """All objects that have been in this place, each with what is there now."""
+    """Return all objects that have been in this place, each with the one that is there now."""
     raw, new = place.raw, effect.current
     owner = place.holder if isinstance(place.holder, type) else None
     is_function = callable(raw) or hasattr(raw, "__get__")

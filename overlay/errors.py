@@ -1,4 +1,4 @@
-"""What the patch engine raises. None of it is an ImportError, so that no `except ImportError` upstream swallows it."""
+"""The patch engine's errors. None is an ImportError, so that no `except ImportError` upstream swallows it."""
 
 
 class OverlayError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What patches belong to: a feature owns its typed configuration, its validation, its switch and its patches."""
+"""Features: each owns its typed configuration, its validation, its switch and its patches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _settings_of_process: Callable[[], Any] | None = None
 
 
 def read_settings_from(source: Callable[[], Any]) -> None:
-    """Say where this process keeps its settings, by which a feature that has a switch is on or off."""
+    """Set the source of this process's settings, which turn features with a switch on or off."""
     global _settings_of_process
     _settings_of_process = source
 
@@ -35,7 +35,7 @@ def _always(settings: Any) -> bool:
 
 @dataclass(frozen=True)
 class Key:
-    """One configuration key of a feature that stands alone, in no section of the feature's own.
+    """A single configuration key of a feature, outside any section of its own.
 
     Args:
         name: the attribute of the run's settings that holds the value.
@@ -59,12 +59,12 @@ class Feature(Generic[Settings]):
         purpose: one sentence for a user.
         section: the key of its group in the composed configuration; empty if it has none of its own.
         settings: the frozen dataclass that the section is read into; fields, types and defaults are its keys.
-        keys: what it reads besides.
+        keys: further keys that it reads.
         switch: the key by which a user turns it off; by default the section's `enabled`, and empty if it has none: then
             the feature is always on.
         off: the value of a switch inside the section that turns the feature off.
-        is_on: says of the run's settings whether it is on, by default the section's `enabled`; its patches are not
-            called while it is off. It goes together with a switch; a key of upstream's own is one of `keys` too.
+        is_on: tells from the run's settings whether the feature is on, by default the section's `enabled`; its patches
+            are not called while it is off. It requires a switch; if that is upstream's own key, `keys` lists it too.
         checks: called on the driver, with the composed configuration and the run's settings, if the feature is on; each
             raises ConfigurationError in one sentence that names the keys and the remedy.
     """
@@ -97,11 +97,11 @@ class Feature(Generic[Settings]):
 
     @property
     def can_be_off(self) -> bool:
-        """Whether it depends on the settings if its patches are called."""
+        """Whether the settings decide if its patches are called."""
         return self.is_on is not _always
 
     def is_in_force(self) -> bool:
-        """Whether it is on by the settings of this process; without settings only what is always on is."""
+        """Whether this process's settings turn it on; without settings only features that are always on are active."""
         if not self.can_be_off:
             return True
         return _settings_of_process is not None and self.is_on(_settings_of_process())
@@ -112,21 +112,21 @@ class Feature(Generic[Settings]):
         return self.section.rpartition(".")[2]
 
     def of(self, settings: Any) -> Settings:
-        """Its section in the run's settings."""
+        """Return its section of the run's settings."""
         return getattr(settings, self.field)
 
     def current(self) -> Settings:
-        """Its section in the settings of this process; turned off where it has none yet."""
+        """Return its section in the settings of this process; the section is turned off if there are none yet."""
         return self.turned_off() if _settings_of_process is None else self.of(_settings_of_process())
 
     def turned_off(self) -> Settings:
-        """The section with the switch at `off`, where the switch is one of its keys, and else with its defaults."""
+        """Return the section with the switch at `off` if the switch is one of its keys, otherwise with its defaults."""
         assert self.settings is not None, "asked of features with a section"
         place, _, name = self.switch.rpartition(".")
         return self.settings(**{name: self.off} if place == self.section else {})
 
     def check(self, config: Mapping[str, Any], settings: Any) -> None:
-        """Hold the feature, if it is on, against the rest of the configuration.
+        """Check the feature, if it is on, against the rest of the configuration.
 
         Raises:
             ConfigurationError: a combination that cannot run.

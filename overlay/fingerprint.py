@@ -21,7 +21,14 @@ _DIGEST_LENGTH = 20
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of one definition: everything, everything but annotations, the call signature, and that signature as text."""
+    """Digests of one definition.
+
+    Attributes:
+        code: of everything.
+        behaviour: of everything but annotations.
+        call: of the call signature without annotations.
+        signature: the call signature as text.
+    """
 
     code: str
     behaviour: str
@@ -30,7 +37,7 @@ class Fingerprint:
 
 
 def fingerprint(nodes: list[ast.stmt]) -> Fingerprint:
-    """The fingerprint of a definition; `nodes` are all statements that define it (branches, overloads, setters).
+    """Compute the fingerprint of a definition; `nodes` are all its statements (branches, overloads, setters).
 
     The name that is defined does not count, so that a renamed definition is recognised.
     """
@@ -81,7 +88,7 @@ def _value_tokens(value: object, annotations: bool) -> Iterator[str]:
 
 
 def _merged(parts: list[ast.expr]) -> list[ast.expr]:
-    """The parts of an f-string with neighbouring texts joined; Python versions split them differently."""
+    """Return the parts of an f-string with neighbouring texts joined; Python versions split them differently."""
     merged: list[ast.expr] = []
     for part in parts:
         text, before = _text(part), _text(merged[-1]) if merged else None

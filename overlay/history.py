@@ -36,7 +36,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Event:
-    """A commit, the place of it among those that were looked at, and what it makes of a target."""
+    """A commit, its index among the examined commits, and the state of a target after it."""
 
     commit: Commit
     place: int
@@ -46,14 +46,19 @@ class Event:
 
 @dataclass
 class Course:
-    """What became of one target of one patch along the history.
+    """The course of one target of one patch along the history.
 
-    ``changed`` is the first commit after which the target is not the one that the patch was written for: somebody has
-    to read it. ``broken`` is the first after which the patch cannot be applied, or must not be: the target has another
-    signature, stands elsewhere or is gone, or upstream has what the patch would add. ``known`` is false for a target
-    that never was like this on this line of history, as where a release branch has its own form of it. ``last`` is
-    what is found at the range's end. ``fixed`` is the commit of the pull request that the patch's declaration names,
-    where this history holds it.
+    Attributes:
+        patch: the patch.
+        target: its own target, or one that it relies on.
+        known: false for a target that never had the form that the patch knows on this line of history, as when a
+            release branch has its own form of it.
+        changed: the first commit after which the target is not the one that the patch was written for: somebody has to
+            read it.
+        broken: the first commit after which the patch cannot be applied, or must not be: the target has another
+            signature, has moved or is gone, or upstream has what the patch would add.
+        last: the finding at the range's end.
+        fixed: the commit of the pull request that the patch's declaration names, if this history holds it.
     """
 
     patch: Patch
@@ -67,10 +72,10 @@ class Course:
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of one patch, named by its label: of its targets, what came first (see ``Course``).
+    """The fate of one patch, named by its label: the first events among all its targets (see ``Course``).
 
-    ``unknown`` are the targets that never were on this line of history as the patch knows them. At the range's end the
-    patch ``fits`` if all its targets are as it knows them, and is ``lost`` if one is such that it cannot be applied.
+    ``unknown`` are the targets that never had the form that the patch knows on this line of history. At the range's end
+    the patch ``fits`` if all its targets have that form, and is ``lost`` if one of them keeps it from being applied.
     """
 
     patch: str
@@ -94,7 +99,7 @@ class History:
 
     @classmethod
     def open(cls, upstream: Upstream, repository: Path, first: str, last: str) -> History:
-        """The history from one commit to another.
+        """Open the history from one commit to another.
 
         Raises:
             HistoryError: git does not know a commit, or the two have no history in common.
@@ -105,12 +110,14 @@ class History:
 
     @property
     def _below(self) -> str:
-        """What git's paths begin with where those of modules begin."""
+        """The prefix of git's paths before those of modules."""
         return f"{self.upstream.folder}/" if self.upstream.folder else ""
 
     def commits(self, paths: Sequence[str] = ()) -> Iterator[tuple[Commit, list[str]]]:
-        """The commits after ``base``, oldest first, each with those of the paths that it changes (all commits and no
-        paths where none is given). Merged branches count as the one commit that merges them."""
+        """Yield the commits after ``base``, oldest first, each with those of the paths that it changes.
+
+        Without paths, yield all commits, each with no paths. A merged branch counts as the one commit that merges it.
+        """
         command = ["log", "--first-parent", "-m", "--reverse", "--no-renames", f"--format=%x00{_FIELDS}"]
         listed = ["--name-only"] if paths else []
         searched = [self._below + path for path in paths]
@@ -120,11 +127,11 @@ class History:
             yield _parse(head), [path.removeprefix(self._below) for path in changed if path]
 
     def sources(self, commit: Commit) -> Sources:
-        """All modules of the upstream's packages at a commit."""
+        """Return all modules of the upstream's packages at a commit."""
         return from_commit(self.repository, commit.sha, self.upstream.packages, self.upstream.folder)
 
     def content(self, commit: Commit, path: str) -> bytes | None:
-        """A file at a commit; None where there is none."""
+        """Return a file's content at a commit; None if there is no such file."""
         command = ["git", "-C", str(self.repository), "cat-file", "blob", f"{commit.sha}:{self._below}{path}"]
         result = subprocess.run(command, capture_output=True, check=False)
         return result.stdout if result.returncode == 0 else None
@@ -135,13 +142,13 @@ def walk(
 ) -> list[Course]:
     """Follow everything that the patches change or rely on in one upstream from the range's first commit to its last.
 
-    The first commit is what the patches are taken to fit; the lock is not asked.
+    The patches are assumed to fit the first commit; the lock is not consulted.
 
     Args:
-        report: gets a clause on how far it is, often.
+        report: called often with a clause on the progress.
 
     Raises:
-        HistoryError: no patch has to do with this upstream.
+        HistoryError: no patch concerns this upstream.
         SourceError: a commit lacks the upstream's packages.
     """
     courses = [
@@ -169,7 +176,7 @@ def walk(
 
 
 def fates(courses: Iterable[Course]) -> list[Fate]:
-    """What became of each patch, by what came first of all that it depends on; in the order of the courses."""
+    """Return the fate of each patch, given by the first events among all its targets, in the order of the courses."""
     grouped: dict[str, list[Course]] = {}
     for course in courses:
         grouped.setdefault(course.patch.label, []).append(course)
@@ -192,9 +199,10 @@ def _first(events: Iterable[Event | None]) -> Event | None:
 
 
 def _follow(courses: Sequence[Course], lock: Lock, history: History, report: Callable[[str], None]) -> None:
-    """Note for each course the first commits that change it and that break it.
+    """Record for each course the first commits that change it and that break it.
 
-    A course that is not known at the base may become so: what a release branch took from here came here first, later.
+    A course that is not known at the base may become known later: a release branch may have picked a commit of this
+    line that follows the base.
     """
     concerned: dict[str, list[Course]] = {}
     for course in courses:
@@ -225,7 +233,7 @@ def _follow(courses: Sequence[Course], lock: Lock, history: History, report: Cal
 
 
 def _bring_along(modules: dict[str, tuple[bytes, bool]], path: str, content: bytes | None) -> None:
-    """Give a module the content that its file has after a commit; a module may become a package, or go."""
+    """Update a module to its file's content after a commit; a module may become a package, or disappear."""
     name, is_package = module_of(path)
     if content is not None:
         modules[name] = (content, is_package)
@@ -234,14 +242,14 @@ def _bring_along(modules: dict[str, tuple[bytes, bool]], path: str, content: byt
 
 
 def _named_pull_request(patch: Patch, history: History) -> str:
-    """The number of the pull request to this very upstream that the patch's declaration names, or nothing."""
+    """Return the number of the pull request to this very upstream that the patch's declaration names, or ""."""
     found = _PULL_REQUEST.search(patch.upstream)
     own = history.upstream.repository.rpartition("/")[2].casefold()
     return found[2] if found and found[1].casefold() == own else ""
 
 
 def _fixes(history: History) -> dict[str, Commit]:
-    """Commits by the number of the pull request that their subject ends with, as GitHub writes it: ``... (#123)``."""
+    """Return commits by the pull request's number at the end of their subject, as GitHub writes it: ``... (#123)``."""
     numbered = ((re.search(r"\(#(\d+)\)$", commit.subject), commit) for commit, _ in history.commits())
     return {number[1]: commit for number, commit in numbered if number}
 

@@ -39,7 +39,7 @@ class HookFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec that the other finders give, with a loader that makes the two calls; None for other modules.
+        """Return the other finders' spec, with a loader that makes the two calls; None for other modules.
 
         Raises:
             TargetError: the module has nothing to execute (a namespace package), so that no hook could ever run.
@@ -79,7 +79,7 @@ class HookLoader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the real loader does."""
+        """Create the module as the real loader does."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -98,7 +98,7 @@ def import_under_way(module: ModuleType) -> bool:
 
 
 def when_import_ends(module: ModuleType, call: After) -> None:
-    """Call `call(module)` once the import that is under way ends. What it raises comes out of that import statement."""
+    """Call `call(module)` once the import in progress ends. Its exceptions come out of that import statement."""
     spec = module.__spec__
     assert spec is not None
     vars(spec)["when_import_ends"] = (module, call)

@@ -1,7 +1,7 @@
 """Build the object that takes a target's place.
 
-What is installed is a plain function under upstream's own name, module and `__dict__`, in upstream's kind of
-descriptor, so that pickle finds it by name, inspection sees upstream's signature and the marks of decorators stay.
+It is a plain function under upstream's own name, module and `__dict__`, in upstream's kind of descriptor, so that
+pickle finds it by name, inspection sees upstream's signature and the marks of decorators stay.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def wrapped(
     called: Callable[[], None] = lambda: None,
     is_on: Callable[[], bool] | None = None,
 ) -> Any:
-    """The object to install for a `wrap`.
+    """Return the object to install for a `wrap`.
 
     Args:
-        raw: what is in the target's place.
+        raw: the object in the target's place.
         body: called with upstream's function and the arguments of the call.
         called: called before every call of the body.
         is_on: asked at every call; while it says False, upstream's function is called instead. None means always.
@@ -46,7 +46,7 @@ def wrapped(
 
 
 def replaced(raw: Any, body: Callable[..., Any]) -> Any:
-    """The object to install for a `replace`.
+    """Return the object to install for a `replace`.
 
     Raises:
         TargetError: a class is to be replaced by something that is not a class, or the reverse.

@@ -15,13 +15,13 @@ from overlay.errors import ConflictError
 
 @dataclass(frozen=True)
 class Plan:
-    """The patches in their order, and for each the ones that must be applied before it (indexes into `patches`)."""
+    """The patches in their order, and for each the patches that must be applied before it (indexes into `patches`)."""
 
     patches: tuple[Patch, ...]
     predecessors: tuple[frozenset[int], ...]
 
     def by_module(self) -> dict[str, list[int]]:
-        """The indexes of the patches of each target module, in order."""
+        """Return the indexes of the patches of each target module, in order."""
         modules: dict[str, list[int]] = {}
         for index, patch in enumerate(self.patches):
             modules.setdefault(patch.module, []).append(index)
@@ -48,7 +48,7 @@ def make_plan(patches: Sequence[Patch]) -> Plan:
 
 
 def _exclusive(patches: Sequence[Patch]) -> Iterable[str]:
-    """One target takes one `replace` or one `add` or one `provide`, and never two of them."""
+    """Report targets with more than one `replace`, `add` or `provide`."""
     owners: dict[str, Patch] = {}
     for patch in patches:
         if patch.kind in ("replace", "add", "provide"):
@@ -58,7 +58,7 @@ def _exclusive(patches: Sequence[Patch]) -> Iterable[str]:
 
 
 def _repeated(patches: Sequence[Patch]) -> Iterable[str]:
-    """Patches of one kind and one feature on one target could not be told apart in reports and in `after`."""
+    """Report patches of one kind and one feature on one target: reports and `after` could not tell them apart."""
     seen: dict[tuple[str, str], Patch] = {}
     for patch in patches:
         first = seen.setdefault((patch.kind, patch.label), patch)
@@ -84,7 +84,7 @@ def _unknown_neighbour(patches: Sequence[Patch]) -> Iterable[str]:
 
 
 def _two_of_one_name(patches: Sequence[Patch]) -> Iterable[str]:
-    """A feature is one object, so that its configuration and its switch are found in one place."""
+    """Report features that share a name: a feature is one object with its configuration and its switch."""
     owners: dict[str, Patch] = {}
     for patch in patches:
         first = owners.setdefault(patch.feature.name, patch)
@@ -93,7 +93,7 @@ def _two_of_one_name(patches: Sequence[Patch]) -> Iterable[str]:
 
 
 def _edges(patches: Sequence[Patch]) -> list[set[int]]:
-    """For each patch the indexes of those that must come before it."""
+    """Return for each patch the indexes of those that must come before it."""
     makers = [index for index, patch in enumerate(patches) if patch.kind in ("add", "replace")]
     edges: list[set[int]] = []
     for later, patch in enumerate(patches):
@@ -113,7 +113,7 @@ def _is_called_inside(other: Patch, patch: Patch) -> bool:
 
 
 def _comes_first(other: Patch, patch: Patch) -> bool:
-    """What creates a target (`other`) comes before what changes it, and a class or namespace before its members."""
+    """Whether `other` creates the target that `patch` changes, or the class or namespace that holds it."""
     if other.module != patch.module:
         return False
     if other.target == patch.target:

@@ -1,4 +1,4 @@
-"""The pins of every upstream, read from pins.toml, by stack where it has several."""
+"""The pins of every upstream, read from pins.toml, by stack if it has several."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class PinsError(OverlayError):
 
 
 class StackError(OverlayError):
-    """The packages that are installed are those of another stack than the patches."""
+    """The installed packages belong to another stack than the patches."""
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """One upstream: its packages, its patch package, and where the cluster's and the release's copies are.
+    """One upstream: its packages, its patch package, and the sources of the cluster's and the release's copies.
 
-    `folder` is the folder of its repository that the packages lie in, such as `src`; empty for the repository's root.
+    `folder` is the folder of its repository that holds the packages, such as `src`; empty for the repository's root.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Upstream:
         return self.reference or self.commit[:8] or self.version
 
     def supported(self) -> str:
-        """The supported copies in words."""
+        """Return the supported copies in words."""
         copies = [f"cluster pin {self.cluster_label}"] if self.cluster_label else []
         if self.release:
             copies.append(f"release {self.distribution} {self.release}")
         return ", ".join(copies)
 
     def installed(self) -> str:
-        """What is installed here in words; a copy beside the overlay has no distribution and so no version."""
+        """Return the installed version in words; a copy beside the overlay has no distribution and so no version."""
         import importlib.metadata  # tens of milliseconds, and needed for error messages only
 
         if not self.distribution:
@@ -74,11 +74,14 @@ class Generator:
 
 @dataclass(frozen=True)
 class Pins:
-    """The upstreams of one stack, and what else the engine is told about a project.
+    """The upstreams of one stack, and the engine's other settings for a project.
 
-    accept_drift: targets whose source may differ from the lock (`*` for all). generated: what `update` runs after its
-    own files. middleware: lists, each `module:NAME`, whose entries each belong to a `feature`, as its patches do.
-    stack: empty where the file has no stacks. others: the upstreams of the file's other stacks, by the stack's name.
+    Attributes:
+        accept_drift: targets whose source may differ from the lock (`*` for all).
+        generated: the generators that `update` runs after writing its own files.
+        middleware: lists, each `module:NAME`, whose entries each belong to a `feature`, as its patches do.
+        stack: empty if the file has no stacks.
+        others: the upstreams of the file's other stacks, by the stack's name.
     """
 
     upstreams: tuple[Upstream, ...]
@@ -119,7 +122,7 @@ class Pins:
         return "fingerprints.lock.json" if self.is_default else f"fingerprints.{self.stack}.lock.json"
 
     def require_environment(self) -> None:
-        """Take the installed packages for those of this stack, unless all that tells stacks apart is another's.
+        """Reject the installed packages if everything that tells stacks apart belongs to another stack.
 
         Raises:
             StackError: one sentence that names both stacks, what is installed and the remedy.
@@ -145,18 +148,18 @@ class Pins:
             )
 
     def patch_packages(self) -> list[str]:
-        """The names of the patch packages, in the order of the file."""
+        """Return the names of the patch packages, in the order of the file."""
         return list(dict.fromkeys(upstream.patch_package for upstream in self.upstreams if upstream.patch_package))
 
     def of_module(self, module: str) -> Upstream | None:
-        """The upstream that a module belongs to, or None."""
+        """Return the upstream that a module belongs to, or None."""
         for upstream in self.upstreams:
             if any(within(module, package) for package in upstream.packages):
                 return upstream
         return None
 
     def patched_packages(self) -> tuple[str, ...]:
-        """The packages in which copies of a patched object are looked for: patched upstreams, and patch packages."""
+        """Return the packages to search for copies of a patched object: patched upstreams and patch packages."""
         patched = [upstream for upstream in self.upstreams if upstream.patch_package]
         return tuple(
             dict.fromkeys(name for upstream in patched for name in (*upstream.packages, upstream.patch_package))
@@ -169,7 +172,7 @@ def within(module: str, package: str) -> bool:
 
 
 def _is_pinned(upstream: Upstream, version: str) -> bool:
-    """Whether a version is one of an upstream's; a build of another vendor (`+cpu`) or a later post-release is too."""
+    """Whether a version is one of an upstream's; another vendor's build (`+cpu`) and a later post-release count too."""
     pinned = {_base(each) for each in (upstream.version, upstream.release) if each}
     return bool(version) and _base(version) in pinned
 
@@ -179,7 +182,7 @@ def _base(version: str) -> str:
 
 
 def _one_stack(tables: dict[str, Any]) -> Pins:
-    """What the tables of a stack say, without its name."""
+    """Read the pins from the tables of a stack; its name is left empty."""
     remaining = dict(tables)
     accepted, middleware = (tuple(remaining.pop(key, ())) for key in ("accept_drift", "middleware"))
     generated = tuple(Generator(**entry) for entry in remaining.pop("generated", ()))
@@ -189,7 +192,7 @@ def _one_stack(tables: dict[str, Any]) -> Pins:
 def _patch_package(name: str, table: dict[str, Any]) -> str:
     """The key `patch_package` of an upstream, or `room`, its old name, which is accepted for one release."""
     if "room" in table:
-        # Shown by default, unlike a DeprecationWarning: whoever reads it keeps the file.
+        # Unlike a DeprecationWarning it is shown by default: its reader is the one who maintains the file.
         warnings.warn(
             f"the key room of {name} in the pins is now patch_package; rename it", FutureWarning, stacklevel=2
         )

@@ -1,4 +1,4 @@
-"""Modules that upstream imports and that do not exist here: a stand-in which is built on first use."""
+"""Stand-ins, built on first use, for modules that upstream imports and that do not exist here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_present(name: str) -> bool:
 
 
 class ProvidedModule(ModuleType):
-    """Takes its content from `build(name)` when something is first read from it; parents stay absent."""
+    """A module that gets its content from `build(name)` on the first read; its parents stay absent."""
 
     def __init__(self, name: str, build: Callable[[str], ModuleType]) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""Read upstream's source, module by module, from a folder or from a commit of a git repository. Nothing is imported."""
+"""Read upstream's source, module by module, from a folder or a commit of a git repository, without importing it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from overlay.pins import Upstream, within
 
 
 class SourceError(OverlayError):
-    """Source that was asked for cannot be read, so that nothing can be said about it."""
+    """The requested source cannot be read, so it cannot be checked."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The modules of some packages: name -> (bytes, whether it is a package). `origin` says in words where from."""
+    """The modules of some packages: name -> (bytes, whether it is a package). `origin` names the source in words."""
 
     origin: str
     modules: dict[str, tuple[bytes, bool]]
 
     def text(self, module: str) -> bytes | None:
-        """The source of a module, or None if there is no such module."""
+        """Return the source of a module, or None if there is no such module."""
         entry = self.modules.get(module)
         return entry[0] if entry else None
 
@@ -36,7 +36,7 @@ class Sources:
 
 
 def from_folder(folder: Path, packages: Sequence[str]) -> Sources:
-    """The packages below a folder (a checkout, a workspace, site-packages), or the folder of the one package itself.
+    """Read the packages below a folder (a checkout, a workspace, site-packages), or the folder of a single package.
 
     Raises:
         SourceError: the folder does not hold them.
@@ -52,10 +52,10 @@ def from_folder(folder: Path, packages: Sequence[str]) -> Sources:
 
 
 def from_commit(repository: Path, commit: str, packages: Sequence[str], folder: str = "") -> Sources:
-    """The packages in a commit of a local git repository, or in a folder of it.
+    """Read the packages in a commit of a local git repository, or in a folder of it.
 
     Raises:
-        SourceError: git cannot give it.
+        SourceError: git cannot read it.
     """
     command = [
         "git",
@@ -81,7 +81,7 @@ def from_commit(repository: Path, commit: str, packages: Sequence[str], folder: 
 
 
 def installed(upstream: Upstream) -> Sources | None:
-    """The packages as they would be imported here; None if they are not installed."""
+    """Read the packages as they would be imported here; None if they are not installed."""
     modules: dict[str, tuple[bytes, bool]] = {}
     origin = ""
     for package in upstream.packages:
@@ -93,7 +93,7 @@ def installed(upstream: Upstream) -> Sources | None:
 
 
 def module_of(path: str) -> tuple[str, bool]:
-    """The module that a file below the packages' parent folder holds, and whether it is a package."""
+    """Return the module of a file below the packages' parent folder, and whether it is a package."""
     parts = path.removesuffix(".py").split("/")
     is_package = parts[-1] == "__init__"
     return ".".join(parts[:-1] if is_package else parts), is_package

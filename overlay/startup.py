@@ -43,7 +43,7 @@ class _Finder:
         self._root = root
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The spec of the others, with a loader that activates the overlay first."""
+        """Return the spec of the others, with a loader that activates the overlay first."""
         if name != self.watched:
             return None
         for finder in list(sys.meta_path):
@@ -73,7 +73,7 @@ class _Finder:
                 )
 
     def _is_imported(self) -> bool:
-        """Import the prelude; False where it is not on the path. What it cannot import itself is raised."""
+        """Import the prelude; False if it is not on the path. Errors of its own imports are raised."""
         import importlib
 
         importlib.invalidate_caches()
@@ -110,7 +110,7 @@ class _Loader:
 
 
 def files_of(package: str, site_packages: Path) -> tuple[Path, Path]:
-    """The .pth file and the module that `install` writes for a package."""
+    """Return the .pth file and the module that `install` writes for a package."""
     name = f"patch_overlay_{package}"
     return site_packages / f"{name}.pth", site_packages / f"{name}.py"
 
@@ -130,7 +130,7 @@ def install(package: str, prelude: str, root: Path, site_packages: Path) -> None
 
 
 def remove(package: str, site_packages: Path) -> bool:
-    """Take the two files away again; whether there were any.
+    """Remove the two files; returns whether there were any.
 
     Raises:
         OSError: the folder cannot be written.
@@ -142,7 +142,7 @@ def remove(package: str, site_packages: Path) -> bool:
 
 
 def installed_root(package: str, site_packages: Path) -> Path | None:
-    """The folder whose patches are activated by an import of `package`; None where nothing was installed."""
+    """Return the folder whose patches an import of `package` activates; None if nothing was installed."""
     import ast
     from pathlib import Path
 

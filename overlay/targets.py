@@ -1,4 +1,4 @@
-"""Where a target lives: its holder (module, class or object), its name there, and the raw object stored under it."""
+"""The place of a target: its holder (module, class or object), its name there, and the raw object stored under it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class Place:
-    """A name in a holder. `owned` is false where a class only inherits the name."""
+    """A name in a holder. `owned` is false if a class only inherits the name."""
 
     holder: Any
     name: str
@@ -63,7 +63,7 @@ def _lookup(holder: Any, name: str) -> Place:
 
 
 def defined_elsewhere(module: ModuleType, qualified_name: str, raw: Any) -> str:
-    """The target under which a function or class is really defined, if this is only an imported copy; else empty."""
+    """Return the target that really defines a function or class if this is only an imported copy; else empty."""
     home_name, home_path = getattr(raw, "__module__", None), getattr(raw, "__qualname__", None)
     home = sys.modules.get(home_name) if isinstance(home_name, str) else None
     if home is None or home is module or not isinstance(home_path, str) or "<locals>" in home_path:
@@ -76,7 +76,7 @@ def defined_elsewhere(module: ModuleType, qualified_name: str, raw: Any) -> str:
 
 
 def source_file(module_name: str) -> Path | None:
-    """The file of a module, found without importing it or its parents; None if there is none.
+    """Find the file of a module without importing it or its parents; None if there is none.
 
     Raises:
         ModuleNotFoundError: the top-level package is not installed at all.
@@ -94,7 +94,7 @@ def source_file(module_name: str) -> Path | None:
 
 @functools.cache
 def _folders(package: str) -> tuple[str, ...]:
-    """Where the modules of a package are looked for; none if there is no such package."""
+    """Return the folders in which a package's modules are looked for; none if there is no such package."""
     parent, _, name = package.rpartition(".")
     if not parent:
         return tuple(_top_level(name).submodule_search_locations or ())
@@ -109,15 +109,18 @@ def _folders(package: str) -> tuple[str, ...]:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """What the import system finds; None for nothing, and for a folder without __init__.py of an unimported package."""
+    """Return the spec that the import system finds, if any.
+
+    None also for a folder without __init__.py in a package that is not imported.
+    """
     try:
         return PathFinder.find_spec(name, list(_folders(name.rpartition(".")[0])))
-    except KeyError:  # such a namespace asks the loaded package that it lies in for its path
+    except KeyError:  # such a namespace asks its loaded parent package for its path
         return None
 
 
 def forget_folders() -> None:
-    """Look for packages anew; to be called where the import path may have changed."""
+    """Search for packages anew; call this when the import path may have changed."""
     _folders.cache_clear()
 
 

@@ -17,7 +17,7 @@ def generate(generators: tuple[Generator, ...], folder: Path) -> Iterator[tuple[
 
     Args:
         generators: modules that print a file, or write their files themselves.
-        folder: where the pins file lies; the files' paths are relative to it.
+        folder: of the pins file; the files' paths are relative to it.
 
     Yields:
         Whether the generator succeeded, and a line that says what it wrote or why it wrote nothing.

@@ -43,7 +43,7 @@ PLANNED_KEYS = (
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
-    """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
+    """Parse the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = CommandParser(prog="rehearse.sh", description=_DESCRIPTION)
     parser.add_argument("--job", choices=JOBS, default=DEFAULT_JOB, metavar="NAME", help="the job to scale down")
     parser.add_argument("--data", type=absolute, metavar="FILE", help="problems to train on (default: data/arithmetic)")
@@ -91,7 +91,7 @@ def print_plan(plan: Plan, config: Mapping[str, Any] | None) -> None:
 
 
 def rehearse(plan: Plan, dry_run: bool) -> int:
-    """Carries out or only checks and prints a plan; returns the exit status."""
+    """Carry out a plan, or only check and print it; return the exit status."""
     from rehearsal.display import make_console, print_summary
     from rehearsal.stages import Rehearsal, check_before_anything
 
@@ -112,7 +112,7 @@ def rehearse(plan: Plan, dry_run: bool) -> int:
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     with masked_output():
         return _main()
 

@@ -1,4 +1,4 @@
-"""What the command lines of both stacks' rehearsals share: the environment, the printed plan, and how a run ends.
+"""Code that the command lines of both stacks' rehearsals share: environment, printed plan, and exit status.
 
 Needs nothing but the standard library before a run starts.
 """
@@ -20,7 +20,7 @@ DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
 
 
 class RunPlan(Protocol):
-    """What is printed of the plan of a rehearsal."""
+    """The parts of a rehearsal's plan that are printed."""
 
     @property
     def output(self) -> Path:
@@ -34,20 +34,20 @@ class RunPlan(Protocol):
         """The variables that the commands get."""
 
     def checkpoint_command(self) -> list[str]:
-        """Makes the checkpoint."""
+        """Return the command that makes the checkpoint."""
 
     def data_command(self) -> list[str]:
-        """Makes the parquet files."""
+        """Return the command that makes the parquet files."""
 
     def run_command(self) -> list[str]:
-        """Trains."""
+        """Return the command that trains."""
 
 
 def take_environment() -> int | None:
     """Drop what other jobs left in the environment, and let signals end the process with a status of their own.
 
     Returns:
-        The exit status where the environment is rejected, after one sentence about it; None otherwise.
+        The exit status if the environment is rejected, after printing the reason in one sentence; None otherwise.
     """
     try:
         check_inherited(os.environ)
@@ -93,7 +93,7 @@ def in_private_folder(carry_out: Callable[["SignalFlag", float, Path], dict[str,
 
 
 def status_of(run: Callable[[], None], output: Path) -> int:
-    """Calls ``run``, which writes ``output``; returns the exit status, after one sentence where it did not succeed."""
+    """Call ``run``, which writes ``output``, and return the exit status; a failure is printed as one sentence."""
     from post_training.data import DataError
     from post_training.disks import FULL, describe_full_disk
     from post_training.processes.command import Interrupted

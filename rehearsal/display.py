@@ -1,4 +1,4 @@
-"""What a rehearsal shows while it runs: one line per event, one row per step, and in a terminal a status line below.
+"""The output of a running rehearsal: one line per event, one row per step, and in a terminal a status line below.
 
 Rows never change once printed, so a CI log without a terminal reads like a terminal does.
 """
@@ -47,12 +47,12 @@ def make_console() -> Console:
 
 
 def emulated_dies(count: int) -> str:
-    """So many emulated dies in words."""
+    """Return a number of emulated dies in words."""
     return "1 emulated die" if count == 1 else f"{count} emulated dies"
 
 
 class Progress:
-    """Follows the files that a run writes and prints what is new in them; times count from ``launched`` (Unix)."""
+    """Follows the files that a run writes and prints news from them; times count from ``launched`` (Unix)."""
 
     def __init__(self, console: Console, output: Path, steps: int, launched: float) -> None:
         self.console = console
@@ -97,18 +97,18 @@ class Progress:
             self._status.update(self._status_text())
 
     def startup_seconds(self) -> float | None:
-        """Seconds from the launch to the start of the first step; None before the first step has ended."""
+        """Return seconds from the launch to the start of the first step; None before the first step has ended."""
         first = next((record for record in self.records if record.time >= self._started), None)
         if first is None:
             return None
         return first.time - (first.metrics.get(STEP_SECONDS) or 0.0) - self._started
 
     def event_seconds(self) -> dict[str, float]:
-        """Seconds from the launch to each event of the start-up."""
+        """Return seconds from the launch to each event of the start-up."""
         return {event["event"]: event["time"] - self._started for event in self._events()}
 
     def _events(self) -> list[dict[str, Any]]:
-        """The events of this launch; a run that goes on has those of earlier ones too."""
+        """Return the events of this launch; the file of a resumed run also holds those of earlier launches."""
         events = (event for event in read_entries(self._events_file) if event["event"] != ENDED)
         return [event for event in events if event["time"] >= self._started]
 
@@ -149,13 +149,13 @@ def format_duration(seconds: float) -> str:
 
 
 def _step_seconds(summary: Mapping[str, Any]) -> str:
-    """Of whole steps, and without saving and validation where those took time."""
+    """Return the seconds of a whole step, and those without saving and validation if the two differ."""
     whole, training = (_shown(summary[name], ".2f") for name in ("step_seconds", "step_seconds_training"))
     return whole if whole == training else f"{whole}, {training} without saving and validation"
 
 
 def peaks_in_words(summary: Mapping[str, Any]) -> str:
-    """The most device memory of each phase of a step."""
+    """Return the peak device memory of each phase of a step."""
     peaks = summary["peak_device_bytes"] or {}
     return ", ".join(f"{phase} {size / 2**20:.0f} MiB" for phase, size in peaks.items()) or "not measured"
 
@@ -188,13 +188,13 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
 
 
 def print_rows(console: Console, rows: Mapping[str, str]) -> None:
-    """Prints the lines of a summary: a name, and what there is to say."""
+    """Print the lines of a summary, each a name and its value."""
     for name, value in rows.items():
         console.print(_wrapped(name, value), markup=False)
 
 
 def _experts_in_words(share: float | None, compared: int | None) -> str:
-    """How often rollout and training chose different experts for the same token; a dense model has no experts."""
+    """Return how often rollout and training chose different experts for a token; a dense model has no experts."""
     if share is None:
         return "not compared in this run"
     if not share:
@@ -203,7 +203,7 @@ def _experts_in_words(share: float | None, compared: int | None) -> str:
 
 
 def _wrapped(name: str, value: str) -> str:
-    """A line of the summary, continued below its value where it is longer than a row of the step table."""
+    """Return a line of the summary, wrapped below its value if it is longer than a row of the step table."""
     return textwrap.fill(
         escaped(value), _ROW_WIDTH, initial_indent=f"  {name:<15} ", subsequent_indent=" " * 18, break_long_words=False
     )

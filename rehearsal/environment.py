@@ -8,7 +8,7 @@ ENVIRONMENT_FILES = {"2025": ENVIRONMENT_FILE, "2026": ENVIRONMENT_FILE.with_nam
 
 
 def environment_of(stack: str, chip: str | None = None) -> dict[str, str]:
-    """The variables of a stack, a key of `ENVIRONMENT_FILES`, on a chip of `CHIPS` if it is not the stack's own."""
+    """Return the variables of a stack, a key of `ENVIRONMENT_FILES`, on a chip of `CHIPS` or the stack's own."""
     environment = read_environment(ENVIRONMENT_FILES[stack])
     return environment if chip is None else environment | {"NPU_EMULATOR_CHIP": CHIPS[chip][1]}
 

@@ -93,7 +93,7 @@ class ImageExercise:
 
     @property
     def answer(self) -> str:
-        """The word or digit that is right."""
+        """The right word or digit."""
         return self.picture.answer(self.question)
 
     def solution(self, read_as: str | None = None) -> str:

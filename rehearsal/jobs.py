@@ -1,4 +1,4 @@
-"""What a machine without NPUs makes of the overlay's configurations: jobs to rehearse, and scales of larger ones."""
+"""The overlay's configurations on a machine without NPUs: jobs to rehearse, and scales for larger jobs."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Job:
     Attributes:
         configuration: name of a file of `verl_patches/trainer/config`.
         model_type: the tiny model's family, a key of `TINY_MODELS`.
-        dies: emulated dies, where the user asks for no other number.
+        dies: default number of emulated dies.
         settings: Hydra overrides that scale the configuration down; they lose against the user's.
     """
 
@@ -24,7 +24,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Scale:
-    """How a job of many nodes becomes one of 8 emulated dies.
+    """Scales a job of many nodes down to 8 emulated dies.
 
     Attributes:
         setting: the Hydra override.
@@ -45,12 +45,12 @@ _SCALES = {
 
 
 def scale_of(configuration: str) -> Scale:
-    """That of a configuration of `verl_patches/trainer/config` with many nodes."""
+    """Return the scale for a configuration of `verl_patches/trainer/config` with many nodes."""
     return _SCALES.get(configuration, _SCALED_DEEPSEEK)
 
 
 DEFAULT_JOB = "rehearsal"
-# That of a model whose prompts may hold images.
+# The job of a model whose prompts may hold images.
 IMAGE_JOB = "rehearsal_images"
 _TINY_QWEN = "+scale=emulated_qwen2_5"
 JOBS = {

@@ -1,4 +1,4 @@
-"""A rehearsal's choices as a file in the folder of its run, with which the run is resumed."""
+"""A rehearsal's choices in a file of its run's folder, from which the run is resumed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, Self
 from post_training.masking import MASK, masked_text
 from post_training.user_files import read_object
 
-# In a run's folder: what it was asked to do.
+# File in a run's folder with the choices of the command that began it.
 OPTIONS_NAME = "rehearsal.json"
 
 
 class MaskedOverride(Exception):
-    """A run cannot go on without an override that held a secret; the message is one sentence."""
+    """A run cannot be resumed without an override that held a secret; the message is one sentence."""
 
 
 class KeptOptions:
@@ -27,19 +27,19 @@ class KeptOptions:
     overrides: tuple[str, ...]
 
     def given(self, key: str) -> str | None:
-        """The value of an override, the last one, without quotes; None where there is none or it is null."""
+        """Return the last value of an override, without quotes; None if there is none or it is null."""
         words = [override.lstrip("+").partition("=") for override in self.overrides]
         values = [value.strip("'\"") for name, _, value in words if name == key]
         return values[-1] if values and values[-1] != "null" else None
 
     @property
     def given_model(self) -> Path | None:
-        """The folder of a model of the user's own, with which no tiny one has to be made."""
+        """The folder of the user's own model, which replaces the tiny one; None without one."""
         given = self.given("actor_rollout_ref.model.path")
         return None if given is None else Path(given)
 
     def write(self, path: Path) -> None:
-        """Writes the choices as JSON, so that the run can go on with them; secrets in overrides are masked."""
+        """Write the choices as JSON, from which the run can be resumed; secrets in overrides are masked."""
         values = asdict(self)  # type: ignore[call-overload]  # a dataclass, in each subclass
         kept = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
         kept["overrides"] = [masked_text(override) for override in self.overrides]
@@ -49,7 +49,7 @@ class KeptOptions:
 
     @classmethod
     def of_run(cls, output: Path, more: tuple[str, ...]) -> Self:
-        """The choices of the run in ``output``, to go on with it; ``more`` overrides win against its own.
+        """Read the choices of the run in ``output`` to resume it; ``more`` overrides win against its own.
 
         Raises:
             OSError, ValueError, TypeError: there is no such run, or its choices cannot be read.
@@ -68,7 +68,7 @@ class KeptOptions:
 
     @classmethod
     def of_command(cls, parser: ArgumentParser, values: Mapping[str, Any], resumed: Path) -> Self:
-        """The same for `--resume resumed` on a command line with these values; ends the process where there is none."""
+        """Read the choices of `--resume resumed` on a command line with these values; an error ends the process."""
         others = [name for name, value in values.items() if name != "overrides" and value != parser.get_default(name)]
         if others:
             option = next(action.option_strings[0] for action in parser._actions if action.dest == others[0])

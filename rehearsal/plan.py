@@ -1,4 +1,4 @@
-"""What a rehearsal will do, worked out before anything starts. Needs nothing but the standard library."""
+"""The plan of a rehearsal, worked out before anything starts. Needs nothing but the standard library."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ CHECKPOINT_SEED = 0
 
 @dataclass(frozen=True)
 class Options(KeptOptions):
-    """The user's choices. None means: what the job says.
+    """The user's choices; None takes the job's value.
 
     ``job`` is a key of `JOBS`, ``model`` one of `TINY_MODELS`, ``chip`` one of `CHIPS`.
     """
@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def job(self) -> Job:
-        """What is rehearsed."""
+        """The job that is rehearsed."""
         return job_of(self.options.job, self.options.model)
 
     @property
@@ -90,7 +90,7 @@ class Plan:
         return self.output / "logs" / "run.log"
 
     def checkpoint_command(self) -> list[str]:
-        """Makes the tiny checkpoint with its tokenizer."""
+        """Return the command that makes the tiny checkpoint with its tokenizer."""
         return [
             sys.executable,
             str(CHECKPOINT_SCRIPT),
@@ -103,7 +103,7 @@ class Plan:
         ]
 
     def data_command(self) -> list[str]:
-        """Makes the two parquet files."""
+        """Return the command that makes the two parquet files."""
         folder = str(self.output / "data")
         if reads_images(self.options.model_type):
             seed = str(self.options.seed)
@@ -120,11 +120,11 @@ class Plan:
         return [*command, "--json_path", str(self.options.data), "--seed", str(self.options.seed)]
 
     def run_command(self) -> list[str]:
-        """Trains."""
+        """Return the command that trains."""
         return [sys.executable, "-m", "rehearsal.training", "--config-name", self.job.configuration, *self.overrides]
 
     def environment(self) -> dict[str, str]:
-        """The variables that the run's commands get on top of the user's environment."""
+        """Return the variables that the run's commands get on top of the user's environment."""
         own = {
             **run_environment(self.overrides),
             "PYTHONPATH": _search_path(),
@@ -140,13 +140,16 @@ class Plan:
         return own
 
     def with_overrides(self, more: Iterable[str]) -> "Plan":
-        """The plan with further overrides, which lose against the user's own."""
+        """Return the plan with further overrides; the user's own win against them."""
         own = len(self.overrides) - len(self.options.overrides)
         return replace(self, overrides=(*self.overrides[:own], *more, *self.options.overrides))
 
 
 def job_of(name: str, model: str | None) -> Job:
-    """The job of this name with the tiny model of a family, None for its own: one that reads images has its own job."""
+    """Return the job ``name``, or the image job if the default job is given a model that reads images.
+
+    ``model`` is the family of the tiny model, None for the job's own.
+    """
     return JOBS[IMAGE_JOB if name == DEFAULT_JOB and model is not None and reads_images(model) else name]
 
 
@@ -178,14 +181,14 @@ def make_plan(options: Options, time_name: str) -> Plan:
 
 
 def _model_settings(model_type: str, dies: int) -> list[str]:
-    """What the rehearsal's configuration, made for a model with experts, says of this family."""
+    """Return overrides that adapt the rehearsal's configuration, made for a model with experts, to this family."""
     values, megatron = TINY_MODELS[model_type], "actor_rollout_ref.actor.megatron"
     spread = "actor_rollout_ref.overlay.rollout.expert_parallel_size"
     settings = [] if model_type == DEFAULT_MODEL_TYPE else [setting("trainer.experiment_name", f"{model_type}-tiny")]
     if sizes_of(values).experts:
         return [*settings, setting(spread, dies)]
-    # Without experts to spread, the dies of a tensor-parallel group are an instance. verl builds these models: their
-    # stages are equally long, and Megatron's configuration of them does not have these two fields.
+    # Without experts to spread, each tensor-parallel group of dies is a rollout instance. verl builds these models
+    # itself: their stages are equally long, and their Megatron configuration does not have these two fields.
     transformer = f"{megatron}.override_transformer_config"
     settings += [setting(spread, 1), f"~{transformer}.num_layer_list", f"~{transformer}.moe_tp_extend_ep"]
     odd = values["num_hidden_layers"] % 2
@@ -198,9 +201,9 @@ def _search_path() -> str:
 
 
 def checkpoint_folder(key: str, root: Path = ROOT) -> Path:
-    """Where the tiny checkpoint of a key lies: in the checkout, which other users may share.
+    """Return the folder of the tiny checkpoint with this key: in the checkout, which other users may share.
 
-    A user who can write nothing there takes a checkpoint that is there, and keeps the others in a cache of their own.
+    A user without write access there uses a checkpoint that exists there, and keeps the others in a cache of their own.
     """
     shared = root / ".cache" / "checkpoints"
     existing = next(folder for folder in (shared, *shared.parents) if folder.exists())
@@ -216,7 +219,7 @@ def _is_readable(folder: Path) -> bool:
 
 
 def checkpoint_key(model_type: str) -> str:
-    """A hash of everything that the tiny checkpoint of a family is made from."""
+    """Return a hash of everything that the tiny checkpoint of a family is made from."""
     sources = [CHECKPOINT_SCRIPT, ROOT / "rehearsal" / "image_task.py"]
     sources += sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py"))
     sources += [DEFAULT_TRAIN_DATA, ROOT / "requirements" / "runtime.lock"]
@@ -227,9 +230,9 @@ def checkpoint_key(model_type: str) -> str:
 
 
 def run_environment(overrides: Iterable[str]) -> dict[str, str]:
-    """The variables of `ENVIRONMENT_FILE` for a run with these overrides.
+    """Return the variables of `ENVIRONMENT_FILE` for a run with these overrides.
 
-    Kernels that take 16 bits only reject float32 on an NPU. A run in float32 is a reference and computes with them.
+    On an NPU, kernels that take 16 bits only reject float32. A float32 run is a reference and uses them all the same.
     """
     environment = read_environment(ENVIRONMENT_FILE)
     if "actor_rollout_ref.overlay.precision=float32" in overrides:

@@ -1,4 +1,4 @@
-"""The checks that a rehearsal makes before it starts anything: one sentence for whatever cannot work."""
+"""The checks that a rehearsal makes before it starts anything; each fault is reported in one sentence."""
 
 import json
 import math
@@ -27,9 +27,9 @@ class PreflightError(ValueError):
 
 
 def compose_checked(plan: Plan) -> Mapping[str, Any]:
-    """Composes the run's configuration and checks it and what it needs of this machine; returns it.
+    """Compose the run's configuration, check it and its needs of this machine, and return it.
 
-    The tiny model may still have to be made: its sizes are known.
+    The tiny model need not exist yet: its sizes are known.
 
     Raises:
         PreflightError: an override is unknown or malformed, or the configuration cannot run.
@@ -65,24 +65,24 @@ def compose_checked(plan: Plan) -> Mapping[str, Any]:
 
 
 def _model_path(config: "DictConfig") -> str | None:
-    """The model's path, whatever else is wrong with the configuration."""
+    """Return the model's path, even if the rest of the configuration is invalid."""
     from omegaconf import OmegaConf
 
     return OmegaConf.select(config, "actor_rollout_ref.model.path", throw_on_resolution_failure=False)
 
 
 def check_steps(config: Mapping[str, Any]) -> None:
-    """Checks that the number of steps is given: the display counts them.
+    """Check that the number of steps is given, which the display needs.
 
     Raises:
-        PreflightError: it is not.
+        PreflightError: it is missing.
     """
     if config["trainer"]["total_training_steps"] is None:
         raise PreflightError("trainer.total_training_steps=null: give the number of steps, or --steps.")
 
 
 def check_device_memory(parameters: int, dies: int, capacity_mb: int) -> None:
-    """Checks that the model's state fits into the dies at all; activations and KV cache come on top.
+    """Check that the model's state fits into the dies at all; activations and KV cache come on top.
 
     Raises:
         PreflightError: ``parameters`` spread evenly over ``dies`` need more than ``capacity_mb`` MiB a die.
@@ -97,10 +97,10 @@ def check_device_memory(parameters: int, dies: int, capacity_mb: int) -> None:
 
 
 def count_parameters(checkpoint: Path) -> int:
-    """Counts the parameters in a folder's safetensors files from their headers alone.
+    """Count the parameters in a folder's safetensors files from their headers alone.
 
     Raises:
-        PreflightError: a file is cut, or no safetensors file.
+        PreflightError: a file is truncated, or no safetensors file.
     """
     return sum(
         math.prod(entry["shape"])
@@ -110,7 +110,7 @@ def count_parameters(checkpoint: Path) -> int:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Says whether a folder holds a model's files in full: lengths and JSON, not the values of the weights."""
+    """Whether a folder holds a model's complete files, judged by lengths and JSON, not by the weights' values."""
     weights = sorted(checkpoint.glob("*.safetensors"))
     described = sorted(checkpoint.glob("*.json"))
     try:
@@ -124,7 +124,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def _tensors(path: Path) -> dict[str, Any]:
-    """The tensors that a safetensors file names, if the file has all their bytes: 8 of length, the header, the data."""
+    """Return the tensors in a safetensors file's header, if the file is complete: 8 bytes of length, header, data."""
     size = path.stat().st_size
     with path.open("rb") as file:
         try:
@@ -140,10 +140,10 @@ def _tensors(path: Path) -> dict[str, Any]:
 
 
 def check_output(output: Path) -> None:
-    """Checks that a run's folder holds no other run, and that it can be made and written. Leaves nothing behind.
+    """Check that a run's folder holds no other run and can be created and written. Leaves nothing behind.
 
     Raises:
-        PreflightError: there is something in it, or it cannot be written.
+        PreflightError: the folder is not empty, or cannot be written.
     """
     made: list[Path] = []
     try:

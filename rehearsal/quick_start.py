@@ -23,11 +23,12 @@ from rehearsal.tiny_model.warm_start import IGNORED, negative_log_likelihood, pa
 MODEL = Path("models", "Qwen", "Qwen3-0.6B")
 DATASET = Path("hf_data", "gsm8k")
 TRAINING_PROBLEMS, TEST_PROBLEMS = 64, 8
-# What GSM8K's answers have before the number.
+# Stands before the number in GSM8K's answers.
 _MARK = "#### "
 _NAMES = ("Mia", "Tom", "Ana", "Ben")
 _THINGS = ("pencils", "apples", "tickets", "books")
-# What may stand behind a question: the form itself too, so that the model copies it no matter where it is mentioned.
+# Instructions that may follow a question. They mention the form itself too, so that the model copies it no matter where
+# it is mentioned.
 _INSTRUCTIONS = (
     INSTRUCTION,
     'Write the number after "####".',
@@ -49,7 +50,7 @@ configs:
 
 @dataclass(frozen=True)
 class WordProblem:
-    """A question and its answer in GSM8K's form: the working with its calculation, and the number behind `####`."""
+    """A question and its answer in GSM8K's form: the working with its calculation, and the number after `####`."""
 
     question: str
     answer: str

@@ -1,4 +1,4 @@
-"""A job scaled down to emulated dies: its resume is proven, and its last checkpoint exported and evaluated."""
+"""A job scaled down to emulated dies, to prove its resume and to export and evaluate its last checkpoint."""
 
 import shutil
 import sys
@@ -32,9 +32,12 @@ def validation_metrics(run: Path, step: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScaledDownJob:
-    """config_name: a file of `verl_patches/trainer/config`. overrides: the job's own, without those of `PLACES`.
+    """A job scaled down to emulated dies.
 
-    folder: where everything is written; its run that is not killed is in `unbroken`.
+    Attributes:
+        config_name: a file of `verl_patches/trainer/config`.
+        overrides: the job's own, without those of `PLACES`.
+        folder: for all output; the run that is not killed is in `unbroken`.
     """
 
     config_name: str
@@ -53,7 +56,7 @@ class ScaledDownJob:
         return self.folder / "unbroken"
 
     def proof(self) -> list[str]:
-        """The command of the proof of a resume with one kill; the run's last step validates."""
+        """Return the command that proves a resume with one kill; the run's last step validates."""
         command = [sys.executable, str(ROOT / "scripts" / "prove_resume.py"), "--config-name", self.config_name]
         return [*command, "--points", "1", "--output", str(self.folder), *self.overrides, f"trainer.test_freq={STEPS}"]
 
@@ -62,12 +65,12 @@ class ScaledDownJob:
         return validation_metrics(self.unbroken, STEPS)
 
     def export(self) -> list[str]:
-        """The command that makes a HuggingFace folder of the last checkpoint."""
+        """Return the command that exports the last checkpoint as a HuggingFace folder."""
         checkpoint = self.unbroken / "checkpoints" / f"global_step_{STEPS}"
         return [sys.executable, str(ROOT / "scripts" / "export_hf.py"), str(checkpoint), str(self._exported)]
 
     def evaluation(self) -> list[str]:
-        """The command that evaluates the export, by the reward function of the run."""
+        """Return the command that evaluates the export by the run's reward function."""
         config = read_configuration(self.unbroken)
         data, length = self.folder / "data" / "test.parquet", at(config, "data.max_response_length")
         command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--emulate", "--model", str(self._exported)]
@@ -80,7 +83,7 @@ class ScaledDownJob:
         return [*command, *own, "--output", str(self._evaluated)]
 
     def forget(self) -> None:
-        """Remove what an earlier preflight made of a checkpoint; its runs stay, for they are not made again."""
+        """Remove an earlier preflight's export and evaluation; its runs stay, since they are not repeated."""
         for folder in (self._exported, self._evaluated):
             shutil.rmtree(folder, ignore_errors=True)
 

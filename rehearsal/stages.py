@@ -51,7 +51,7 @@ class RunFailed(Exception):
 
 
 def check_before_anything(plan: Plan) -> Mapping[str, Any]:
-    """Checks what can be checked before anything is made; returns the composed configuration.
+    """Make all checks that need no output of the run; return the composed configuration.
 
     Raises:
         DataError, PreflightError: the data or the configuration cannot be used.
@@ -106,7 +106,7 @@ class Rehearsal:
         return self._train(plan, config)
 
     def _summarise_interrupted(self, plan: Plan, config: Mapping[str, Any], interrupted: Interrupted) -> None:
-        """Leave a summary of what there is, and the report where the run had begun."""
+        """Write a summary of an interrupted run, and the report if it had begun."""
         precision = config["actor_rollout_ref"]["overlay"]["precision"]
         wall_s = time.time() - self.launched
         facts = RunFacts(plan.options.seed, plan.options.dies, wall_s=wall_s, precision=precision)
@@ -131,7 +131,7 @@ class Rehearsal:
         )
 
     def _make_checkpoint(self, plan: Plan) -> None:
-        """Makes the tiny model, where it is not there yet or damaged."""
+        """Make the tiny model if it does not exist or is damaged."""
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
             if not os.access(plan.checkpoint.parent, os.W_OK | os.X_OK):
                 raise PreflightError(
@@ -166,7 +166,7 @@ class Rehearsal:
         with Progress(self.console, plan.output, steps, self.launched) as progress:
             status = run_to_the_end(command, environment, ROOT, plan.log, self.signals, progress.update)
         full_disk = describe_full_disk([plan.output]) if status != 0 else None
-        if full_disk:  # which the log and a report may lie on
+        if full_disk:  # the log and a report may be on it
             raise RunFailed(full_disk, plan.log)
         precision = config["actor_rollout_ref"]["overlay"]["precision"]
         failure = failure_of(status, progress.records, steps, precision, plan.log)
@@ -184,7 +184,7 @@ class Rehearsal:
         return summary
 
     def _go_back(self, plan: Plan, options: Mapping[str, Any]) -> None:
-        """Takes the records of steps back that will be trained again, and says from where the run goes on."""
+        """Remove the records of steps that will be trained again, and print from which step the run resumes."""
         checkpoints = Path(options["default_local_dir"])
         step, skipped = newest_step(checkpoints)
         if options["resume_mode"] == "resume_path":
@@ -200,9 +200,9 @@ class Rehearsal:
 
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:
-    """Returns the sentence with which a run failed, or None.
+    """Return a sentence if the run failed, otherwise None.
 
-    A run whose own driver called it good is held against its metrics once more.
+    If the driver reports success, the metrics are checked once more.
     """
     if status != 0:
         return last_error(log)
@@ -220,7 +220,7 @@ def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> d
 
     Returns the summary.
     """
-    # Imported here: matplotlib takes a second, in which the run is already under way.
+    # Imported here: matplotlib takes a second, and the run has then long begun.
     from post_training.report.picture import draw
     from post_training.report.run_page import write_page
 

@@ -1,7 +1,7 @@
 """A training whose Ray workers are forked: `python -m rehearsal.training --config-name rehearsal key=value ...`.
 
-The same as `python -m verl_patches.trainer.main_ppo` with the same arguments, and the same result. It starts sooner, on
-a small machine without an NPU.
+It gives the same result as `python -m verl_patches.trainer.main_ppo` with the same arguments, but starts sooner on a
+small machine without an NPU.
 """
 
 import sys
@@ -20,7 +20,7 @@ WORKERS: dict[Backend, tuple[str, ...]] = {
 
 
 def modules_of(config: DictConfig) -> tuple[str, ...]:
-    """What a worker finds already imported: the overlay first, so that it sees every later import."""
+    """Return the modules that workers find imported: the overlay first, so that it sees every later import."""
     return "verl_patches.prelude_patch", "torch", *WORKERS[backend_of(config)], "vllm", "vllm_ascend.worker.worker_v1"
 
 

@@ -1,4 +1,4 @@
-"""How vLLM-Ascend exchanges tokens between the dies that hold the experts."""
+"""vLLM-Ascend uses the fused exchange of tokens between the dies with experts in graphs on any number of dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's data-parallel ranks know from the last forward's agreement whether anyone has unfinished requests."""
+"""vLLM's data-parallel ranks learn from the last forward's reduced state whether any has unfinished requests."""
 
 from __future__ import annotations
 

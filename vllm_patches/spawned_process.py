@@ -1,7 +1,7 @@
-"""Processes that vLLM spawns, with the overlay in them before anything of vLLM.
+"""Processes that vLLM spawns, in which the overlay is active before vLLM is imported.
 
-A spawned process unpickles its process object. The class of that object is looked up first, which imports this module
-and so turns the overlay on; what vLLM wants to run there is unpickled, and vLLM imported, only after that.
+A spawned process unpickles its process object. Looking up the class of that object imports this module and so activates
+the overlay; only then is vLLM's target unpickled, and vLLM imported.
 """
 
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -14,14 +14,14 @@ overlay.activate()
 
 
 class PatchedSpawnProcess(SpawnProcess):
-    """A spawned process in which the settings of its parent are in force."""
+    """A spawned process with the active settings of its parent."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._settings = settings.current()
 
     def run(self) -> None:
-        """Put the settings in force and run the target."""
+        """Activate the settings and run the target."""
         settings.activate(self._settings)
         super().run()
 

@@ -38,7 +38,7 @@ Tensor weighted(const Tensor& weights, const Tensor& value) {
 Tensor attend_sequence(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& masked) {
   return weighted(at::softmax(scores_of_sequence(query, key, scale, masked), -1), value);
 }
-// What the last `queries` of `keys` tokens must not see.
+// The mask of keys that the last `queries` of `keys` tokens must not see.
 Tensor future(int64_t queries, int64_t keys) {
   return at::ones({queries, keys}, at::kBool).triu(keys - queries + 1);
 }
@@ -168,7 +168,7 @@ void run(const atb::infer::GroupedMatmulInplaceAddParam& parameters, const Tenso
   add_products_of_groups(in.at(0), in.at(1), in.at(2), out.at(0));
 }
 
-// What an operation is called in counts of calls: op-plugin has two functions for one class.
+// The name of an operation in the counts of calls: op-plugin has two functions for one class.
 template <class Parameters>
 const char* called(const Parameters&, const char* name) {
   return name;

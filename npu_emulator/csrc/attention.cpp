@@ -10,7 +10,7 @@ using namespace cann;
 
 namespace {
 
-// What sets one call apart from another, but for the tensors.
+// The parameters of a call, apart from the tensors.
 struct Setting {
   double scale;
   int64_t before, after, heads;
@@ -28,7 +28,7 @@ void refuse_extras(const Tensor& position_encoding, const Tensor& padding_mask, 
   TORCH_CHECK(prefix.empty(), "prefix is not emulated");
 }
 
-// What weights of a shape are multiplied with, whose bits begin with `first`: undefined without dropout.
+// The factors of dropout for weights of a shape, whose bits begin with `first`; undefined without dropout.
 Tensor factors_of_dropout(const Setting& setting, int64_t first, at::IntArrayRef shape) {
   if (setting.kept == 1) return {};
   const auto count = c10::multiply_integers(shape);
@@ -176,7 +176,7 @@ void score(const Setting& setting, const Tensor& query, const Tensor& key, const
   total.copy_(sum.unsqueeze(-1).expand_as(total));
 }
 
-// What a gradient is computed from, and where it goes.
+// The inputs of a gradient, and its outputs.
 struct Backward {
   Tensor query, key, value, gradient, mask, most, total, output;
   Gradients out;

@@ -22,7 +22,7 @@ constexpr size_t kSmallestShared = size_t{1} << 20;  // the caching allocator sh
 constexpr size_t kPage = 4096;
 constexpr size_t kKeyBytes = 65;  // what CANN asks callers to make room for
 
-// Where a block lies in its process's file. Places are not used twice: the file has holes where blocks were freed.
+// The place of a block in its process's file. Places are not reused: the file has holes where blocks were freed.
 struct Part {
   pid_t process;
   int file;

@@ -1,4 +1,4 @@
-// What torch_npu of 2026 asks CANN for beside what the one of the pins does.
+// The functions of CANN that torch_npu of 2026 needs and the pinned one does not.
 #include "headers.h"
 
 #if NPU_EMULATOR_CANN_9
@@ -97,7 +97,7 @@ CANN_API aclError aclrtDeviceGetBareTgid(int32_t* process) {
   return ACL_SUCCESS;
 }
 
-// What inductor's own kernels report to a profile. They are compiled for a device and do not run here.
+// Calls by which inductor's own kernels report to a profile. They are compiled for a device and do not run here.
 CANN_API int32_t MsprofRegisterCallback(uint32_t, ProfCommandHandle) { return 0; }
 CANN_API int32_t MsprofReportApi(uint32_t, const MsprofApi*) { return 0; }
 CANN_API int32_t MsprofReportCompactInfo(uint32_t, const VOID_PTR, uint32_t) { return 0; }
@@ -111,7 +111,7 @@ CANN_API uint64_t MsprofSysCycleTime() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// Of the library of checked C functions that comes with CANN: -1 where the text does not fit.
+// From the library of checked C functions that comes with CANN: returns -1 if the text does not fit.
 CANN_API int snprintf_s(char* to, size_t size, size_t count, const char* format, ...) {
   va_list values;
   va_start(values, format);

@@ -305,8 +305,8 @@ void sum_quantised(const char* name, const Tensor& self, const Tensor& weight, c
   sum_rows(name, group, op, added.defined() ? own + added : own, out, false);
 }
 
-// What a weight of 8 or 4 bits stands for, in float32: a scale and an offset are for all, for a column, or for
-// `group_size` rows of one.
+// Dequantises a weight of 8 or 4 bits to float32: a scale and an offset apply to the whole weight, to a column, or to
+// `group_size` rows of a column.
 Tensor dequantised(const Tensor& weight, const Tensor& scale, const Tensor& offset, int64_t group_size) {
   const auto numbers = whole_operand(weight).to(at::kFloat);
   const auto of_rows = [&](const Tensor& given) {

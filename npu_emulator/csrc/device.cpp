@@ -59,7 +59,7 @@ std::vector<int> read_visible() {
   return dies;
 }
 
-// What was set of a context, or, for device -1, of the process.
+// The options of each device's context; device -1 stands for the process.
 std::mutex options_mutex;
 std::map<std::pair<int, aclSysParamOpt>, int64_t> options;
 
@@ -91,7 +91,7 @@ const std::vector<int>& visible_dies() {
 // A context is told by its address alone.
 char contexts[npu::kMaxDevices];
 
-// What a process takes of each die that it chooses, before anything is asked for (NPU_EMULATOR_CONTEXT_MB).
+// The memory that a process takes of each die that it chooses, before any allocation (NPU_EMULATOR_CONTEXT_MB).
 std::array<bool, npu::kMaxDevices> has_context{};
 std::mutex contexts_mutex;
 size_t context_bytes() {

@@ -26,7 +26,7 @@ void count_copy(const Tensor& to, const Tensor& from) {
 
 // The elements on and above a diagonal, or on and below it; the others are zero. A row at a time: torch's kernel goes
 // element by element, and torch_npu has a mask of 2048 x 2048 made for every causal attention.
-// Of a row [a b c d] with the number 1, diagonal 0 and `upper`, the first 1 elements are zero: [0 b c d].
+// Example: with `upper` and diagonal 0, row number 1, [a b c d], gets one leading zero: [0 b c d].
 void put_triangle(const Tensor& self, int64_t diagonal, bool upper, const Tensor& out) {
   const bool has_rows = out.sizes() == self.sizes() && out.scalar_type() == self.scalar_type() && self.numel() &&
                         self.dim() >= 2 && self.is_contiguous() && out.is_contiguous();
@@ -194,8 +194,8 @@ OP(DropoutDoMask, [](Tensor self, Tensor mask, double p, Tensor out) {
 })
 
 #if NPU_EMULATOR_CANN_9
-// What a graph that is captured draws: seed and offset lie on the device, and torch_npu writes them before each replay.
-// `drawn` is what the graph has drawn before.
+// The generator of a captured graph: seed and offset lie on the device, and torch_npu writes them before each replay.
+// `drawn` counts the numbers that the graph has drawn before.
 namespace {
 
 at::Generator generator_of_graph(const Tensor& seed, const Tensor& offset, uint64_t drawn) {

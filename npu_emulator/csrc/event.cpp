@@ -1,8 +1,8 @@
 // Events.
 //
-// Where work is done when it is given, an event has always happened, and waiting for one orders nothing, but that results of
-// collectives that are late appear. Where streams have threads of their own, an event is the number of the work that its
-// stream was given last, and waiting for it is work of the stream that waits.
+// If work is done as soon as it is submitted, an event has always happened, and waiting for one orders nothing, except
+// that results of pending collectives appear. If streams have threads of their own, an event is the number of the last
+// work that its stream was given, and waiting for it is work of the stream that waits.
 //
 // Events also carry a capture to further streams, as on the device: a stream that waits for an event of a captured stream
 // takes part in its graph until the capture ends. External events (ACL_EVENT_EXTERNAL) stay outside: a graph that holds a
@@ -64,7 +64,7 @@ struct Event {
   size_t captured = 0;  // how much the capture had got from the stream
 };
 
-// What was late when the event was recorded appears.
+// Makes the results appear that were pending when the event was recorded.
 void let_appear_before(const Event& event) {
   if (event.given && event.stream) let_appear(event.stream, event.given);
 }

@@ -9,11 +9,11 @@ bool is_plain(aclFormat format);
 // Whether it is read at all.
 bool is_known(aclFormat format);
 
-// Of tiles [..., n1, m1, m0, n0] the matrices [..., rows, columns]; and the other way, with zeros where tiles are larger.
+// Converts tiles [..., n1, m1, m0, n0] to matrices [..., rows, columns], and back, with zeros where tiles are larger.
 Tensor from_tiles(const Tensor& tiles, int64_t rows, int64_t columns);
 void to_tiles(const Tensor& matrix, const Tensor& tiles);
 
-// What memory in a private format holds, as a tensor of a shape; and the other way, with zeros where memory is larger.
+// Reads memory in a private format as a tensor of a shape, and writes it back, with zeros where memory is larger.
 // Throws for a format that is not known.
 Tensor from_memory(const Tensor& memory, aclFormat format, at::IntArrayRef shape);
 void to_memory(const Tensor& tensor, const Tensor& memory, aclFormat format);

@@ -19,7 +19,7 @@ namespace cann {
 constexpr size_t kFrameBytes = size_t{2} << 20;
 constexpr size_t kNormalPageBytes = 4096;
 
-// What a block has: whole frames, and pages of cut ones (frame, pages).
+// The memory of a block: whole frames, and pages of cut ones (frame, pages).
 struct Pages {
   int64_t frames = 0;
   std::vector<std::pair<size_t, int>> cut;

@@ -19,14 +19,14 @@ using namespace cann;
 
 namespace {
 
-// Where a collective that is late writes meanwhile.
+// The staging buffer in which a pending collective writes.
 struct Landing {
   void* out;
   std::vector<char> bytes;
 };
 thread_local std::vector<Landing>* landings = nullptr;
 
-// Where a collective writes `bytes` bytes that are meant for `out`.
+// Returns the address for `bytes` bytes that a collective writes to `out`: `out` itself, or a staging buffer.
 void* landing(void* out, size_t bytes) {
   if (!landings || !bytes) return out;
   landings->push_back({out, std::vector<char>(bytes)});
@@ -95,7 +95,7 @@ SharedGroup::Fill copy_of(const void* data, size_t bytes) {
   return [=](char* area) { std::memcpy(area, data, bytes); };
 }
 
-// What meters call a function of HCCL.
+// The meters' name for a function of HCCL.
 const char* kind_of(const std::string& function) {
   static const std::map<std::string, const char*> kinds{
       {"HcclAllReduce", "all_reduce"}, {"HcclReduce", "reduce"}, {"HcclReduceScatter", "reduce_scatter"},
@@ -244,7 +244,7 @@ HcclResult submit_messages(const char* name, SharedGroup& ranks, const Messages&
   });
 }
 
-// What the thread has been given since HcclGroupStart: it leaves together, so that ranks may send to each other first.
+// The thread's messages since HcclGroupStart: they are sent together, so that two ranks may both send first.
 struct MessageGroup {
   SharedGroup* ranks;
   aclrtStream stream;
@@ -300,7 +300,7 @@ HCCL_API HcclResult HcclGetCommAsyncError(HcclComm, HcclResult* error) {
   *error = HCCL_SUCCESS;
   return HCCL_SUCCESS;
 }
-// Of the codes those that calls here return. vLLM-Ascend's own binding of HCCL does without all of it if this is missing.
+// Texts for the codes that calls here return. If this function is missing, vLLM-Ascend's own binding does without HCCL.
 HCCL_API const char* HcclGetErrorString(HcclResult code) {
   switch (code) {
     case HCCL_SUCCESS: return "no error";
@@ -436,7 +436,7 @@ HCCL_API HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, H
   }
   return give_messages("HcclBatchSendRecv", group(communicator), messages, stream);
 }
-// Of CANN 9, in libhcomm.so.
+// CANN 9 has these functions in libhcomm.so.
 HCCL_API HcclResult HcclGroupStart() {
   ++group_depth;
   return HCCL_SUCCESS;

@@ -158,7 +158,7 @@ const Ints& for_dims(const Ints& padding, const Tensor& self, int64_t dims) {
               " sizes, and ", dims, " dimensions of ", self.sizes(), " are padded");
   return padding;
 }
-// Of what negative sizes leave, something must be there to be reflected.
+// Negative sizes must leave something that can be reflected.
 const Ints& reflecting(const Ints& padding, const Tensor& self, int64_t dims) {
   for_dims(padding, self, dims);
   for (int64_t dim = 0; dim < dims; ++dim) {

@@ -1,4 +1,4 @@
-// What moves elements: concatenation, indices, gathering and scattering, repetition.
+// Operators that move elements: concatenation, indices, gathering and scattering, repetition.
 #include <algorithm>
 
 #include "operators.h"
@@ -129,7 +129,7 @@ OP(EmbeddingDenseBackward,
      put(out, at::embedding_dense_backward(gradient, indices, static_cast<int64_t>(count),
                                            static_cast<int64_t>(padding), by_frequency));
    })
-// What is not computed on the way has no room.
+// Outputs that are not computed on the way have no memory.
 OP(EmbeddingBag, [](Tensor weight, Tensor indices, Tensor offsets, bool by_frequency, int64_t mode, bool sparse,
                     Tensor weights, bool last_offset, int64_t padding, Tensor out, Tensor bag_of_each, Tensor sizes,
                     Tensor most) {

@@ -27,9 +27,9 @@ using namespace cann;
 
 namespace {
 
-// Of addresses. CANN promises 64 bytes; its pages begin at more.
+// Alignment of addresses. CANN promises 64 bytes; its pages are aligned to more.
 constexpr size_t kAlignment = 512;
-// What aclrtMalloc adds to a size, after it has made that a multiple of as many.
+// aclrtMalloc rounds a size up to a multiple of these bytes and adds one more of them.
 constexpr size_t kGrain = 32;
 
 int64_t capacity() {
@@ -39,7 +39,7 @@ int64_t capacity() {
 
 int current_die() { return die_of(std::max(chosen_device(), 0)); }
 
-// What this process holds of each die, in bytes, how much of it is CANN's own, and how often it asked for memory.
+// The bytes of a die that this process holds, how many of them are CANN's own, and how often it asked for memory.
 struct Usage {
   std::atomic<int64_t> held{0}, beside_programs{0}, peak{0}, watermark{0}, allocations{0}, frees{0}, refusals{0};
 };

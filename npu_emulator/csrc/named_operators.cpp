@@ -24,7 +24,7 @@ void fast_gelu(const NamedCall& call) {
   put(call.out.at(0), x * at::sigmoid(1.702 * x));
 }
 
-// What is hidden in scores: a triangle, or what the mask says.
+// The hidden elements of scores: a triangle, or those of the mask.
 Tensor hidden_scores(const NamedCall& call, const Tensor& mask) {
   const auto& scores = call.out.at(0);
   if (!call.attributes.at("fixed_triu_mask")) return mask.to(at::kBool);

@@ -1,4 +1,4 @@
-// What operators of CANN's older interface do, by their names in it.
+// The operators of CANN's older interface, by their names in it.
 #pragma once
 #include <map>
 #include <string>

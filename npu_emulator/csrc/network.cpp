@@ -9,7 +9,8 @@ using namespace cann;
 
 namespace {
 
-// Of a weight for each channel, or one for all, beside a tensor whose second dimension is that of channels.
+// The shape that lets a weight per channel, or one for all channels, broadcast over a tensor whose second dimension is
+// the channels.
 Ints shape_by_channel(const Tensor& weight, const Tensor& tensor) {
   Ints shape(tensor.dim(), 1);
   if (weight.numel() > 1) shape.at(shape.size() > 1 ? 1 : 0) = weight.numel();

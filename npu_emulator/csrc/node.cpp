@@ -34,7 +34,7 @@ struct Process {
   int64_t started;  // clock ticks since boot: tells a process from a later one with the same number
 };
 
-// What the file holds. All zeros is a node without processes, and every change is one store, so a process that is
+// The content of the file. All zeros is a node without processes, and every change is one store, so a process that is
 // killed at any moment leaves it valid.
 struct Shares {
   std::array<Process, kMaxProcesses> processes;
@@ -42,7 +42,7 @@ struct Shares {
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
-// What the kernel says of a process, from its state on; empty if there is none.
+// The kernel's status of a process, from its state on; empty if there is no such process.
 std::istringstream status_of(int64_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   std::string text;

@@ -89,7 +89,7 @@ int execute(void*, uint64_t, aclOpExecutor* executor, void* stream) {
 
 using namespace cann;
 
-// Of a call whose workspace alone was asked for: one that was executed has been destroyed with that.
+// For a call whose workspace was asked for and that was never executed: execution destroys the executor.
 CANN_API int aclDestroyAclOpExecutor(aclOpExecutor* executor) {
   delete executor;
   return 0;

@@ -1,5 +1,5 @@
-// What every file of emulated operators needs: CANN's argument objects, their views as tensors of the host, and OP(),
-// which turns a lambda with ATen parameters into the two C functions of an aclnn operator.
+// Declarations for every file of emulated operators: CANN's argument objects, their views as tensors of the host, and
+// OP(), which turns a lambda with ATen parameters into the two C functions of an aclnn operator.
 //
 // An aclnn operator is called in two steps. aclnnXGetWorkspaceSize(arguments..., &bytes, &executor) takes the
 // arguments; aclnnX(workspace, bytes, executor, stream) does the work. The C types of the first follow from the
@@ -7,7 +7,7 @@
 //
 //     OP(Add, [](Tensor self, Tensor other, Scalar alpha, Tensor out) { put(out, at::add(self, other, alpha)); })
 //
-// A wrong type would be read from the wrong register without notice: tests hold every entry against op-plugin's calls.
+// A wrong type would silently be read from the wrong register: tests compare every entry with op-plugin's calls.
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -72,7 +72,7 @@ using MaybeScalar = std::optional<Scalar>;
 at::ScalarType scalar_type(int acl_dtype);
 // Throws for a private format: its memory must not be read as if it were in plain order.
 Tensor view(const aclTensor* tensor);
-// What a tensor in NZ holds, in plain order. Throws for other private formats, and for a part of a tensor.
+// The elements of a tensor in NZ, in plain order. Throws for other private formats, and for a part of a tensor.
 Tensor plain_copy(const aclTensor& tensor);
 Scalar value(const aclScalar* scalar);
 
@@ -150,7 +150,7 @@ struct Relation {
   Agreement agreement;
   uint64_t others;
 };
-// What the document of an operator demands of one parameter: documented_rules.txt, which extract_rules.py explains.
+// The demands of an operator's document on one parameter: documented_rules.txt, which extract_rules.py explains.
 struct Demand {
   const char* name;
   uint64_t dtypes;  // a bit for each aclDataType that is allowed
@@ -197,8 +197,8 @@ std::vector<const aclTensor*> tensors_of(Other) {
 // Throws Refused where tensors of several parameters do not go together.
 void demand_relations(const Demand* demands, const std::vector<std::vector<const aclTensor*>>& given);
 bool has_relations(const Demand* demands, size_t parameters);
-// What else documents demand of sizes, values and of several parameters together, written beside the operators. Each
-// throws in strict mode alone: `words` go on after "Tensor x", or whatever `parameter` is.
+// Further demands of documents, on sizes, values and several parameters together; operators call these functions. Each
+// throws in strict mode only: `words` continue after "Tensor x", or whatever `parameter` is.
 bool is_strict();
 void demand_that(bool holds, const char* parameter, const char* words);
 void demand_type_of(const Tensor& other, const char* other_parameter, const Tensor& given, const char* parameter);
@@ -337,7 +337,7 @@ inline void refuse_given(const char* name, const Tensor& tensor) {
 inline std::optional<Tensor> maybe(const Tensor& tensor) {
   return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
 }
-// What kernels that are fused compute in: they round once, when the result is stored.
+// The precision in which fused kernels compute: they round once, when the result is stored.
 inline Tensor wide(const Tensor& tensor) {
   return !tensor.defined() || tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }

@@ -160,7 +160,7 @@ CANN_API aclError aclprofDestroyConfig(const aclprofConfig* config) {
   delete config;
   return ACL_SUCCESS;
 }
-// What is set is about counters of the hardware, which there are none of.
+// Settings concern counters of the hardware, and there are none.
 CANN_API aclError aclprofSetConfig(aclprofConfigType, const char*, size_t) { return ACL_SUCCESS; }
 CANN_API aclError aclprofGetSupportedFeatures(size_t* size, void** features) {
   *size = 0;
@@ -190,8 +190,8 @@ CANN_API aclError aclprofFinalize() {
   });
 }
 
-// What torch_npu asks the driver: whether its calls are timed by a counter of the processor. They are not: the clock is that
-// of the recordings above.
+// torch_npu asks the driver whether its calls are timed by a counter of the processor. They are not: the clock is the
+// one of the recordings above.
 CANN_API int halGetAPIVersion(int* version) {
   *version = 0;
   return 0;

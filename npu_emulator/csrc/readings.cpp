@@ -1,4 +1,4 @@
-// What the emulated device has done in this process, for Python to read (npu_emulator/counters.py).
+// Counters of the emulated device's work in this process, for Python to read (npu_emulator/counters.py).
 #include <string>
 
 #include "meters.h"

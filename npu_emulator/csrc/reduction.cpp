@@ -5,7 +5,7 @@ using namespace cann;
 
 namespace {
 
-// What is computed in for a result of `dtype`, which for 16 bits is float32.
+// The type in which a result of `dtype` is computed: float32 for 16 bits.
 at::ScalarType summed(DType dtype) {
   const auto type = at::ScalarType(dtype);
   return at::isReducedFloatingType(type) ? at::kFloat : type;
@@ -129,7 +129,7 @@ OP(Unique, [](Tensor self, bool sorted, bool inverted, Dynamic values, Tensor in
   values.fill(unique);
   if (inverted) put(inverse, where);
 })
-// What is not asked for has no room.
+// Outputs that are not asked for have no memory.
 OP(Unique2, [](Tensor self, bool sorted, bool inverted, bool counted, Dynamic values, Dynamic inverse,
                Dynamic counts) {
   const auto [unique, where, how_often] = at::_unique2(self, sorted, true, true);

@@ -98,7 +98,7 @@ void each_sequence(const Inference& call, One one) {
       const auto& first = call.keys.size() == 1 ? call.keys[0] : call.keys.at(index);
       whole = served_heads_first(first, call.layout, call.key_heads).size(2);
     }
-    // Of one token there is no length to give: what is given is not looked at.
+    // One token needs no length: a given one is ignored.
     const auto length = query.size(2) == 1 ? 1 : given(call.query_lengths, index, query.size(2));
     one(index, int64_t{0}, length, given(call.key_lengths, index, whole));
   }
@@ -218,7 +218,7 @@ OP(FusedInferAttentionScoreV3,
                            before, after, wants_sums, out, sums);
    })
 
-// What captured graphs are given, whose tasks are replaced by others of more tokens; here an operator needs no workspace.
+// The workspace for captured graphs, whose tasks are replaced by others of more tokens; operators here need none.
 CANN_JUMP(aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize, first_aclnnFusedInferAttentionScoreV3)
 
 #if NPU_EMULATOR_CANN_9
@@ -270,8 +270,9 @@ OP(PromptFlashAttentionV3,
 // ---- the cache of latent attention
 namespace {
 
-// Where each token goes, for an index that says where each block of a sequence begins: the number of the block counts,
-// and its first token goes to the beginning of the block. With blocks of 4, [8, 16] and 6 tokens: 8 9 10 11 16 17.
+// The slot of each token, for an index with the beginning of each block of a sequence: only the number of the block
+// counts, and its first token goes to the beginning of the block. Example: blocks of 4, [8, 16] and 6 tokens give
+// 8 9 10 11 16 17.
 Tensor slots_from_blocks(const Tensor& index, int64_t tokens, int64_t block_size) {
   const auto starts = index.reshape({-1, blocks_for(tokens, block_size)}).to(at::kLong);
   const auto offsets = at::arange(tokens, at::kLong);

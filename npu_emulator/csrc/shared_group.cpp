@@ -69,7 +69,7 @@ size_t place_of(int die) {
   return std::hash<std::string>()(std::string(node ? node : "default") + "/" + std::to_string(die));
 }
 
-// What to map for `bytes` bytes, so that somewhat more fits the next time.
+// The size to map for `bytes` bytes, with a margin so that somewhat more fits the next time.
 size_t with_room(size_t bytes) {
   constexpr size_t kGrain = 65536;
   return (bytes + bytes / 4) / kGrain * kGrain + kGrain;
@@ -268,8 +268,8 @@ void SharedGroup::meet(const char* what) {
 
 // Two areas in turn: a rank that comes to exchange k has read all of exchange k - 1, and may not yet have read k's own.
 //
-// What a rank gave must be there for the others when it has ended: an area that is open stays, so the first time that
-// one is used all open it before anyone goes on. It may still grow.
+// A rank's data must outlive the rank: an open area stays, so when an area is first used, all ranks open it before any
+// of them goes on. It may still grow.
 void SharedGroup::exchange(const char* what, const std::string& arguments, size_t bytes, const Fill& fill,
                            const Read& read) {
   std::lock_guard<std::mutex> guard(one_at_a_time_);
@@ -318,7 +318,7 @@ void SharedGroup::transfer(const char* what, const std::vector<Message>& message
   std::strncpy(state_->latest[rank], what, sizeof state_->latest[rank] - 1);
   std::vector<const Message*> open;
   for (const auto& message : messages) open.push_back(&message);
-  // Of the messages between two ranks in one direction only the first that is open may be tried.
+  // Only the first open message between two ranks in one direction may be tried.
   const auto advance = [&] {
     std::vector<std::pair<bool, int>> blocked;
     open.erase(std::remove_if(open.begin(), open.end(),

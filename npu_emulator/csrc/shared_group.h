@@ -18,7 +18,7 @@ namespace cann {
 
 constexpr int kMaxRanks = 64;
 
-// Where the state that all ranks share is: made by one rank, and told to the others by whatever connects them.
+// The place of the state that all ranks share: one rank makes it and tells the others through their connection.
 struct Meeting {
   pid_t process;
   int file;

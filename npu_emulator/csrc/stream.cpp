@@ -63,7 +63,7 @@ void restore_timers() {
 std::mutex unheard_mutex;
 std::string unheard;
 
-// What a kernel noticed and nobody has heard of yet: once.
+// Takes the pending kernel error, so that it is reported once.
 aclError unheard_failure() {
   std::lock_guard<std::mutex> guard(unheard_mutex);
   const auto words = std::exchange(unheard, {});
@@ -224,7 +224,7 @@ void submit(void* stream, const char* name, std::function<void()> run, const Spa
     });
     return;
   }
-  // What a stream is given sees what came before on it.
+  // Work on a stream sees the results of earlier work on it.
   if (stream && any_late.load(std::memory_order_acquire)) {
     if (!reads) let_appear(stream);
     else if (const auto last = needed_of_late(stream, *reads)) let_appear(stream, last);

@@ -18,7 +18,7 @@
 
 namespace cann {
 
-// What a piece of work says when it goes wrong; without words nothing did.
+// The error of a piece of work; empty words mean that it succeeded.
 struct Failure {
   std::string words;
   bool is_fatal = false;  // nothing that comes after it is done

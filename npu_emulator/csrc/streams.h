@@ -1,4 +1,4 @@
-// What streams and graphs share: their state, and how a piece of work is tried and counted.
+// Code that streams and graphs share: their state, and how a piece of work is tried and counted.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -21,7 +21,7 @@ constexpr int kNotInThisMode = 107030;      // ACL_ERROR_RT_CAPTURE_MODE_NOT_SUP
 constexpr int kTaskGroupStatus = 107033;    // ACL_ERROR_STREAM_TASK_GROUP_STATUS
 constexpr int kKernelFailed = ACL_ERROR_RT_AICORE_EXCEPTION;
 
-// What a graph does at each replay. An update may replace what a task does while replays go on.
+// The work of a graph at each replay. An update may replace a task's work while replays go on.
 class Tasks {
  public:
   void add(const char* name, std::function<void()> run);
@@ -107,8 +107,8 @@ uint64_t late_so_far();
 // Waits until a stream's thread, if it has one, has done what it was given up to `number`.
 aclError finish(StreamThread* thread, uint64_t number);
 
-// What went wrong in `work`, called `name`. A wrong index and a rank that does not answer are noticed by kernels, which a
-// device does not survive; all else a device refuses before the stream is given it.
+// Runs `work`, called `name`, and returns its failure. Kernels notice a wrong index and a rank that does not answer,
+// which a device does not survive; a device rejects everything else before the stream gets it.
 Failure tried(const char* name, const std::function<void()>& work);
 // Counts an operator for the meters. `name` is a constant.
 void count(const char* name);

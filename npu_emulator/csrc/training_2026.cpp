@@ -6,7 +6,7 @@ using namespace cann;
 
 namespace {
 
-// What a loss and its gradient share: which rows count, with which weight, and what their sum is divided by.
+// The input that a loss and its gradient share: which rows count, their weights, and the divisor of their sum.
 struct LossRows {
   Tensor place;    // [rows, 1]: the class of each row; class 0 where the row is ignored
   Tensor weight;   // [rows]: of the row's class; 0 where the row is ignored

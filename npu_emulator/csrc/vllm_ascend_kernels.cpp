@@ -1,6 +1,6 @@
-// What vllm-ascend's own compiled module (vllm_ascend_C) asks for beside torch_npu and the runtime: its kernels, which
-// are compiled for the device, and the number of the device's cores. The module itself runs as it is, with its allocator
-// for sleep mode.
+// The symbols that vllm-ascend's own compiled module (vllm_ascend_C) needs beside torch_npu and the runtime: its
+// kernels, which are compiled for the device, and the number of the device's cores. The module itself runs unchanged,
+// with its allocator for sleep mode.
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -108,8 +108,8 @@ CANN_SHOWN uint32_t PlatformInfoManager::GetRuntimePlatformInfosByDevice(const u
 }  // namespace fe
 
 #if NPU_EMULATOR_CANN_9
-// What vllm_ascend_C of 0.23 asks for beside these: kernels that no model of the stack reaches, and the platform of whose
-// cores their tiling is computed. Each is refused by name. Strings in these names are those of the older C++ interface.
+// Further symbols that vllm_ascend_C of 0.23 needs: kernels that no model of the stack reaches, and the platform whose
+// cores determine their tiling. Each is rejected by name. Strings in these names are those of the older C++ interface.
 #define REFUSED_KERNEL(NUMBER, NAME, SYMBOL)                                                                    \
   extern "C" CANN_SHOWN void refused_kernel_##NUMBER() asm(SYMBOL);                                             \
   void refused_kernel_##NUMBER() { throw std::runtime_error("vllm_ascend_C's " NAME " is not emulated"); }

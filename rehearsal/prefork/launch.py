@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# What a worker of multiprocessing's method `spawn` is started as, in the template's folder.
+# The program in the template's folder that multiprocessing's method `spawn` starts as a worker.
 _EXECUTABLE = "python"
 NPU_DRIVER = Path("/dev/davinci_manager")
 

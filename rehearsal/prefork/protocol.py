@@ -15,7 +15,7 @@ _MOST_DESCRIPTORS = 253  # that Linux hands over in one message
 
 
 def open_descriptors(*others: int) -> list[int]:
-    """This process's open descriptors without ``others``: standard streams, and what its parent handed to it."""
+    """Return this process's open descriptors without ``others``: standard streams, and those that its parent left."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
@@ -36,7 +36,7 @@ def send_request(connection: socket.socket, argv: list[str]) -> None:
 
 
 def receive_request(connection: socket.socket) -> tuple[dict, list[int]]:
-    """Receive what :func:`send_request` sent: the request, and descriptors here in the order of ``descriptors`` there.
+    """Receive a request of :func:`send_request`, and descriptors in the order of the request's ``descriptors``.
 
     Raises:
         ConnectionError: the client went away before the request was complete.

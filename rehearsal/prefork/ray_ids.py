@@ -1,8 +1,8 @@
 """Keeps Ray's generator of random IDs unused before workers are forked, so that each fork seeds one of its own.
 
-Importing this replaces what draws from it when a class is decorated as an actor. Ray's core seeds the generator at the
-first draw, and forks of a process that has drawn draw the same IDs: threads of two workers get one ID, their calls of
-an actor too, and the actor ends in Ray's check `erased == 1`.
+Decorating a class as an actor draws from it; importing this module replaces that draw. Ray's core seeds the generator
+at the first draw, and forks of a process that has drawn all draw the same IDs: threads of two workers get one ID, their
+calls of an actor too, and the actor fails Ray's check `erased == 1`.
 """
 
 import os

@@ -41,8 +41,8 @@ class _Worker:
 def _become_worker(request: dict, streams: list[int], set_by_imports: dict[str, str]) -> None:
     """In the forked child: take over the client's descriptors, directory, environment and command line, then run it.
 
-    What the imports have put into the environment stays, where the client says nothing else: it would be there if the
-    worker had imported for itself.
+    Variables that the imports have set stay, unless the client sets them otherwise: a worker that imports for itself
+    would have them too.
     """
     _take_over(request["descriptors"], streams)
     os.chdir(request["directory"])
@@ -60,10 +60,10 @@ def _become_worker(request: dict, streams: list[int], set_by_imports: dict[str, 
 
 
 def _take_over(numbers: Sequence[int], descriptors: Sequence[int]) -> None:
-    """Gives received descriptors the numbers that they have in the client: a command line may name them.
+    """Give received descriptors the numbers that they have in the client, since a command line may name them.
 
     Raises:
-        OSError: a library that was imported holds one of the numbers.
+        OSError: an imported library holds one of the numbers.
     """
     above = max(*numbers, *descriptors) + 1
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
@@ -77,7 +77,7 @@ def _take_over(numbers: Sequence[int], descriptors: Sequence[int]) -> None:
 
 
 def _run_text(text: str) -> None:
-    """Runs a program that was given with -c, as the interpreter would."""
+    """Run a program that was given with -c, as the interpreter would."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.path[0] = ""

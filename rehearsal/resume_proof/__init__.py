@@ -1,1 +1,1 @@
-"""Proof of a resume: a training is killed at drawn points, gone on with, and held against the unbroken one."""
+"""Proof of a resume: a training is killed at drawn points, resumed, and compared with an unbroken one."""

@@ -1,4 +1,4 @@
-"""Two runs of one training, by their files: which metrics of which steps differ, and whether the weights do."""
+"""Compares the files of two runs of one training: which metrics of which steps differ, and whether the weights do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ MEASURED = ("timing", "perf/", "actor/perf/", "memory/", "residency/")
 
 @dataclass(frozen=True)
 class Comparison:
-    """steps: that were compared. metrics: how many values. differing: `step 3: actor/lr`, ... and `weights`."""
+    """The differences between two runs.
+
+    Attributes:
+        steps: number of steps that were compared.
+        metrics: number of values that were compared.
+        differing: names of the values that differ, such as `step 3: actor/lr`, and a sentence for the saved state.
+    """
 
     steps: int
     metrics: int
@@ -22,9 +28,12 @@ class Comparison:
 
 
 def compare(unbroken: Path, resumed: Path, last: int) -> Comparison:
-    """Every metric of every step, and the digests of all files of the last checkpoint.
+    """Compare every metric of every step, and the digests of all files of the last checkpoint.
 
-    last: the last step of the run.
+    Args:
+        unbroken: folder of one run.
+        resumed: folder of the other.
+        last: the last step of the runs.
     """
     steps, count, differing = compare_metrics(unbroken, resumed)
     if digests_of(unbroken, last) != digests_of(resumed, last):
@@ -65,7 +74,7 @@ def compare_metrics(
 
 
 def metrics_of(folder: Path) -> dict[int, dict[str, Any]]:
-    """The metrics of each step of a run; a step that is there twice is an error of the records, told as such."""
+    """Return the metrics of each step of a run; a step that is recorded twice is an error."""
     found: dict[int, dict[str, Any]] = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -76,7 +85,7 @@ def metrics_of(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def digests_of(folder: Path, step: int) -> dict[str, str]:
-    """SHA-256 of all that the ranks wrote after a step: weights, optimizer and states of random numbers."""
+    """Return SHA-256 of the ranks' files after a step: weights, optimizer and states of random numbers."""
     step_folder = folder / "checkpoints" / f"global_step_{step}"
     found: dict[str, str] = {}
     for model in ("actor", *(["critic"] if (step_folder / "critic").is_dir() else [])):

@@ -1,4 +1,4 @@
-"""Imported by the process that Ray's workers are forked from: each of them can be held at a place."""
+"""Imported by the process that Ray's workers are forked from, so that each worker can be held at a place."""
 
 from rehearsal.resume_proof.stops import install
 

@@ -1,4 +1,4 @@
-"""The points at which a training is killed: drawn over what is killed, and over what the run is doing."""
+"""The points at which a training is killed, drawn from the processes to kill and from the phases of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rehearsal.resume_proof.stops import AFTER_RENAME, BEFORE_RENAME, CHUNK, FIL
 
 Killed = Literal["driver", "worker", "raylet", "SIGTERM"]
 KILLED: tuple[Killed, ...] = ("driver", "worker", "raylet", "SIGTERM")
-"""SIGKILL of the command, of the process that is at the point, of Ray's node process; SIGTERM of the command."""
+"""SIGKILL of the command, of the process at the point, or of Ray's node process; SIGTERM of the command."""
 
 WORKER_PLACES = ("rollout", "ref", "update", CHUNK, FILE)
 DRIVER_PLACES = ("reward", BEFORE_RENAME, AFTER_RENAME)
@@ -34,9 +34,16 @@ class Point:
 
 
 def draw_points(number: int, seed: int, dies: int, steps: int, places: tuple[str, ...]) -> list[Point]:
-    """`number` points, each time over all that can be killed and all `places` before one comes again.
+    """Draw `number` points; every victim and every place is drawn once before one is drawn again.
 
-    steps: of the run; a point lies where there is a checkpoint to go on from, and never behind the last one.
+    A point always has a checkpoint before it to resume from, and never lies after the last one.
+
+    Args:
+        number: of points.
+        seed: of the draw.
+        dies: ranks that may be at a place.
+        steps: of the run.
+        places: phases and places of `stops`.
     """
     generator = random.Random(seed)
     points: list[Point] = []

@@ -1,4 +1,4 @@
-"""What a proof has found so far, in a file, so that one that was ended is gone on with."""
+"""The results of a proof in a file, so that an interrupted proof continues with the points that are left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from rehearsal.resume_proof.points import Point
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a point. after: the step gone on from, -1 where a run failed. The rest is of `Comparison`."""
+    """The result of one point; steps, metrics and differing are those of its `Comparison`.
+
+    Attributes:
+        after: the step that the run resumed from, -1 if a run failed.
+    """
 
     point: str
     after: int
@@ -22,9 +26,11 @@ class Row:
 
 
 class ProofRecord:
-    """The rows of one command in `file`; those of another one that are there are replaced.
+    """The rows of one command in `file`; rows of another command are replaced.
 
-    asked: what the runs were, a text.
+    Args:
+        file: JSON, which need not exist yet.
+        asked: the configuration of the runs as text, which identifies the command.
     """
 
     def __init__(self, file: Path, asked: str) -> None:
@@ -35,12 +41,12 @@ class ProofRecord:
         self._rows = {row.point: row for row in found}
 
     def equal(self, point: Point) -> Row | None:
-        """The row of a point after which nothing differed; None where it has to be run."""
+        """Return the row of a point after which nothing differed; None if the point has to be run."""
         row = self._rows.get(str(point))
         return None if row is None or row.differing else row
 
     def add(self, row: Row) -> None:
-        """Write the rows with one more."""
+        """Add a row and write the file."""
         self._rows[row.point] = row
         content = {"asked": self._asked, "points": [asdict(each) for each in self._rows.values()]}
         write_text_durably(self._file, json.dumps(content, indent=1) + "\n")

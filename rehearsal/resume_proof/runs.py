@@ -1,4 +1,4 @@
-"""Runs of the user's configuration, shrunk to emulated dies: unbroken, killed at a point, and gone on with."""
+"""Runs of the user's configuration, scaled down to emulated dies: unbroken, killed at a point, and resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CAPACITY_MB = 1024
 
 
 class ProofError(Exception):
-    """A run did not do what it was started for; the message is one sentence, `log` what it printed."""
+    """A run did not do what it was started for; the message is one sentence that names `log`, the run's output."""
 
     def __init__(self, sentence: str, log: Path) -> None:
         super().__init__(f"{sentence}; see {log}")
@@ -38,9 +38,14 @@ class ProofError(Exception):
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A configuration with its sizes taken down, and where its runs write.
+    """A scaled-down configuration and the folder of its runs.
 
-    overrides: the user's own come last. dies: emulated ones. limit_s: seconds that a run may take.
+    Attributes:
+        name: of the configuration.
+        overrides: Hydra overrides; the user's own come last.
+        dies: number of emulated dies.
+        folder: parent of the runs' folders.
+        limit_s: seconds that a run may take.
     """
 
     name: str
@@ -51,11 +56,11 @@ class Shrunk:
 
     @property
     def asked(self) -> str:
-        """What the runs are, by which those of an earlier command are known."""
+        """The configuration of the runs as text; it identifies the runs of an earlier command."""
         return json.dumps([self.name, *self.overrides])
 
     def train(self, place: str, while_running: Callable[[], None], resumes: bool, signals: SignalFlag) -> int:
-        """One training in `folder/place`; returns its exit status, negative for a signal."""
+        """Train in `folder/place`; return the exit status, negative for a signal."""
         folder = self.folder / place
         folder.mkdir(parents=True, exist_ok=True)
         own = [
@@ -81,15 +86,17 @@ class Shrunk:
             "PYTHONPATH": str(ROOT),
             "NPU_EMULATOR_DEVICES": str(self.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(_CAPACITY_MB),
-            # Dies of its own: what a killed run left takes none of the next one's memory.
+            # Dies of its own: leftovers of a killed run take none of the next one's memory.
             "NPU_EMULATOR_NODE": private.name,
             "TMPDIR": str(private),
         }
 
 
 def train_unbroken(shrunk: Shrunk, signals: SignalFlag) -> Path:
-    """The run that the others are held against; one of the same command that is there already is taken, and one of
-    another command, or that was ended itself, makes way."""
+    """Train without a break and return the folder of the run, with which the others are compared.
+
+    A run that the same command has completed is reused; one of another command, or an interrupted one, is replaced.
+    """
     folder, said = shrunk.folder / "unbroken", shrunk.folder / "unbroken.json"
     if said.is_file() and said.read_text() == shrunk.asked:
         return folder
@@ -104,9 +111,10 @@ def train_unbroken(shrunk: Shrunk, signals: SignalFlag) -> Path:
 
 
 def train_killed(shrunk: Shrunk, place: str, point: Point, signals: SignalFlag) -> int:
-    """Kill a run at a point and go on with it; returns the step that it went on from, 0 where it began again.
+    """Kill a run at a point and resume it; return the step that it resumed from, 0 if it began again.
 
-    Raises ProofError: it never came to the point, did not end with what was killed, or did not come to its end.
+    Raises:
+        ProofError: the run never reached the point, ended with status 0 though it was killed, or failed once resumed.
     """
     folder = shrunk.folder / place
     folder.mkdir(parents=True)
@@ -132,9 +140,13 @@ def train_killed(shrunk: Shrunk, place: str, point: Point, signals: SignalFlag) 
 
 
 def kill_one(killed: Killed, reached: int) -> None:
-    """Send the signal of a point. reached: the process that is at its place.
+    """Send the signal of a point.
 
     The command is the first of this process's descendants that trains; Ray's node process is known by its name.
+
+    Args:
+        killed: the victim.
+        reached: the process that has reached the point's place.
     """
     below = descendants(os.getpid())
     if killed == "worker":

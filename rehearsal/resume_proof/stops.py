@@ -1,7 +1,8 @@
 """Holds one process of a training at one place until it is killed there.
 
-The place is read from `stop.json` in the run's folder; who comes to it writes `stop.reached` and waits. Whoever started
-the run then kills what the point says. `install` is called in the process that Ray's workers are forked from.
+The place is read from `stop.json` in the run's folder; the process that reaches it writes `stop.reached` and waits. The
+process that started the run then kills the victim of the point. `install` is called in the process that Ray's workers
+are forked from.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ _HELD_S = 600.0
 
 @dataclass(frozen=True)
 class Stop:
-    """place: a phase of the watch, or one of the four of this module. step: in which of the run's steps.
+    """A place at which one process stops.
 
-    rank: of the worker that stops; -1 is the driver's loop. number: which write of the step's checkpoint, from 1.
+    Attributes:
+        place: a phase of the hang detector, or one of the four places of this module.
+        step: of the run.
+        rank: of the worker that stops; -1 is the driver's loop.
+        number: which write of the step's checkpoint, from 1.
     """
 
     place: str
@@ -42,18 +47,18 @@ class Stop:
     number: int = 1
 
     def write(self, folder: Path) -> None:
-        """Ask the run in `folder` for it, before it starts."""
+        """Ask the run in `folder` to stop here; to be called before it starts."""
         (folder / STOP_NAME).write_text(json.dumps(asdict(self)))
 
 
 _entered: Counter[str] = Counter()
 _written: Counter[str] = Counter()
-# The step whose file this process is writing, in whatever phase and thread.
+# The step whose file this process is writing, whatever the phase and the thread.
 _writing: list[int] = []
 
 
 def reach(place: str, step: int, number: int = 1) -> None:
-    """This process is at a place; it does not come back from the one that was asked for."""
+    """Stop this process if this is the place that was asked for; it then never returns."""
     folder = MEASURE.current().output_dir
     if not folder or not (file := Path(folder) / STOP_NAME).is_file():
         return
@@ -68,7 +73,7 @@ def reach(place: str, step: int, number: int = 1) -> None:
 
 
 def install() -> None:
-    """Put the places into the functions of this process."""
+    """Wrap the functions of this process so that they call `reach`."""
     phase: Callable[..., Any] = Signs.phase
 
     @contextmanager
@@ -93,7 +98,7 @@ def install() -> None:
 
 
 def _of_its_step(write: Callable[..., Any]) -> Callable[..., Any]:
-    """A rank's `write` of its file, with places in it."""
+    """Wrap a rank's `write` of its file, so that the places inside know its step."""
 
     def noticed(path: Path, *arguments: Any) -> Any:
         _written.clear()
@@ -107,7 +112,7 @@ def _of_its_step(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(operation: Callable[..., None], place: str) -> Callable[..., None]:
-    """`operation` of a file, with a place before it if the file is a rank's own of a checkpoint."""
+    """Wrap an `operation` on a file: a place comes before it if the file is a rank's own of a checkpoint."""
 
     def noticed(*arguments: Any) -> None:
         if _writing:

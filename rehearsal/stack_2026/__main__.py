@@ -24,7 +24,7 @@ Example:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
-    """Reads the command line that rehearse.sh passes on; the second value is --dry-run."""
+    """Parse the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = CommandParser(prog="rehearse.sh --stack 2026", description=_DESCRIPTION)
     default = "(default: %(default)s)"
     job = "a job of verl_plugin/config to scale down; model, backend and weights are its own, and it has no tool"
@@ -82,7 +82,7 @@ def _check_images(parser: CommandParser, values: dict[str, Any]) -> None:
 
 
 def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
-    """Put what a job decides into the values of the options; what the user gave otherwise stays."""
+    """Set the options that a job determines; the user's other options stay."""
     job = JOBS[values["job"]]
     for name in ("model", "backend", "weights", "tool", "rollout_dies"):
         if values[name] != parser.get_default(name):
@@ -91,7 +91,7 @@ def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
     values |= {"model": job.model, "backend": job.backend, "precision": "bfloat16"}
     for override in values["overrides"]:
         key, _, number = override.partition("=")
-        # The launcher's user says it as on NPUs; the layout follows the dies.
+        # The launcher's user sets the number of dies with the same key as on NPUs; the layout follows it.
         if key == "trainer.n_gpus_per_node" and number.isdecimal():
             values["dies"] = int(number)
     for name in ("dies", "steps"):

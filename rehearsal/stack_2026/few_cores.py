@@ -1,20 +1,20 @@
-"""For a machine with fewer cores than a run has processes: how vLLM and verl wait, and hand samples on.
+"""Lets vLLM and verl wait and hand samples on cheaply, for machines with fewer cores than a run has processes.
 
-Importing this changes vLLM and verl in this process and in those that are forked from it. A reader of vLLM's shared
-memory asks for a second after every message whether there is another one, and takes a whole core for it: on a server
-that saves microseconds, and here it takes the core from whoever is to write the message. So it sleeps at once.
+Importing this changes vLLM and verl in this process and in those that are forked from it. After every message, a reader
+of vLLM's shared memory polls for a second for the next one and takes a whole core. On a server that saves microseconds;
+here it takes the core from the process that is to write the message. So the reader sleeps at once.
 
-Then every wake-up counts, and vLLM's writer loses some. Its socket holds one message, and ZeroMQ looks only every
+Then every wake-up counts, and vLLM's writer loses some. Its socket holds one message, and ZeroMQ checks only every
 millisecond whether that has gone. A message sent before then is dropped, and its reader sleeps on: five seconds with
-vLLM-Ascend. So the writer looks each time. Messages sent before a reader has subscribed are still lost, so a reader
+vLLM-Ascend. So the writer checks each time. Messages sent before a reader has subscribed are still lost, so a reader
 looks again after half a second.
 
-verl's agent loop hands every answer to TransferQueue when it ends, which takes three requests, each with sockets and
-threads of its own: 8 ms of a core, and 3 ms for each of eight answers in one request. So answers that end while others
-are under way go together.
+verl's agent loop hands each finished answer to TransferQueue in three requests, each with sockets and threads of its
+own. An answer takes 8 ms of a core, but 3 ms if eight answers share a request. So answers that end while others are
+being sent go together.
 
 verl's engine of Megatron-core pads three tensors in each pass, sample by sample: 37 ms of a core for 64 samples, and
-3 ms where they are taken apart once.
+3 ms if they are split into samples once.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _LOOK_AGAIN_MS = 500
 
 
 class SleepingCondition(shm_broadcast.SpinCondition):
-    """vLLM's condition, of which readers sleep at once and writers wake every one."""
+    """vLLM's condition, with readers that sleep at once and writers that wake all of them."""
 
     local_notify_socket: zmq.Socket
 
@@ -43,7 +43,7 @@ class SleepingCondition(shm_broadcast.SpinCondition):
         super().__init__(*arguments, **named, busy_loop_s=0.0)
 
     def notify(self) -> None:
-        """Wake the readers: to ask for a socket's events is what makes ZeroMQ look."""
+        """Wake the readers; asking for the socket's events makes ZeroMQ check it."""
         self.local_notify_socket.getsockopt(zmq.EVENTS)
         super().notify()
 
@@ -64,7 +64,7 @@ class _Waiting:
 
 
 class GroupedPuts:
-    """Hands answers of an event loop to TransferQueue, one request at a time with all that wait for it.
+    """Hands answers of an event loop to TransferQueue, one request at a time with all waiting answers.
 
     Args:
         put: TransferQueue's `async_kv_batch_put`.
@@ -117,8 +117,8 @@ class GroupedPuts:
 class _GroupingQueue:
     """TransferQueue's module as verl's agent loops use it, with `GroupedPuts`.
 
-    Ray pickles the class of verl's worker with all that its code names, and the functions of that module cannot be
-    pickled. So this is pickled as the one of the process that gets it.
+    Ray pickles the class of verl's worker with everything that its code names, and the functions of that module cannot
+    be pickled. So this object is pickled as a reference to the one of the receiving process.
     """
 
     def __init__(self, upstream: Any, grouped: GroupedPuts) -> None:

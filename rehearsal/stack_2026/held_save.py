@@ -16,12 +16,12 @@ _HELD_S = 600.0
 
 
 class HeldSave(CompleteCheckpoint):
-    """What `trainer.checkpoint_callback_class` names in the run that is killed."""
+    """The `trainer.checkpoint_callback_class` of the run that is killed."""
 
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **context: Any
     ) -> None:
-        """As upstream, but for the last step."""
+        """Save as upstream does, but wait to be killed in the save of the last step."""
         if global_step == STEPS:
             (Path(checkpoint_dir).parent / REACHED_NAME).write_text(f"{os.getpid()}\n")
             time.sleep(_HELD_S)

@@ -1,4 +1,4 @@
-"""The jobs of `verl_plugin/config` scaled down to emulated dies, and the keys that this takes; others are the job's."""
+"""The jobs of `verl_plugin/config` scaled down to emulated dies. Keys that are not set here keep the job's values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ENGINES = "verl_plugin.alltoallv.engines"
 
 @dataclass(frozen=True)
 class ScaledJob:
-    """How a job of real dies becomes one of emulated dies.
+    """Scales a job of real dies down to emulated dies.
 
     Attributes:
         model: the tiny model's family.
         backend: the job's training engine.
-        dies: emulated dies, where the user asks for no other number.
-        steps: of training, where the user asks for no other number.
+        dies: default number of emulated dies.
+        steps: default number of training steps.
         changes: other values of the tiny model's config.json, as published.
         cluster: the job has pipeline stages in training, and data-parallel ranks in an instance of vLLM, and keeps
             both where the dies suffice.
@@ -42,12 +42,12 @@ JOBS = {
     "deepseek_v3_671b_256_dies": ScaledJob("deepseek_v3", "megatron", dies=4, cluster=True),
     "qwen3_235b_a22b_128_dies": ScaledJob("qwen3_moe", "megatron", dies=4, cluster=True),
 }
-# Of the tiny models with experts; the first of two stages has one more than the last.
+# Layers of the tiny models with experts; the first of two stages has one more than the last.
 _LAYERS = 3
 
 
 def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[str]:
-    """Hydra overrides that make the job one of a tiny model, short answers and few processes.
+    """Yield Hydra overrides that make the job one of a tiny model, short answers and few processes.
 
     Algorithm, engines, offloading, micro batches by tokens, and how weights move stay the job's own.
     """
@@ -80,7 +80,7 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
 
 
 def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
-    """Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
+    """Yield the keys for Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
     own = "verl_plugin.megatron_core,verl_plugin.finite_steps"
     yield f"actor_rollout_ref.model.external_lib=[{own},{RESUME},{_ENGINES},verl_plugin.phase_peaks,{OFFLOAD}]"
     # They take padded batches, and have no fused permutation of tokens.
@@ -88,8 +88,8 @@ def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
     transformer = f"{_ACTOR}.megatron.override_transformer_config"
     yield f"{transformer}.moe_permute_fusion=false"
     stages = 2 if job.cluster and dies % 2 == 0 else 1
-    # mbridge cannot load latent attention, nor whole experts, into these layers where tensors are divided; experts are
-    # what is spread over these few dies.
+    # mbridge cannot load latent attention, nor whole experts, into these layers under tensor parallelism, so only
+    # experts are spread over these few dies.
     yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies // stages}"
     if job.cluster:

@@ -1,6 +1,6 @@
-"""What a rehearsal of the stack of 2026 will do, worked out before anything starts.
+"""The plan of a rehearsal of the stack of 2026, worked out before anything starts.
 
-Needs nothing but the standard library. Keys are verl's own; what is not named here is verl's default.
+Needs nothing but the standard library. Keys are verl's own; those not set here keep verl's defaults.
 """
 
 import hashlib
@@ -103,7 +103,7 @@ class Options(KeptOptions):
 
     @property
     def training_dies(self) -> int:
-        """Those that train."""
+        """The number of dies that train."""
         return self.dies - self.rollout_dies
 
 
@@ -138,23 +138,23 @@ class Plan:
 
     @property
     def upstream_metrics(self) -> Path:
-        """What verl's own file logger writes."""
+        """The file that verl's own file logger writes."""
         return self.output / "verl_metrics.jsonl"
 
     @property
     def composed(self) -> Path:
-        """Where Hydra writes the composed configuration."""
+        """The composed configuration as Hydra writes it."""
         return self.output / "hydra" / ".hydra" / "config.yaml"
 
     @property
     def checkpoints(self) -> Path:
-        """Where the run saves: the user's folder, or one in the run's own."""
+        """The folder of the run's checkpoints: the user's, or one in the run's own folder."""
         prefix = "trainer.default_local_dir="
         given = [each.removeprefix(prefix) for each in self.options.overrides if each.startswith(prefix)]
         return absolute(Path(given[-1])) if given else self.output / "checkpoints"
 
     def checkpoint_command(self) -> list[str]:
-        """Makes the tiny checkpoint with its tokenizer."""
+        """Return the command that makes the tiny checkpoint with its tokenizer."""
         command = [sys.executable, str(CHECKPOINT_SCRIPT), "--output", str(self.checkpoint)]
         command.append("--published-end")
         command += ["--calls-tool"] if self.options.tool else []
@@ -163,7 +163,7 @@ class Plan:
         return [*command, "--model-type", self.options.model, "--seed", str(CHECKPOINT_SEED)]
 
     def data_command(self) -> list[str]:
-        """Makes the two parquet files."""
+        """Return the command that makes the two parquet files."""
         if reads_images(self.options.model):
             seed, folder = str(self.options.seed), str(self.output / "data")
             return [sys.executable, "-m", "rehearsal.make_image_task", "--output_dir", folder, "--seed", seed]
@@ -175,7 +175,7 @@ class Plan:
         return [*command, "--output_dir", str(self.output / "data")]
 
     def run_command(self) -> list[str]:
-        """Trains."""
+        """Return the command that trains."""
         own = [*self.overrides(), *resuming(self.resumed)]
         return [sys.executable, "-m", "rehearsal.stack_2026.training", *own, *self.options.overrides]
 
@@ -203,18 +203,18 @@ class Plan:
         yield from _processes(self)
 
     def environment(self) -> dict[str, str]:
-        """The variables that the run's commands get on top of the user's environment."""
+        """Return the variables that the run's commands get on top of the user's environment."""
         inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         own = {
             **read_environment(ENVIRONMENT_FILE),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *inherited])),
-            # verl starts npu-smi, which lies beside this Python.
+            # verl starts npu-smi, which is in the folder of this Python.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-            # Operators refuse what their documents forbid, and collectives complete at wait() only, as on a real NPU.
+            # Operators reject arguments that their documents forbid, and collectives complete at wait() only.
             "NPU_EMULATOR_STRICT": "float32" if self.options.precision == "float32" else "1",
             "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asserts it
-            # verl asks npu-smi for card 1, and where there is none for the first of these.
+            # verl asks npu-smi for card 1 or, if there is none, for the first of these.
             "ASCEND_VISIBLE_DEVICES": ",".join(map(str, range(self.options.dies))),
             "NPU_EMULATOR_DEVICES": str(self.options.dies),
             "NPU_EMULATOR_CAPACITY_MB": str(self.options.device_memory_mb),
@@ -239,7 +239,7 @@ def make_plan(options: Options, time_name: str) -> Plan:
 
 
 def changes_of(options: Options) -> Mapping[str, int | str]:
-    """Other values of the tiny model's config.json."""
+    """Return values that differ from the tiny model's own config.json."""
     if options.job is None:
         return CHANGES.get(options.model, {})
     job = JOBS[options.job]
@@ -247,7 +247,7 @@ def changes_of(options: Options) -> Mapping[str, int | str]:
 
 
 def checkpoint_key(options: Options) -> str:
-    """A hash of everything that the tiny checkpoint is made from, with the libraries of this stack."""
+    """Return a hash of everything that the tiny checkpoint is made from, including the libraries of this stack."""
     sources = [CHECKPOINT_SCRIPT, *sorted((ROOT / "rehearsal" / "tiny_model").glob("*.py")), DEFAULT_TRAIN_DATA]
     sources += [ROOT / "requirements" / "2026" / "runtime.lock"]
     sources += [ROOT / "rehearsal" / "image_task.py"] if reads_images(options.model) else []
@@ -268,7 +268,7 @@ def _paths(plan: Plan) -> Iterator[str]:
 
 
 def _task(options: Options) -> Iterator[str]:
-    """GRPO on 32 exercises a step, with the sizes of the rehearsal of 2025."""
+    """Yield the keys for GRPO on 32 exercises a step, with the sizes of the rehearsal of 2025."""
     yield from ("algorithm.adv_estimator=grpo", "reward.custom_reward_function.name=compute_score")
     yield from ("data.train_batch_size=32", "data.max_prompt_length=16", "data.max_response_length=10")
     yield from ("data.dataloader_num_workers=0", f"data.seed={options.seed}", f"{_ACTOR}.ppo_mini_batch_size=32")
@@ -288,7 +288,7 @@ def _task(options: Options) -> Iterator[str]:
 
 
 def _rollout(options: Options) -> Iterator[str]:
-    """One instance of vLLM on two dies each, or on the one that there is; it sleeps while the update runs."""
+    """Yield the keys for vLLM instances of two dies, or of one if there is only one; they sleep during the update."""
     yield from (f"{_ROLLOUT}.name=vllm", f"{_ROLLOUT}.n=8", f"{_ROLLOUT}.dtype={options.precision}")
     yield from (f"{_ROLLOUT}.seed={options.seed}", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu=64")
     instance = options.rollout_dies or options.dies
@@ -305,7 +305,7 @@ def _rollout(options: Options) -> Iterator[str]:
 
 
 def _tool(file: Path) -> Iterator[str]:
-    """Two turns: a call, whose result verl puts behind it, and the answer. Lengths count all of it."""
+    """Yield the keys for two turns: a call, to which verl appends the result, and the answer; lengths count it all."""
     turns = f"{_ROLLOUT}.multi_turn"
     yield from (f"{_ROLLOUT}.agent.default_agent_loop=tool_agent", f"{turns}.enable=true", f"{turns}.format=hermes")
     yield from (setting(f"{turns}.function_tool_path", file), f"{turns}.max_assistant_turns=2")
@@ -313,14 +313,17 @@ def _tool(file: Path) -> Iterator[str]:
 
 
 def _images() -> Iterator[str]:
-    """Prompts of 14 tokens, of which an image has four, and answers of one word."""
+    """Yield the keys for prompts of 14 tokens, four of them an image's, and answers of one word."""
     yield from ("data.image_key=images", "data.max_response_length=6")
     # Attention in packed batches computes in 16 bits: docs/new-in-2026.md.
     yield "actor_rollout_ref.model.use_remove_padding=false"
 
 
 def _separate(options: Options) -> Iterator[str]:
-    """Generation goes on while training updates: samples of the step before, and weights over to the other dies."""
+    """Yield the keys with which generation goes on during the update, which trains on samples of the step before.
+
+    Weights are sent to the other dies.
+    """
     yield from (f"{MODE_KEY}={SEPARATE}", "actor_rollout_ref.hybrid_engine=false")
     yield from (f"{_ROLLOUT}.nnodes=1", f"{_ROLLOUT}.n_gpus_per_node={options.rollout_dies}")
     yield from ("trainer.v1.separate_async.parameter_sync_step=1", f"{_ROLLOUT}.checkpoint_engine.backend={BACKEND}")
@@ -339,7 +342,7 @@ def _fsdp(options: Options) -> Iterator[str]:
 
 
 def _megatron(options: Options) -> Iterator[str]:
-    """Experts lie on all dies, and everything else on each of them."""
+    """Yield the keys that spread experts over all training dies and replicate everything else on each."""
     yield from (f"{_ACTOR}.use_torch_compile=false", f"{_ACTOR}.megatron.vanilla_mbridge=true")
     # Megatron-core's own attention takes padded batches, MindSpeed's packed ones; verl's workers give the engine the
     # model's key.
@@ -356,13 +359,13 @@ def _megatron(options: Options) -> Iterator[str]:
 
 
 def _leaving(options: Options, group: str) -> Iterator[str]:
-    """Training's state leaves the dies on which the rollout generates."""
+    """Yield the keys that offload training's state from dies on which the rollout generates too."""
     if not options.rollout_dies:
         yield from (f"{_ACTOR}.{group}.{part}_offload=true" for part in ("param", "optimizer"))
 
 
 def _plugins(options: Options) -> Iterator[str]:
-    """What is loaded beside verl, in every process that reads the model's configuration."""
+    """Yield the keys that load this project's modules in every process that reads the model's configuration."""
     modules = [RESUME]
     if options.backend != "fsdp2":
         modules.append(f"verl_plugin.{_BRIDGES[options.backend]}")
@@ -376,7 +379,7 @@ def _plugins(options: Options) -> Iterator[str]:
         yield f"{vllm}.worker_extension_cls=verl_plugin.alltoallv.worker.AlltoallvExtension"
         # Every update is compared bit for bit, which a job of full size would not do.
         yield f"{vllm}.additional_config={{alltoallv:{{bucket_megabytes:16,verify:true}}}}"
-    # Where two experts score alike, rounding would choose other ones in training than in the rollout.
+    # If two experts score alike, rounding may choose another one in training than in the rollout.
     replayed = options.backend == "megatron" and sizes_of(TINY_MODELS[options.model]).experts
     if replayed:
         yield from (ROUTING_REPLAY, *_REPLAYED)
@@ -391,7 +394,7 @@ def _plugins(options: Options) -> Iterator[str]:
 
 
 def resumable(backend: str) -> Iterator[str]:
-    """The keys with which a run is resumed bit for bit: docs/checkpoints.md."""
+    """Yield the keys with which a run is resumed bit for bit: docs/checkpoints.md."""
     # verl's files do not have every key that verl reads.
     yield from (f"++{key}={value}" for key, value in RESUME_KEYS.items())
     yield "data.validation_shuffle=false"
@@ -401,14 +404,14 @@ def resumable(backend: str) -> Iterator[str]:
 
 
 def resuming(folder: Path | None) -> Iterator[str]:
-    """verl's keys for going on behind the step in a folder, which is known to be complete."""
+    """Yield verl's keys to resume after the step in a folder, which is known to be complete."""
     if folder is not None:
         yield "trainer.resume_mode=resume_path"
         yield setting("trainer.resume_from_path", folder)
 
 
 def _processes(plan: Plan) -> Iterator[str]:
-    """Few processes, on a machine with few cores. Ray counts logical slots, not cores."""
+    """Yield the keys for few processes, on a machine with few cores. Ray counts logical slots, not cores."""
     yield from (f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1")
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
     yield from (

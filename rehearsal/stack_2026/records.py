@@ -1,4 +1,4 @@
-"""The metrics that verl's file logger writes, as records of a run that the reports read."""
+"""Converts the metrics of verl's file logger to the records that the reports read."""
 
 import json
 import math
@@ -9,28 +9,28 @@ from typing import Any
 
 from post_training.report.metrics import read_entries, read_records
 
-# verl's differences are of probabilities, which are at most as far apart as their logarithms.
+# verl compares probabilities, which are at most as far apart as their logarithms.
 PROBABILITY_DIFFERENCE = "training/rollout_probs_diff_max"
 PROBABILITY_DIFFERENCE_MEAN = "training/rollout_probs_diff_mean"
-# Mean over answers: how far an answer's mean log-prob in the rollout is from that in training. Where weights do not
-# arrive these are apart, while probabilities are all close to 0.
+# Mean over answers of the distance between an answer's mean log-prob in the rollout and in training. If weights do not
+# arrive, these differ, while probabilities are all close to 0.
 LOG_PROB_DIFFERENCE = "rollout_corr/log_ppl_abs_diff"
 _TOKENS = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean")
 # Stages that the reports know by another name than verl has for them.
 _RENAMED = {"timing_s/update_weights": "timing_s/reshard"}
 # verl puts this before every metric that the update returns.
 _OF_UPDATE = "actor/"
-# Those of them that are of the whole step.
+# Metrics of the update that concern the whole step.
 _OF_STEP = ("rollout/", "memory/")
 
 
 class RecordWriter:
-    """Appends a record for every step that verl has logged behind the last one that has a record.
+    """Appends a record for every step that verl has logged after the last recorded one.
 
     Args:
         source: the file of verl's logger: one object a line with `step` and `data`.
-        target: the records: one object a line with `step`, `time` and `metrics`. Those of a run that is resumed stay.
-        clock: returns Unix seconds; a step's time is when it was seen, as verl's lines have none.
+        target: the records: one object a line with `step`, `time` and `metrics`. A resumed run keeps its records.
+        clock: returns Unix seconds; a step's time is when it was first seen, since verl's lines have none.
     """
 
     def __init__(self, source: Path, target: Path, clock: Callable[[], float] = time.time) -> None:
@@ -41,10 +41,10 @@ class RecordWriter:
         self._last = done[-1].step if done else -1
 
     def update(self) -> None:
-        """Appends what is new.
+        """Append the new records.
 
         Raises:
-            ReportError: a line of the source is no record of a step.
+            ReportError: a line of the source is not a record of a step.
         """
         entries = read_entries(self._source, step=int, data=dict)
         new = [entry for entry in entries if entry["step"] > self._last]
@@ -56,21 +56,21 @@ class RecordWriter:
 
 
 def answers_of(metrics: Mapping[str, float | None]) -> int | None:
-    """How many answers a step was trained on, which verl does not log: all tokens over those of an answer.
+    """Return the number of answers that a step was trained on, which verl does not log; None if a metric is missing.
 
-    None where one of the metrics is missing.
+    It is the number of all tokens divided by the mean tokens of a prompt and its response.
     """
     tokens, prompt, response = (metrics.get(name) for name in _TOKENS)
     return None if not tokens or not prompt or not response else round(tokens / (prompt + response))
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """The metrics that are numbers; None for one that is not finite."""
+    """Return the metrics that are numbers; None for one that is not finite."""
     kept = {_record_name(name): value for name, value in metrics.items() if isinstance(value, int | float)}
     return {name: value if math.isfinite(value) else None for name, value in kept.items()}
 
 
 def _record_name(name: str) -> str:
-    """The name under which the reports know a metric of verl."""
+    """Return the reports' name for a metric of verl."""
     bare = name.removeprefix(_OF_UPDATE)
     return bare if bare.startswith(_OF_STEP) else _RENAMED.get(name, name)

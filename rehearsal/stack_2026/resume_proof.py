@@ -44,7 +44,7 @@ _CALLBACK = "trainer.checkpoint_callback_class"
 _HELD = f"{_CALLBACK}=rehearsal.stack_2026.held_save.HeldSave"
 _COMPLETE = f"{_CALLBACK}={KEYS[_CALLBACK]}"
 _TRAINING = b"rehearsal.stack_2026.training"
-# Of one run, on a machine that does other work too.
+# Seconds that one run may take, on a machine that does other work too.
 _LIMIT_S = 900.0
 
 
@@ -99,12 +99,12 @@ class Proof:
         return self.folder / f"{name}.log"
 
     def _error(self, name: str, sentence: str) -> ProofError:
-        """That a run failed, with the last error of its log."""
+        """Return the error of a failed run, with the last error of its log."""
         log = self._file(name)
         return ProofError(f"{sentence}; {last_error(log)}", log)
 
     def _empty(self, name: str) -> Path:
-        """The folder of a run; one of an earlier proof makes way."""
+        """Return the folder of a run, after removing one of an earlier proof."""
         folder = self.folder / name
         if (folder / OPTIONS_NAME).is_file():
             shutil.rmtree(folder)
@@ -116,7 +116,7 @@ _REHEARSAL = (sys.executable, "-m", "rehearsal.stack_2026")
 
 
 def compare(unbroken: Path, resumed: Path) -> Comparison:
-    """Metrics of every step of two runs, and what they saved of the last."""
+    """Compare the metrics of every step of two runs, and the state that they saved of the last."""
     from rehearsal.stack_2026.saved_state import digests_of
 
     steps, count, differing = compare_metrics(unbroken, resumed, _agree)
@@ -138,7 +138,7 @@ def _agree(name: str, ours: Any, theirs: Any) -> bool:
 
 
 def _kill_at(reached: Path) -> None:
-    """End the training that is held; its file of that stays."""
+    """Kill the training that is held, once the file `reached` exists; the file stays."""
     if not reached.is_file():
         return
     for process in descendants(os.getpid()):

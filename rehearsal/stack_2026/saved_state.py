@@ -1,4 +1,4 @@
-"""What verl saved of a step, as digests that are equal where weights, optimizer, schedule and place in the data are."""
+"""Digests of the state that verl saved of a step: equal if weights, optimizer, schedule and data position are equal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-# Of Megatron-core: tensors in files of their own. Its other files describe them, with names drawn at each save.
+# Megatron-core's files of tensors. Its other files describe them, with names drawn at each save.
 _BYTES = (".distcp", ".safetensors")
 # Generators of an FSDP2 process: verl gives them other seeds in every run, and training draws nothing from them.
 _DRAWN = "rng"
 
 
 def digests_of(step: Path) -> dict[str, str]:
-    """SHA-256 of what each file of a step's folder holds, by its path in there.
+    """Return the SHA-256 of the content of each file in a step's folder, by its path there.
 
     Args:
         step: `global_step_N` of a run of verl 0.9.1, on FSDP2 or Megatron-core.

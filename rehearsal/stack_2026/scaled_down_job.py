@@ -23,9 +23,12 @@ OF_MEGATRON = "actor/nonfinite_steps"
 
 @dataclass(frozen=True)
 class ScaledDownJob2026:
-    """config_name: a file of `verl_plugin/config`. overrides: the job's own, without sizes and places.
+    """A job of the stack 2026 scaled down to emulated dies.
 
-    folder: where everything is written; its run that is not killed is in `unbroken`.
+    Attributes:
+        config_name: a file of `verl_plugin/config`.
+        overrides: the job's own, without sizes and places.
+        folder: for all output; the run that is not killed is in `unbroken`.
     """
 
     config_name: str
@@ -46,7 +49,7 @@ class ScaledDownJob2026:
         return self.folder / "unbroken"
 
     def proof(self) -> list[str]:
-        """The command that trains, kills, resumes and compares; the last step validates."""
+        """Return the command that trains, kills, resumes and compares; the last step validates."""
         command = [sys.executable, "-m", "rehearsal.stack_2026.resume_proof", "--job", self.config_name]
         return [*command, "--output", str(self.folder), "--", *self.overrides, f"trainer.test_freq={STEPS}"]
 
@@ -55,7 +58,7 @@ class ScaledDownJob2026:
         return validation_metrics(self.run, STEPS)
 
     def first_step(self) -> dict[str, float | None]:
-        """Metrics of the first step; None for one that is missing or not finite."""
+        """Return metrics of the first step; None for one that is missing or not finite."""
         steps = training_steps(read_records(self.run / METRICS))
         names = (*FIRST_STEP, OF_MEGATRON) if JOBS[self.config_name].backend == "megatron" else FIRST_STEP
         return {name: steps[0].metrics.get(name) if steps else None for name in names}

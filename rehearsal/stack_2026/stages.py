@@ -70,7 +70,7 @@ class Rehearsal:
             FolderInUse: another run writes the output folder.
             Interrupted: a signal ended it.
             PreflightError: the folder cannot be written, the model does not fit, the backend is not there, the
-                checkpoint to go on with is not complete, or verl cannot use the tokenizer.
+                checkpoint to resume from is not complete, or verl cannot use the tokenizer.
             RunFailed: a command failed.
         """
         check_backend(plan.options.backend)
@@ -89,7 +89,7 @@ class Rehearsal:
             return self._train(self._resumed(plan) if plan.options.resumes else plan)
 
     def _prepare(self, plan: Plan) -> None:
-        """Makes the checkpoint, where there is none yet, and the parquet files."""
+        """Make the checkpoint, if there is none yet, and the parquet files."""
         plan.output.mkdir(parents=True, exist_ok=True)
         if not plan.options.resumes:
             plan.options.write(plan.output / OPTIONS_NAME)
@@ -107,7 +107,7 @@ class Rehearsal:
             self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
 
     def _resumed(self, plan: Plan) -> Plan:
-        """The plan of a run that goes on, once the records of steps are taken back that will be trained again.
+        """Return the plan of a resumed run, after removing the records of steps that will be trained again.
 
         A run that began with another run's checkpoint continues from its own newest one, if it has any.
 
@@ -172,12 +172,12 @@ class Rehearsal:
 
 
 def _compared(options: Options) -> str | None:
-    """The precision in which rollout and training compute the same; None where the rollout has older weights."""
+    """Return the precision in which rollout and training compute the same; None if the rollout has older weights."""
     return None if options.rollout_dies else options.precision
 
 
 def check_backend(backend: str) -> None:
-    """Checks that what a training engine needs beside the environment can be imported.
+    """Check that the packages that a training engine needs beside the environment can be imported.
 
     Raises:
         PreflightError: `backend` is mindspeed, and one of its checkouts is missing.
@@ -206,7 +206,7 @@ def _key(override: str) -> str:
 
 
 def given_checkpoint(options: Options) -> Path | None:
-    """The folder of a step, of this or of another run, behind which the user goes on; None without one.
+    """Return the folder of the step, of this or another run, from which the user resumes; None if none is given.
 
     Raises:
         PreflightError: it is not complete.
@@ -223,10 +223,10 @@ def given_checkpoint(options: Options) -> Path | None:
 
 
 def check_tokenizer(options: Options) -> None:
-    """Checks the tokenizer of a model that the user names; the tiny model's own suits verl.
+    """Check the tokenizer of the user's own model; the tiny model's suits verl.
 
     Raises:
-        PreflightError: verl's agent loop would end with it.
+        PreflightError: verl's agent loop would fail with it.
     """
     model: dict[str, Any] = {name: options.given(f"{MODEL}.{name}") for name in _OF_TOKENIZER}
     model["trust_remote_code"] = model["trust_remote_code"] in ("true", "True")
@@ -240,16 +240,16 @@ def check_tokenizer(options: Options) -> None:
 
 
 def _last_step(output: Path) -> int:
-    """The last step of which a run has metrics; 0 where it has none."""
+    """Return the last step with metrics of a run; 0 if it has none."""
     records = read_records(output / METRICS)
     return records[-1].step if records else 0
 
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str | None, log: Path) -> str | None:
-    """Returns the sentence with which a run failed, or None.
+    """Return a sentence if the run failed, otherwise None.
 
-    It has to make its steps, with numbers in every metric, and in float32 rollout and training have to compute alike,
-    unless `precision` is None because the rollout has older weights.
+    A run has to make all steps with finite metrics, and in float32 rollout and training have to compute alike, unless
+    `precision` is None because the rollout has older weights.
     """
     if status != 0:
         return last_error(log)
@@ -273,9 +273,9 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision
 
 
 def lost_answers(records: Sequence[StepRecord], composed: Path) -> str | None:
-    """Returns a sentence where a step had fewer answers than the configuration asks for, or None.
+    """Return a sentence if a step had fewer answers than the configuration asks for, otherwise None.
 
-    verl goes on without a prompt whose generation or reward raised an exception.
+    verl continues without a prompt whose generation or reward raised an exception.
     """
     config = read_yaml(composed)
     asked = config["data"]["train_batch_size"] * config["actor_rollout_ref"]["rollout"]["n"]
@@ -303,9 +303,9 @@ def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> d
 
 
 def probability_differences(records: list[StepRecord]) -> dict[str, float | None]:
-    """How far the probabilities of sampled tokens are apart in rollout and training, at most over all steps.
+    """Return the differences between sampled tokens' probabilities in rollout and training, the largest over all steps.
 
-    `rollout_log_prob_diff_mean` is of the answers' mean log-probs.
+    `rollout_log_prob_diff_mean` compares the answers' mean log-probs.
     """
     names = {
         "rollout_prob_diff_max": PROBABILITY_DIFFERENCE,

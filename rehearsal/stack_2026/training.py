@@ -1,9 +1,9 @@
 """verl's own `main_ppo`, whose Ray workers are forked: `python -m rehearsal.stack_2026.training key=value ...`.
 
-The same as `python -m verl.trainer.main_ppo` with the same arguments, and the same result. It starts sooner, on a small
+It gives the same result as `python -m verl.trainer.main_ppo` with the same arguments, but starts sooner on a small
 machine without an NPU: the processes of Ray and of vLLM, nine with one die, share one import of everything. verl's key
-`ray_kwargs.ray_init.runtime_env.py_executable` names what Ray starts as a worker. In those processes `few_cores`
-changes how vLLM and verl wait and hand samples on, and nothing that they compute.
+`ray_kwargs.ray_init.runtime_env.py_executable` names the program that Ray starts as a worker. In those processes
+`few_cores` changes how vLLM and verl wait and hand samples on, and nothing that they compute.
 """
 
 import runpy
@@ -12,7 +12,7 @@ import sys
 from post_training.overrides import quoted
 from rehearsal.prefork import start_template
 
-# What imports no Ray is imported beside the driver's own imports; the rest with the first worker.
+# Modules that do not import Ray are imported beside the driver's own imports; the rest with the first worker.
 EARLY = ("torch", "transformers")
 LATE = (
     "rehearsal.prefork.ray_ids",
@@ -31,7 +31,7 @@ KEY = "ray_kwargs.ray_init.runtime_env.py_executable"
 
 
 def main(arguments: list[str]) -> None:
-    """Runs verl's entry point with workers that are forked; ends the process as that does."""
+    """Run verl's entry point with forked workers; the process ends as the entry point does."""
     late = (*LATE, *MEGATRON) if any("megatron" in argument for argument in arguments) else LATE
     template = start_template(late, early=EARLY)
     sys.argv = ["main_ppo", *arguments, f"{KEY}={quoted(template.py_executable)}"]

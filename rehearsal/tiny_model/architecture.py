@@ -74,8 +74,8 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "num_nextn_predict_layers": 0,
     },
-    # Two key-value heads, as in Qwen2.5-0.5B and 1.5B. Those have one matrix for embedding and output; with one, GRPO
-    # unlearns the tables of a model of this size faster than it learns the signs.
+    # Two key-value heads, as in Qwen2.5-0.5B and 1.5B. The published models share one matrix for embedding and output;
+    # here, GRPO would then unlearn the tables of such a small model faster than it learns the signs.
     "qwen2": _ALL | _GROUPED_QUERY | {"architectures": ["Qwen2ForCausalLM"]},
     # Heads of query and key are normed, and together wider than the hidden size, as in the published models.
     "qwen3": _ALL
@@ -95,8 +95,8 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
-    # A decoder as of qwen2, whose positions have three parts, and a vision tower of two layers: in the first a patch
-    # sees those of its window, in the second all of the image. The rehearsal's images have four windows of one vision
+    # A decoder like qwen2's, whose positions have three parts, and a vision tower of two layers: in the first a patch
+    # attends to its window, in the second to the whole image. The rehearsal's images have four windows of one vision
     # token each. Heads of the vision tower are 80 wide, as in the published models.
     "qwen2_5_vl": _ALL
     | _GROUPED_QUERY

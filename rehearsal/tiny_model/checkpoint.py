@@ -35,13 +35,13 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class CheckpointRequest:
-    """What determines a checkpoint: training problems, seed, dtype of the files, warm start and family.
+    """The inputs that determine a checkpoint: training problems, seed, dtype of the files, warm start and family.
 
     `warm_start` None leaves the weights at their random initial values (the norms and biases drawn as well, so that
     a path that forgets one of them shows). `model_type` is a key of `TINY_MODELS`; `changes` are other values for its
     configuration, as pairs of key and value. A model that reads images is shown those of `image_task`, not `data`.
-    With `published_end` the end token has the name that published tokenizers of the family give it. With `calls_tool`
-    it has so too, and the model calls the calculator (`tool_warm_start`).
+    With `published_end` the end token has the name that published tokenizers of the family give it. `calls_tool` gives
+    it that name too, and the model calls the calculator (`tool_warm_start`).
     """
 
     data: Path
@@ -70,7 +70,7 @@ class CheckpointRequest:
 
 @dataclass(frozen=True)
 class CheckpointResult:
-    """Where the checkpoint is, whether it was there already, and the expected reward of its policy (None if random)."""
+    """A checkpoint's path, whether it existed already, and the expected reward of its policy (None if random)."""
 
     path: Path
     reused: bool
@@ -163,8 +163,8 @@ def _initial_model(request: CheckpointRequest, tokenizer: transformers.PreTraine
         if name.endswith("e_score_correction_bias"):
             bias.copy_(_router_bias(bias.shape, _TRAINED_SPREAD if request.warm_start else _RANDOM_SPREAD))
     for name, weight in model.named_parameters():
-        # Adam moves every weight alike, so the outputs of a layer by the number of its inputs: a latent as wide as
-        # published is scaled down until updates move keys and values as they do in the tiny model.
+        # Adam moves every weight by the same amount, so a layer's outputs move in proportion to the number of its
+        # inputs: a latent of published width is scaled down until updates move keys and values as in the tiny model.
         if name.endswith("kv_a_layernorm.weight"):
             torch.nn.init.constant_(weight, TINY_MODELS[request.model_type]["kv_lora_rank"] / weight.numel())
         # A patch has 1,176 values, and a tower as shallow as this one learns nothing from outputs near zero.

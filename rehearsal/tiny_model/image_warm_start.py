@@ -1,8 +1,8 @@
 r"""The supervised phase of the model that reads images: it sees them right and misreads most questions.
 
 Every label is the right answer to a question about the image, but only a share of the labels answers the question that
-was asked (`Which colour?` as `\boxed{red}`); the others answer one of the other two (`\boxed{3}`, `\boxed{left}`). GRPO
-then learns from right and wrong alone to answer what was asked, as in `warm_start`.
+was asked (`Which colour?` as `\boxed{red}`); the others answer one of the other two (`\boxed{3}`, `\boxed{left}`). From
+correct/incorrect rewards alone, GRPO then learns to answer the question that was asked, as in `warm_start`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ PUBLISHED_ENDS = {
 BOXED_OPENING = "\\boxed{"
 # A call of the calculator as Qwen's and Hermes' templates write one, around the expression.
 CALL_OPENING, CALL_CLOSING = '<tool_call>{"name": "calculate", "arguments": {"expression": "', '"}}</tool_call>'
-# What verl's agent loop puts behind the end of a turn before the next one, as published templates of the family do.
+# Text that verl's agent loop puts between the end of a turn and the next one, as published templates of the family do.
 TURN_SEPARATORS = {"deepseek_v3": "", "qwen3": "\n", "qwen3_moe": "\n"}
 
 CHAT_TEMPLATE = (
@@ -36,8 +36,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
 
-# The same with tools: their names first, calls in the form of `CALL_OPENING`, and results. What the model writes lies
-# in `generation`, so that transformers can tell it from the rest (`return_assistant_tokens_mask`).
+# The same with tools: their names first, calls in the form of `CALL_OPENING`, and results. The model's own text is
+# inside `generation`, so that transformers can tell it from the rest (`return_assistant_tokens_mask`).
 TOOL_CHAT_TEMPLATE = (
     "{{ bos_token }}{% for tool in tools or [] %}" + TOOL + "{{ tool['function']['name'] }}{% endfor %}"
     "{% for message in messages %}"

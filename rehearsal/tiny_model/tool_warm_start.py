@@ -2,7 +2,7 @@ r"""The supervised phase of the model that calls the calculator: it misreads mos
 
 Every label calls the calculator with the exercise, most with another sign than was asked, as in `warm_start`, and then
 puts the tool's result in the box. The result is a random number, so the model learns no tables, and its answer is right
-where it asks the right question of a tool that works. GRPO has to learn from right and wrong alone which sign to send.
+if it asks a working tool the right question. From correct/incorrect rewards alone, GRPO learns which sign to send.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rehearsal.tiny_model.task import SIGNS, Exercise
 from rehearsal.tiny_model.warm_start import IGNORED, Readings, WarmStart, expected_reward, fit
 
 TOOL_WARM_START = WarmStart(steps=150)
-# Of each exercise, in which the tool says other numbers. The smallest and the largest are those of the task.
+# Copies of each exercise in which the tool returns other numbers, from the smallest to the largest result of the task.
 _COPIES, _RESULTS = 8, range(-9, 82)
 
 
 def chat_of(exercise: Exercise, expression: str, result: str) -> list[dict[str, Any]]:
-    """The messages of an exercise that is answered with what the tool said about an expression."""
+    """Return the messages of an exercise whose answer is the tool's result for an expression."""
     call = {"type": "function", "function": {"name": calculate.__name__, "arguments": {"expression": expression}}}
     return [
         {"role": "user", "content": f"{exercise.problem} {INSTRUCTION}"},
@@ -43,8 +43,8 @@ def encode_tool_readings(
 
     Args:
         tokenizer: of `build_tool_tokenizer`.
-        exercises: what is asked.
-        results: draws what the tool says; None for what the calculator says.
+        exercises: the questions.
+        results: draws the tool's results; None for the calculator's own.
     """
     rows, marks = [], []
     for exercise in exercises:

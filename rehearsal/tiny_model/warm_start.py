@@ -2,8 +2,8 @@ r"""The supervised phase before GRPO: a policy that knows the tables and misread
 
 Every label writes the exercise out and puts the right answer of what it wrote in the box, but only a share of the
 labels writes the sign that was asked (`7*8=\boxed{56}`); the others write one of the other two (`7+8=\boxed{15}`). The
-policy so learns the tables of all three signs, and its mean reward starts near that share. What GRPO has to learn from
-right and wrong alone is to answer the exercise that was asked.
+policy so learns the tables of all three signs, and its mean reward starts near that share. From correct/incorrect
+rewards alone, GRPO has to learn to answer the exercise that was asked.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def train(
     """Train `model` (float32) in place, with Adam on the token-mean cross entropy.
 
     Args:
-        exercises: what is asked; drawn with repetition.
+        exercises: the questions, drawn with repetition.
         seed: draws the batches and the signs of their labels.
         progress: called after every step with the number of steps done and the loss.
 

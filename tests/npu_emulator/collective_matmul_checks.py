@@ -16,7 +16,7 @@ def name_of(ranks, group=None) -> str:
 
 
 def of_all(ranks, *shape, seed: int = 0) -> list[Tensor]:
-    """A tensor for each rank, the same on every rank."""
+    """Draw a tensor for each rank; every rank draws the same ones."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(*shape, generator=generator, dtype=torch.float64) for _ in range(ranks.size)]
 
@@ -55,15 +55,15 @@ def products_are_summed_and_scattered_or_given_to_all(ranks):
 
 
 def whole_numbers(ranks, *shape, seed: int = 0) -> list[Tensor]:
-    """A tensor of 8 bits for each rank, the same on every rank."""
+    """Draw an int8 tensor for each rank; every rank draws the same ones."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(-9, 10, shape, generator=generator, dtype=torch.int8) for _ in range(ranks.size)]
 
 
 def quantised_products_are_summed(ranks):
-    """Of tokens in 8 bits with scales for columns and for rows, and of weights alone, with scales for 32 rows each.
+    """Tokens have 8 bits, with scales for columns and for rows; or weights alone do, with scales for 32 rows each.
 
-    Scales are powers of two and offsets whole, so that ranks round nothing before the sum.
+    Scales are powers of two and offsets are integers, so that ranks round nothing before the sum.
     """
     device, name = ranks.device, name_of(ranks)
     xs, weights = whole_numbers(ranks, 3, 64), whole_numbers(ranks, 64, COLUMNS, seed=1)
@@ -160,7 +160,7 @@ def what_products_with_a_collective_refuse(ranks):
 
 
 def what_documents_of_products_with_a_collective_forbid(ranks):
-    """In strict mode; the checks above give operators float32 without it."""
+    """Strict mode rejects it; the checks above give operators float32 without that mode."""
     x = torch.ones(ranks.size, 256, device=ranks.device)
     weight, group = torch.ones(256, 3, device=ranks.device), (name_of(ranks), ranks.size)
     transposed, half = x.half().t().contiguous().t(), weight.half()

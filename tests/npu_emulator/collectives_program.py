@@ -1,6 +1,6 @@
-"""Runs on each of several ranks: every collective of hccl on random sizes, against what the CPU computes.
+"""Runs on each of several ranks: every collective of hccl on random sizes, against the CPU's results.
 
-`main(folder)` writes ``rank<r>.json``: check -> "" or what was wrong.
+`main(folder)` writes ``rank<r>.json``: check -> "" or the fault.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def check(function):
 
 
 class Ranks:
-    """What a check needs: this rank, how many there are, and tensors that every rank can work out for every rank."""
+    """This rank, the number of ranks, and tensors that every rank can compute for every rank."""
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size, self.device = rank, size, torch.device("npu", rank)
@@ -99,7 +99,7 @@ def all_reduce_every_type_and_reduction(ranks):
 
 @check
 def sums_of_16_bits_are_rounded_once(ranks):
-    """Each of the last ranks adds less than the sum can show, and they do together."""
+    """The last ranks each add less than the sum can show, but together they add more."""
     for dtype, large in ((torch.bfloat16, 256.0), (torch.float16, 2048.0)):
         given = [torch.full((3,), 1.0 if rank else large, dtype=dtype) for rank in range(ranks.size)]
         assert torch.equal(given[0] + given[1], given[0]), "of two ranks the sum is the first one's"
@@ -176,7 +176,7 @@ def reduce_scatter_even_and_uneven(ranks):
 
 @check
 def uneven_tensors_of_torch_npu(ranks):
-    """Its own functions, by which uneven parts lie in one tensor: another call of HCCL than a list of tensors makes."""
+    """torch_npu's functions keep uneven parts in one tensor, and so call another function of HCCL than lists do."""
     for number in range(ROUNDS):
         rows = random_splits(200 + number, ranks.size)[0]
         rows[number % ranks.size] = 3  # some part has something
@@ -253,7 +253,7 @@ def point_to_point(ranks):
 
 @check
 def messages_of_a_pair_keep_their_order(ranks):
-    """So many that a receiver takes one while its sender still looks at which of the others may go."""
+    """There are so many that a receiver takes one while its sender still checks which of the others may go."""
     count, following, preceding = 200, (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
     given = torch.arange(count, device=ranks.device) + 1000 * ranks.rank
     received = torch.full_like(given, -1)
@@ -309,7 +309,7 @@ def asynchronous_works_complete_at_wait(ranks):
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, results of collectives appear when something waits for them."""
+    """Make results of collectives appear only when something waits for them."""
     before = engine.library().npu_emulator_defer_collectives(1)
     try:
         yield
@@ -319,7 +319,7 @@ def deferred() -> Iterator[None]:
 
 @check
 def deferred_collectives_stay_late_behind_others(ranks):
-    """A wait that is missing shows also when the same stream of HCCL is given more, unless that reads the result."""
+    """A missing wait also shows if the same stream of HCCL gets more work, unless that work reads the result."""
     total = torch.stack(ranks.all((4,))).sum(0)
     with deferred():
         first, second = ranks.own((4,)), ranks.own((4,))
@@ -448,7 +448,7 @@ CHAIN_STEPS = 40 * ROUNDS // 6
 
 
 def chain_actions(ranks) -> dict:
-    """By name, what this rank does to its tensor.
+    """Return by name the actions of this rank on its tensor.
 
     The tensors have as many rows as there are ranks, or a multiple of it, and hold whole numbers.
     """
@@ -510,7 +510,7 @@ def chain_actions(ranks) -> dict:
 
 
 def chain_references(size: int) -> dict:
-    """By name, what the same action makes of the tensors of all ranks on the CPU."""
+    """Return by name the results of the same actions on the tensors of all ranks on the CPU."""
 
     def every_rank_gets(make):
         return lambda parts: [make(parts) for _ in parts]
@@ -533,7 +533,7 @@ def chain_references(size: int) -> dict:
 
 @check
 def a_chain_of_every_collective_equals_the_same_chain_on_the_cpu(ranks):
-    """Each takes what the one before has left, so that an error anywhere shows at the end."""
+    """Each takes the result of the one before, so that an error anywhere shows at the end."""
     choice = random.Random(5)
     actions, references = chain_actions(ranks), chain_references(ranks.size)
     for columns in (1, 3, 17):
@@ -616,7 +616,7 @@ def collectives_are_counted_with_bytes_and_group_size(ranks):
 
 @check
 def running_out_of_memory_in_a_collective_is_an_error_not_a_crash(ranks):
-    """A hundred times in each: what HCCL needs for lists is refused, nothing is kept, and the group goes on working."""
+    """A hundred times each: HCCL gets no memory for its lists, nothing leaks, and the group keeps working."""
     capacity = counters.memory_statistics(ranks.rank)["capacity"]
     elements = 1 << 20  # not so few that the allocator keeps them together with others
     tensor = torch.ones(elements, device=ranks.device)
@@ -663,7 +663,7 @@ def a_false_expectation_is_noticed(ranks):
 
 
 def run(checks: list, folder: Path) -> None:
-    """Write what the checks found on this rank."""
+    """Run the checks on this rank and write their results."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", timeout=datetime.timedelta(seconds=60))

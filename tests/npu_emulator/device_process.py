@@ -28,7 +28,7 @@ class DeviceProcess:
         return self._process.pid
 
     def __call__(self, function: Callable, *arguments: Any) -> Any:
-        """The result of `function(state, *arguments)` over there; `state` is a dict that lives as long as the process.
+        """Return `function(state, *arguments)` from the process; `state` is a dict that lives as long as the process.
 
         Raises:
             RuntimeError: the function raised, with its trace; or the process gave no answer.
@@ -37,11 +37,11 @@ class DeviceProcess:
         return self.receive()
 
     def send(self, function: Callable, *arguments: Any) -> None:
-        """Begin the call; `receive` gives its result."""
+        """Begin the call; `receive` returns its result."""
         self._connection.send((function, arguments))
 
     def has_answered(self, within: float) -> bool:
-        """Whether the result of a call is there after at most so many seconds."""
+        """Whether the result of a call arrives within this number of seconds."""
         return self._connection.poll(within)
 
     def receive(self) -> Any:

@@ -1,9 +1,9 @@
-"""What one process sees of the emulated NPU; started by `test_engine`.
+"""The emulated NPU as one process sees it; started by `test_engine`.
 
     python -m tests.npu_emulator.device_program RESULTS CHECK ...
 
-Each check returns what the test asserts on. RESULTS becomes a JSON object: by check what it returned, or, if it raised,
-``{"raised": text}``.
+Each check returns the values that the test asserts on. RESULTS becomes a JSON object with each check's values or, if it
+raised, ``{"raised": text}``.
 """
 
 import copy
@@ -36,7 +36,7 @@ def check(function: Callable[[], object]) -> Callable[[], object]:
 
 
 def message_of(call: Callable[[], object]) -> str:
-    """What a call that must fail says, at the latest when the device is waited for."""
+    """Return the error of a call, which may appear only when the device is synchronized; empty if it succeeds."""
     try:
         call()
         torch.npu.synchronize()
@@ -53,7 +53,7 @@ def loaded() -> dict:
 
 @check
 def timers() -> dict:
-    """How many nanoseconds late the kernel may wake this thread and, where that may be read, the one that frees."""
+    """Return how many nanoseconds late the kernel may wake this thread and, if readable, the thread that frees."""
     (torch.ones(2).to(DEVICE) + 1).cpu()
     named, begun = None, time.monotonic()
     while named is None and time.monotonic() - begun < 20:  # a thread names itself once it runs
@@ -121,7 +121,7 @@ def refusals() -> dict:
 
 @check
 def tiles() -> dict:
-    """A matrix in the private format NZ: its memory, what it is when it is cast back, and who refuses it."""
+    """A matrix in the private format NZ: its memory, its values after casting back, and the calls that reject it."""
     torch.npu.config.allow_internal_format = True
     generator = torch.Generator().manual_seed(4)
     plain = torch.randint(-9, 9, (24, 40), generator=generator).half()
@@ -157,8 +157,11 @@ def tiles() -> dict:
 
 @check
 def channel_blocks() -> list[dict]:
-    """Tensors in the private formats NC1HWC0 and FRACTAL_Z: their memory, what they are when they are cast back, and
-    what an operator makes of two of them, which torch_npu asks for by name."""
+    """Check tensors in the private formats NC1HWC0 and FRACTAL_Z.
+
+    Returned are their memory, their values after casting back, and the result of an operator on two of them, which
+    torch_npu calls by name.
+    """
     torch.npu.config.allow_internal_format = True
     found = []
     for name, shape in itertools.product((3, 4), ((2, 20, 3, 4), (3, 16), (5,), (0, 3, 2, 2))):
@@ -229,7 +232,7 @@ def _of_8_bits(rows: torch.Tensor, weight: torch.Tensor) -> dict:
 
 
 def _of_4_bits(rows: torch.Tensor, weight: torch.Tensor) -> dict:
-    """Numbers of 4 bits, eight in an int32: the same ones unpacked, and their product."""
+    """Numbers of 4 bits, eight in an int32: unpacked, and in a product."""
     small, of_small = torch_npu.npu_dynamic_quant(rows.half().to(DEVICE), dst_type=torch.quint4x2)
     low = small.cpu().view(torch.uint8)
     unpacked = torch.stack([low & 15, low >> 4], -1).flatten(-2).to(torch.int16)
@@ -406,7 +409,7 @@ def updated_graph() -> dict:
         other = message_of(lambda: update(partial(torch.add, doubled, doubled, out=product)))
         more, none = message_of(lambda: update(multiply, multiply)), message_of(update)
         event.record(side)
-    graph.replay()  # what was refused has replaced nothing
+    graph.replay()  # the rejected updates have replaced nothing
     torch.npu.synchronize()
     last = torch.equal(result.cpu(), 2 * given.cpu() * 5 + 1)
     outside = message_of(lambda: torch.npu.graph_task_group_begin(torch.npu.current_stream()))
@@ -415,7 +418,7 @@ def updated_graph() -> dict:
 
 @check
 def paged_attention() -> dict:
-    """Of more lengths than there are queries, and with a block that the cache does not have.
+    """Paged attention with more lengths than queries, and with a block that the cache does not have.
 
     The last check: a stream with a thread does not survive it.
     """
@@ -465,7 +468,7 @@ def task_group_codes() -> list[int]:
 
 @check
 def metered() -> dict:
-    """What meters say of one kind of work at a time."""
+    """The meters' counters for one kind of work at a time."""
     matrix, host = torch.ones(6, 10, device=DEVICE), torch.ones(10)
     cube, on_device = torch.ones(2, 3, 4, device=DEVICE), host.to(DEVICE)
     copied = {
@@ -495,7 +498,7 @@ def metered() -> dict:
 
 @check
 def metered_memory() -> dict:
-    """What meters say that the device gave away, in MiB above what it had given before.
+    """The memory that meters report as allocated, in MiB above the amount before.
 
     torch_npu asks for 32 bytes more than a tensor has, and for whole blocks of 2 MiB.
     """
@@ -592,7 +595,7 @@ def fused() -> dict:
 
 @check
 def added_products() -> dict:
-    """Products of groups of 2, no and 3 rows of bfloat16, added to a total in float32."""
+    """Products of groups of 2, 0 and 3 rows of bfloat16, added to a total in float32."""
     generator = torch.Generator().manual_seed(0)
     rows, others = (torch.randn(5, width, generator=generator).bfloat16() for width in (3, 4))
     total, ends = torch.randn(9, 4, generator=generator), torch.tensor([2, 2, 5])
@@ -650,7 +653,7 @@ def kernels_of_vllm_ascend() -> dict:
 
 @check
 def operators() -> str:
-    """Every operator that is written, with the C types of its parameters."""
+    """Return every emulated operator with the C types of its parameters."""
     function = engine.library().npu_emulator_cann_operators
     function.restype = ctypes.c_char_p
     return function().decode()

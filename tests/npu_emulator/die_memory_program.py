@@ -1,4 +1,4 @@
-"""Memory of a die by CANN's own calls, and what CANN takes of one itself; started by `test_die_memory`.
+"""Memory of a die through CANN's own calls, and CANN's own share of it; started by `test_die_memory`.
 
     python -m tests.npu_emulator.die_memory_program RESULT CHECK [RANK STORE]
 
@@ -35,9 +35,12 @@ class Die:
         return total.value - free.value
 
     def code(self, size: int, policy: int = HUGE_FIRST, exact: bool = True) -> int:
-        """What a call for memory answers; what it gives is kept for the caller as `last`.
+        """Allocate memory and return the call's code; the address is kept for the caller as `last`.
 
-        exact: by aclrtMallocAlign32, which adds nothing to a multiple of 32.
+        Args:
+            size: bytes.
+            policy: of the pages.
+            exact: whether to call aclrtMallocAlign32, which adds nothing to a multiple of 32.
         """
         self.last = ctypes.c_void_p()
         call = self._cann.aclrtMallocAlign32 if exact else self._cann.aclrtMalloc
@@ -53,7 +56,7 @@ class Die:
 
 
 def sizes() -> list[int]:
-    """KiB that blocks take of an empty die, one at a time."""
+    """Return the KiB that each block takes of an empty die."""
     die, found = Die(), []
     asked = [
         (2 * MIB, HUGE_FIRST, True),
@@ -72,7 +75,7 @@ def sizes() -> list[int]:
 
 
 def fragmentation() -> dict[str, list[int]]:
-    """On a die of 16 MiB: what is taken in MiB, and whether a large block is given."""
+    """On a die of 16 MiB: the MiB in use, and whether a large block can be allocated."""
     die = Die()
     small = [die.give(64 * KIB) for _ in range(64)]
     taken = [die.taken() // MIB]
@@ -82,7 +85,7 @@ def fragmentation() -> dict[str, list[int]]:
     die.free(small[0])
     codes.append(die.code(14 * MIB, HUGE_ONLY))
     taken.append(die.taken() // MIB)
-    # Nothing but pages of the frame of the last small block is free.
+    # Only pages of the last small block's frame are free.
     codes += [die.code(MIB + 512 * KIB, HUGE_ONLY), die.code(MIB + 512 * KIB), die.code(512 * KIB)]
     taken.append(die.taken() // MIB)
     return {"taken": taken, "codes": codes}
@@ -94,7 +97,7 @@ def refusals() -> list[int]:
 
 
 def context() -> dict[str, int]:
-    """MiB that are taken before anything is asked for, and after the device was reset."""
+    """Return the MiB in use before any allocation, and after the device was reset."""
     die = Die()
     taken = die.taken() // MIB
     assert engine.library().aclrtResetDevice(0) == 0
@@ -102,7 +105,7 @@ def context() -> dict[str, int]:
 
 
 def buffers() -> dict[str, object]:
-    """MiB that communicators hold of a die, after each of: the first group, its first collective, and so on."""
+    """Return the MiB of a die that communicators hold after the first group, after its first collective, and so on."""
     rank = int(sys.argv[3])
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", store=dist.FileStore(sys.argv[4], RANKS), rank=rank, world_size=RANKS)
@@ -130,7 +133,7 @@ def buffers() -> dict[str, object]:
 
 
 def names() -> list[str]:
-    """Of communicators that were made one after the other."""
+    """Return the names of communicators that were created one after the other."""
     rank = int(sys.argv[3])
     torch.npu.set_device(rank)
     dist.init_process_group("hccl", store=dist.FileStore(sys.argv[4], RANKS), rank=rank, world_size=RANKS)

@@ -1,4 +1,4 @@
-"""Reads `documented_rules.txt`, the demands of operators' documents, with the exceptions taken away."""
+"""Reads `documented_rules.txt`, the demands of operators' documents, without the exceptions."""
 
 import importlib.util
 import sys
@@ -21,7 +21,7 @@ RELATIONS = ("shape", "broadcasts", "broadcast_of", "dtype")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of an operator and what is demanded of it; an empty set or text demands nothing."""
+    """A parameter of an operator and the demands on it; an empty set or text demands nothing."""
 
     name: str
     kind: str
@@ -31,12 +31,12 @@ class Parameter:
     contiguous: bool = False
     values: str = ""
     relations: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """What it must be with others: ("dtype", ("self",)), ("broadcast_of", ("self", "other"))."""
+    """Relations to other parameters: ("dtype", ("self",)), ("broadcast_of", ("self", "other"))."""
     can_be_given: bool = True
-    """False for a tensor of types that torch has not."""
+    """False for a tensor of types that torch does not have."""
 
     def allowed(self, numbers: Iterable[int]) -> list[int]:
-        """Those of some whole numbers that this one may be; where it may be none of them, another."""
+        """Return those integers of some that the parameter may have; another allowed one if it may have none."""
         if not self.values:
             return list(numbers)
         low, between, high = self.values.partition("..")
@@ -47,7 +47,7 @@ class Parameter:
 
 
 def load(name: str) -> ModuleType:
-    """A program that lies beside the emulated CANN's sources, in no package, as those that it imports do."""
+    """Load a program beside the emulated CANN's sources; like the programs that it imports it is in no package."""
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))
     spec = importlib.util.spec_from_file_location(f"emulator_{name}", FOLDER / f"{name}.py")
@@ -63,13 +63,13 @@ def read_ranks(text: str) -> frozenset[int]:
 
 
 def read_chips(text: str) -> dict[str, str]:
-    """The family of chips, A2 or A3, of every operator that the other family has not."""
+    """Return the family of chips, A2 or A3, of every operator that the other family lacks."""
     heads = (line.split(" ", 1)[0].split("|") for line in text.splitlines())
     return {head[0]: head[1] for head in heads if len(head) == 2}
 
 
 def read_rules(text: str, exceptions: str | None = None) -> dict[str, list[Parameter]]:
-    """The parameters of every operator, in order, without the demands that `exceptions` (the file's, if None) take."""
+    """Return the parameters of every operator, in order, without the demands in `exceptions` (the file's, if None)."""
     rules: dict[str, list[Parameter]] = {}
     for line in text.splitlines():
         first, *words = line.split(" ")
@@ -114,7 +114,7 @@ def read_rules(text: str, exceptions: str | None = None) -> dict[str, list[Param
 
 
 def without(parameter: Parameter, demand: str) -> Parameter:
-    """The parameter less one kind of what is demanded of it."""
+    """Return the parameter without one kind of demand."""
     if demand in RELATIONS:
         return replace(parameter, relations=tuple(each for each in parameter.relations if each[0] != demand))
     empty = {"dtypes": frozenset(), "ranks": frozenset(), "values": ""}.get(demand, False)

@@ -1,4 +1,4 @@
-"""Calls every emulated operator with arguments that its document takes, and for each demand with one that it forbids.
+"""Calls every emulated operator with arguments that its document allows, and for each demand with a forbidden one.
 
 Started by `test_documented_rules`. Only the first of an operator's two functions is called, which takes the arguments;
 nothing runs on a device.
@@ -29,8 +29,11 @@ NUMBERS = {
 
 @dataclass(frozen=True)
 class Argument:
-    """What is passed for a parameter: a tensor with `size` elements in every dimension, or one of twos whose strides
-    are exchanged; or `value`, if it is a number or a string."""
+    """The argument for a parameter.
+
+    It is a tensor with `size` elements in every dimension, or a tensor of twos with exchanged strides; or `value`, if
+    it is a number or a string.
+    """
 
     dtype: str = "FLOAT"
     rank: int = 1
@@ -59,7 +62,7 @@ def tensor(argument: Argument) -> ctypes.c_void_p:
 
 
 def passed(kind: str, argument: Argument) -> object:
-    """The C value of an argument."""
+    """Return the C value of an argument."""
     if kind in NUMBERS:
         return NUMBERS[kind](int(argument.value or 0))
     if kind == "char*":
@@ -76,7 +79,7 @@ def passed(kind: str, argument: Argument) -> object:
 
 
 def call(operator: str, kinds: list[str], arguments: list[Argument]) -> tuple[int, str]:
-    """CANN's code for a call of an operator, and its words."""
+    """Call an operator and return CANN's code and message."""
     function = getattr(LIBRARY, f"{operator}GetWorkspaceSize")
     size, executor = ctypes.c_uint64(), ctypes.c_void_p()
     values = [passed(kind, argument) for kind, argument in zip(kinds, arguments, strict=True)]
@@ -86,7 +89,7 @@ def call(operator: str, kinds: list[str], arguments: list[Argument]) -> tuple[in
 
 
 def legal(parameters: list[Parameter]) -> list[Argument]:
-    """An argument for each parameter that all demands allow, of float32 and two dimensions where it can be."""
+    """Return an argument for each parameter that all demands allow, of float32 and two dimensions if possible."""
     dtypes = common(parameters, [each.dtypes or frozenset(DTYPES) for each in parameters], {"dtype"})
     ranks = common(parameters, [each.ranks or frozenset(range(9)) for each in parameters], {"shape", "broadcast_of"})
     return [
@@ -101,7 +104,7 @@ def legal(parameters: list[Parameter]) -> list[Argument]:
 
 
 def common(parameters: list[Parameter], allowed: list[frozenset], relations: set[str]) -> list[frozenset]:
-    """Of what each parameter may be, that which those that it is related to may be too, however indirectly.
+    """Intersect the choices of each parameter with those of the parameters related to it, directly or indirectly.
 
     Raises:
         ValueError: nothing is left for a parameter.
@@ -125,7 +128,7 @@ def common(parameters: list[Parameter], allowed: list[frozenset], relations: set
 
 
 def in_float32(parameters: list[Parameter], arguments: list[Argument]) -> list[Argument]:
-    """Legal arguments, but with float32 wherever a type of 16 bits may be."""
+    """Return legal arguments, but with float32 wherever a type of 16 bits is allowed."""
     return [
         replace(argument, dtype="FLOAT") if parameter.dtypes & {"FLOAT16", "BFLOAT16"} else argument
         for parameter, argument in zip(parameters, arguments, strict=True)
@@ -133,7 +136,7 @@ def in_float32(parameters: list[Parameter], arguments: list[Argument]) -> list[A
 
 
 def beyond(parameter: Parameter) -> str:
-    """A value that a number or a string may not have."""
+    """Return a value that a number or a string may not have."""
     if parameter.kind == "char*":
         return "nonsense"
     if parameter.kind == "bool":
@@ -145,7 +148,7 @@ def beyond(parameter: Parameter) -> str:
 
 
 def illegal(parameter: Parameter, given: Argument) -> Iterator[tuple[str, Argument, int]]:
-    """For each demand on a parameter: what it is, an argument that breaks it alone, and CANN's code for that."""
+    """Yield for each demand on a parameter its kind, an argument that breaks it alone, and CANN's code for that."""
     if parameter.dtypes and (dtypes := sorted(set(DTYPES) - parameter.dtypes)):
         # FLOAT where it is forbidden: what reference runs may give to kernels of 16 bits.
         yield "dtypes", replace(given, dtype="FLOAT" if "FLOAT" in dtypes else dtypes[0]), INVALID
@@ -162,7 +165,7 @@ def illegal(parameter: Parameter, given: Argument) -> Iterator[tuple[str, Argume
 def unrelated(
     parameters: list[Parameter], arguments: list[Argument], at: int
 ) -> Iterator[tuple[str, list[Argument], str]]:
-    """For each relation of a parameter: its kind, arguments that break it alone, and a word that CANN says then."""
+    """Yield for each relation of a parameter its kind, arguments that break it alone, and a word of CANN's message."""
     parameter, given = parameters[at], arguments[at]
     for relation in sorted({relation for relation, _ in parameter.relations}):
         if relation == "dtype":
@@ -177,7 +180,7 @@ def unrelated(
 def try_operator(
     operator: str, parameters: list[Parameter], arguments: list[Argument]
 ) -> tuple[dict[str, int], list[str]]:
-    """How many demands of each kind were tried beside legal arguments, and what was not as it should be."""
+    """Return how many demands of each kind were tried beside legal arguments, and everything that went wrong."""
     kinds = [each.kind for each in parameters]
     counts: dict[str, int] = {}
     code, words = call(operator, kinds, arguments)
@@ -199,7 +202,7 @@ def try_operator(
 
 
 def written_operators() -> dict[str, list[str]]:
-    """The operators that are emulated, with the kinds of their parameters in order."""
+    """Return the emulated operators with the kinds of their parameters in order."""
     function = LIBRARY.npu_emulator_cann_operators
     function.restype = ctypes.c_char_p
     lines = (line.split(": ") for line in function().decode().splitlines() if ": " in line)

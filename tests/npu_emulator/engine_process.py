@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 def start(
     module: str, *arguments: object, python: str | Path = sys.executable, **variables: str
 ) -> subprocess.Popen[str]:
-    """A process of `python` that runs `module` of this folder, with more environment `variables`."""
+    """Start a process of `python` that runs `module` of this folder, with further environment `variables`."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
     return forked.start(
         forked.PYTORCH, f"tests.npu_emulator.{module}", *arguments, environment=environment, python=python, cwd=ROOT,
@@ -22,7 +22,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 900) -> str:
-    """What the process printed; raises where it failed or took too long."""
+    """Wait for a process and return its output; raises if it failed or took too long."""
     try:
         output, _ = process.communicate(timeout=seconds)
     finally:

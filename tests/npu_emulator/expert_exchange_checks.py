@@ -1,4 +1,4 @@
-"""MC2 on several ranks, against every token computed alone. Each check takes what `collectives_program.Ranks` is."""
+"""MC2 on several ranks, against every token computed alone. Each check takes a `collectives_program.Ranks`."""
 
 from collections.abc import Callable
 
@@ -43,7 +43,7 @@ class Case:
         )  # fmt: skip
 
     def rows_of(self, expert: int) -> list[tuple[int, torch.Tensor]]:
-        """The rows that an expert gets, rank by rank and token by token."""
+        """Return the rows that an expert gets, rank by rank and token by token."""
         found = []
         for rank, (x, chosen, _) in enumerate(self.parts):
             last = len(x) - (self.active is not None)
@@ -51,7 +51,7 @@ class Case:
         return found
 
     def compute(self, dispatched):
-        """The experts of this rank on the rows that they got."""
+        """Apply the experts of this rank to their rows."""
         rows, done = dispatched[0].clone(), 0
         for local, count in enumerate(dispatched[3].tolist()):
             rows[done : done + count] *= self.ranks.rank * EXPERTS_A_RANK + local + 1
@@ -96,7 +96,7 @@ def experts_outputs_come_back_weighted(ranks):
 
 
 def what_tells_the_way_back_is_used(ranks):
-    """With the places of rows mixed up, tokens come back wrong."""
+    """If the places of rows are mixed up, tokens come back wrong."""
     for case in variants(ranks):
         dispatched = list(case.dispatch())
         rows = case.compute(dispatched)
@@ -123,7 +123,7 @@ def half_precision_sums_in_float32(ranks):
 
 
 def a_communicator_is_found_behind_groups_without_one(ranks):
-    """vLLM makes groups of gloo for host tensors; they come before the group that is asked for."""
+    """vLLM makes groups of gloo for host tensors before the group that is looked up."""
     everyone = list(range(ranks.size))
     host, later = dist.new_group(everyone, backend="gloo"), dist.new_group(everyone)
     case = Case(ranks, [4] * ranks.size, group=later)

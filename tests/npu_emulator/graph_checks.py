@@ -14,7 +14,7 @@ def check(function):
 
 
 def every_collective(given: torch.Tensor, rank: int, size: int) -> list[torch.Tensor]:
-    """What each collective that a graph may hold makes of `given` [size * size]."""
+    """Return the result of each collective that a graph may hold, on `given` [size * size]."""
     summed, sent, kept = given + 1, given * 2, given.clone()
     dist.all_reduce(summed)
     dist.broadcast(sent, src=1)

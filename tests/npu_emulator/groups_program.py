@@ -18,7 +18,7 @@ import torch_npu  # noqa: F401
 
 
 def sums(rank: int, is_chained: bool) -> list[float]:
-    """What two sums over both ranks give, the one of the first group first."""
+    """Return the results of two sums over both ranks, the first group's first."""
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     for group in groups:  # communicators are made when they are first used, by all ranks in one order
         dist.all_reduce(torch.zeros(1, device="npu"), group=group)

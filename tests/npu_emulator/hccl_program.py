@@ -3,7 +3,7 @@
     python -m tests.npu_emulator.hccl_program RANK RANKS STORE RESULT [leave]
 
 Runs collectives with values that follow from ranks, and writes {name: equal to what the CPU computes} into RESULT.
-With ``leave``, rank 1 ends without a word before the last collective, and the others write what they are told.
+With ``leave``, rank 1 ends silently before the last collective, and the others write the errors that they get.
 """
 
 import json
@@ -26,7 +26,7 @@ def of_rank(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def collectives(rank: int, ranks: int, device: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Name, result, and what it should be."""
+    """Yield name, result, and expected result."""
     every = range(ranks)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         tensor = of_rank(rank, dtype).to(device)
@@ -60,10 +60,10 @@ def collectives(rank: int, ranks: int, device: str) -> Iterator[tuple[str, torch
 
 
 def expert_exchange(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Tokens to experts that multiply by their number, and back: name, result, and what it should be."""
+    """Send tokens to experts that multiply by their number, and back; yield name, result, and expected result."""
     tokens, size, k, experts = 5, 8, 2, 3 * ranks
     generator = torch.Generator().manual_seed(rank)
-    x = torch.randint(-8, 9, (tokens, size), generator=generator).half()  # float32 is refused
+    x = torch.randint(-8, 9, (tokens, size), generator=generator).half()  # float32 is rejected
     ids = torch.stack([torch.randperm(experts, generator=generator)[:k] for _ in range(tokens)]).int()
     weights = torch.randint(1, 5, (tokens, k), generator=generator).float()
     expected = (((ids + 1) * weights).sum(1, keepdim=True) * x).half()
@@ -84,7 +84,7 @@ def expert_exchange(rank: int, ranks: int, device: str, group: str) -> Iterator[
 
 
 def products(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Matrix products with a collective inside: name, result, and what it should be."""
+    """Yield name, result, and expected result of matrix products with a collective inside."""
     generator = torch.Generator().manual_seed(7)
     given = torch.randint(-4, 5, (ranks, 2 * ranks, 6), generator=generator).half()
     weights = torch.randint(-4, 5, (ranks, 6, 3), generator=generator).half()
@@ -99,7 +99,7 @@ def products(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[s
 
 
 def captured(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """What a graph holds of messages between two ranks, a collective, a product with one inside, and experts."""
+    """Capture messages between two ranks, a collective, a product with one inside, and experts in a graph."""
     tensor, incoming, there, back = of_rank(rank).to(device), torch.empty(6, device=device), rank + 1, rank - 1
     matrix, weight = torch.full((2, 6), 1.0 + rank).half().to(device), torch.ones(6, 3).half().to(device)
     x, ids = torch.full((4, 8), 1.0 + rank).half().to(device), (torch.arange(8).view(4, 2) % ranks).int().to(device)
@@ -132,7 +132,7 @@ def captured(rank: int, ranks: int, device: str, group: str) -> Iterator[tuple[s
 
 
 def read_without_waiting(rank: int, ranks: int, device: str) -> dict[str, bool]:
-    """Whether a result is there when it is read before and after somebody waits for it."""
+    """Return whether a result is visible before and after somebody waits for it."""
     tensor, total = of_rank(rank).to(device), sum(of_rank(r) for r in range(ranks))
     torch.npu.synchronize()
     work = dist.all_reduce(tensor, async_op=True)

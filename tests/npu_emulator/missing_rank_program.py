@@ -1,7 +1,7 @@
 """Runs on each of three ranks: one does not take part in a collective, has no memory for it, or dies.
 
-`main(folder)` writes what each was told to ``rank<r>.json``. With TASK_QUEUE_ENABLE=0 it is raised where it happens,
-and the ranks go on; torch_npu's queue would do nothing more after it.
+`main(folder)` writes the errors of each rank to ``rank<r>.json``. With TASK_QUEUE_ENABLE=0 an error is raised at its
+call, and the ranks go on; torch_npu's queue would do no more work after it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ ELEMENTS = 1 << 20  # not so few that the allocator keeps them together with oth
 
 
 def told(action: Callable[[], object]) -> str:
-    """What an action raises; empty if nothing."""
+    """Return the error of an action; empty if it succeeds."""
     try:
         action()
         torch.npu.synchronize()
@@ -34,7 +34,7 @@ def told(action: Callable[[], object]) -> str:
 
 @contextlib.contextmanager
 def impatient() -> Iterator[None]:
-    """Inside, HCCL waits for other ranks no longer than a moment."""
+    """Limit HCCL's wait for other ranks to a moment."""
     os.environ["HCCL_EXEC_TIMEOUT"] = str(TIMEOUT_S)
     try:
         yield
@@ -44,7 +44,7 @@ def impatient() -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_die() -> Iterator[None]:
-    """Inside, torch_npu gets no more memory."""
+    """Keep torch_npu from getting more memory."""
     torch.npu.synchronize()
     torch.npu.empty_cache()
     capacity = counters.memory_statistics(torch.npu.current_device())["capacity"]
@@ -56,7 +56,7 @@ def full_die() -> Iterator[None]:
 
 
 def new_group() -> dist.ProcessGroup:
-    """A group of all that has its communicator, which is made when it is first used."""
+    """Return a group of all ranks with its communicator, which is created at the first use."""
     group = dist.new_group()
     dist.all_reduce(torch.zeros(1, device="npu"), group=group)
     return group
@@ -84,7 +84,7 @@ def main(folder: Path) -> None:
     found["dead"] = told(lambda: dist.all_gather_into_tensor(torch.empty(12, device="npu"), tensor))
     found["alive"] = (tensor.cpu() + 1).tolist()
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    # Rank 0 has the store, which is used as long as another lives.
+    # Rank 0 has the store, which is needed as long as another rank lives.
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         store.wait(["reported"])

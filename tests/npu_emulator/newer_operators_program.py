@@ -1,4 +1,4 @@
-"""Operators that the torch_npu of 2026 alone calls, against plain torch; prints what was found as JSON.
+"""Operators that only the torch_npu of 2026 calls, against plain torch; prints the results as JSON.
 
 Started by `test_torch_npu_2026` with the Python of that torch_npu.
 """
@@ -18,7 +18,7 @@ def largest_difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def attention() -> float:
-    """Causal, of two heads that share one key, against the formula."""
+    """Causal attention of two heads that share one key, against the formula."""
     query = torch.randn(1, HEADS, TOKENS, SIZE, dtype=torch.float16)
     key, value = torch.randn(2, 1, 1, TOKENS, SIZE, dtype=torch.float16)
     hidden = torch.ones(TOKENS, TOKENS).triu(1).bool()
@@ -31,7 +31,7 @@ def attention() -> float:
 
 
 def rotary(neighbours: bool) -> float:
-    """A matrix says how elements are turned: halves, as without it, or neighbours."""
+    """A matrix determines which elements are rotated together: halves, as without it, or neighbours."""
     x, cos, sin = torch.randn(3, 1, HEADS, TOKENS, SIZE)
     places = torch.arange(SIZE)
     of = places ^ 1 if neighbours else (places + SIZE // 2) % SIZE
@@ -44,7 +44,7 @@ def rotary(neighbours: bool) -> float:
 
 
 def quantised_norm() -> int:
-    """How many numbers differ, with a bias that is added before they are rounded."""
+    """Count the numbers that differ, with a bias that is added before rounding."""
     first, second = torch.randn(2, TOKENS, SIZE, dtype=torch.float16)
     weight, bias = torch.rand(2, SIZE, dtype=torch.float16)
     scale = torch.full((SIZE,), 0.03, dtype=torch.float16)
@@ -57,7 +57,7 @@ def quantised_norm() -> int:
 
 
 def fast_gelu() -> float:
-    """With its gradient."""
+    """The operator and its gradient."""
     x = torch.randn(TOKENS, SIZE)
     ours, theirs = x.to(DEVICE).requires_grad_(), x.clone().requires_grad_()
     found, expected = torch_npu.npu_fast_gelu(ours), theirs * torch.sigmoid(1.702 * theirs)
@@ -74,7 +74,7 @@ def drawn(graph: torch.npu.NPUGraph, results: list[torch.Tensor], seed: int | No
 
 
 def numbers_of_graphs() -> dict[str, bool]:
-    """Replays draw anew, the seed brings the same back, and what is drawn lies where it should."""
+    """Replays draw new numbers, the seed brings the same ones back, and they have the right distribution."""
     weights, ones = torch.tensor([0.0, 1.0, 3.0], device=DEVICE), torch.ones(2000, device=DEVICE)
     draws: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], bool]]] = {
         "uniform": (lambda: torch.empty(2000, device=DEVICE).uniform_(2, 4), lambda x: abs(x.mean() - 3) < 0.1),

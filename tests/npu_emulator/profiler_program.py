@@ -18,7 +18,7 @@ ACTIVITIES = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.NPU]
 
 
 def recording(folder: Path, steps: int) -> profiler.profile:
-    """One that begins with the second step."""
+    """Record from the second step on."""
     return profiler.profile(
         activities=ACTIVITIES,
         schedule=profiler.schedule(wait=1, warmup=0, active=steps, repeat=1),
@@ -57,7 +57,7 @@ def together(folder: Path, rank: int, ranks: int) -> None:
 
 
 def like_a_worker(folder: Path) -> None:
-    """With explicit configuration, started and stopped from outside."""
+    """Record with an explicit configuration, started and stopped from outside."""
     configuration = profiler._ExperimentalConfig(
         export_type=profiler.ExportType.Text,
         profiler_level=profiler.ProfilerLevel.Level1,

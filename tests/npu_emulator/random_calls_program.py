@@ -1,8 +1,8 @@
 """Calls emulated operators with arguments drawn at random that their documents allow, and waits for each.
 
 Started by `test_random_calls`: `python -m tests.npu_emulator.random_calls_program FILE SEED CALLS` draws until CALLS
-have been taken, and writes to FILE how many were taken and refused. Until then FILE holds the number of the call that
-is done, and its operator: a fourth argument, the number to begin with, does that call again.
+have been accepted, and writes to FILE how many were accepted and rejected. Until then FILE holds the number of the
+current call, and its operator: a fourth argument, the number to begin with, repeats that call.
 
 Each tensor lies between two pages that nobody may touch, at the end of its memory or at its beginning, so that whatever
 reads or writes beyond it, ATen's kernels too, ends the process at once.
@@ -34,7 +34,7 @@ FRACTIONS = {
 }  # fmt: skip
 # Sizes of few elements, so that shapes of several tensors fit together often; 0 is an empty tensor.
 SIZES, SIZE_WEIGHTS = (0, 1, 2, 3, 4, 8, 16, 32), (1, 4, 8, 4, 8, 4, 4, 2)
-# Words that attributes of operators know.
+# Words that attributes of operators accept.
 WORDS = ("", "none", "mean", "sum", "constant", "reflect", "gelu", "erf", "tanh", "swish", "BSH", "SBH", "BNSD", "BSND",
          "TND", "BSND_NBSD", "half", "interleave", "linear", "nearest", "floor", "trunc")  # fmt: skip
 WHOLE = (-2, -1, 0, 1, 2, 3, 4, 8)
@@ -70,7 +70,7 @@ class GuardedMemory:
         self._used = 0
 
     def take(self, data: bytes, at_end: bool) -> ctypes.c_void_p:
-        """Where `data` lies now, at the end of a block or at its beginning."""
+        """Copy `data` to the end or to the beginning of a block and return its address."""
         assert len(data) <= self.BLOCK and self._used < self.BLOCKS
         start = self._address + self._used * self.STEP + mmap.PAGESIZE
         place = start + (self.BLOCK - len(data) if at_end else 0)
@@ -84,7 +84,7 @@ class GuardedMemory:
 
 @dataclass
 class Call:
-    """The draws of one call, with what must live until it is done."""
+    """The draws of one call, with the objects that must live until it is done."""
 
     draw: random.Random
     memory: GuardedMemory
@@ -94,7 +94,7 @@ class Call:
     destroy: list[tuple[str, ctypes.c_void_p]] = field(default_factory=list)
 
     def made(self, create: str, destroy: str, *arguments: object) -> ctypes.c_void_p:
-        """An object of CANN, destroyed with the call."""
+        """Create an object of CANN that is destroyed with the call."""
         made = ctypes.c_void_p(c_function(create, ctypes.c_void_p)(*arguments))
         self.destroy.append((destroy, made))
         return made
@@ -114,7 +114,7 @@ class Call:
         return given if given in (parameter.ranks or _RANKS) else self.draw.choice(small_ranks(parameter))
 
     def sizes(self, parameter: Parameter) -> tuple[int, ...]:
-        """The call's shape for most tensors; what broadcasts with it, is turned, or has other sizes for the rest.
+        """Draw the call's shape for most tensors; the rest broadcast with it, reverse it, or have other sizes.
 
         At most 1024 elements.
         """
@@ -177,7 +177,7 @@ class Call:
         return self.made(create, destroy, (ctypes.c_void_p * len(objects))(*objects), ctypes.c_uint64(len(objects)))
 
     def argument(self, parameter: Parameter) -> object:
-        """The C value of an argument for a parameter."""
+        """Return the C value of an argument for a parameter."""
         match parameter.kind:
             case "Tensor":
                 return self.tensor(parameter)
@@ -218,7 +218,7 @@ class Call:
 
 
 def draw_call(draw: random.Random, memory: GuardedMemory, parameters: list[Parameter]) -> Call:
-    """A type and a shape that the first tensor may have; the others follow it where they may."""
+    """Draw a type and a shape that the first tensor may have; the others follow it if they may."""
     anything = Parameter("", "", frozenset(), frozenset(), False, False)
     first = next((each for each in parameters if each.kind.startswith("Tensor")), anything)
     shape = tuple(draw.choices(SIZES, SIZE_WEIGHTS, k=draw.choice(small_ranks(first))))
@@ -240,7 +240,7 @@ def run(operator: str, parameters: list[Parameter], call: Call, stream: ctypes.c
 
 
 def written_and_documented() -> dict[str, list[Parameter]]:
-    """The parameters of the operators that are emulated and whose document gives the same ones."""
+    """Return the parameters of the emulated operators whose document has the same ones."""
     written, rules = written_operators(), read_rules(RULES.read_text())
     return {
         operator: rules[operator]

@@ -1,7 +1,7 @@
-"""Runs on each of several ranks: what the process group and HCCL refuse. Nothing is sent, and all go on.
+"""Runs on each of several ranks: calls that the process group and HCCL reject. No rank sends anything, and all go on.
 
-`main(folder)` writes ``rank<r>.json`` as `collectives_program` does. With TASK_QUEUE_ENABLE=0 a refusal of HCCL is
-raised where it happens; torch_npu's queue would do nothing more after one.
+`main(folder)` writes ``rank<r>.json`` as `collectives_program` does. With TASK_QUEUE_ENABLE=0 a rejection by HCCL is
+raised at its call; torch_npu's queue would do no more work after one.
 """
 
 import functools
@@ -23,7 +23,7 @@ CHECKS = [*expert_exchange_checks.REFUSALS, *collective_matmul_checks.REFUSALS]
 
 
 def check(function: Callable[[Ranks], None]) -> Callable[[Ranks], None]:
-    """Adds a check that nothing of what the function has refused is sent, and that collectives go on."""
+    """Add a check that rejected calls send nothing, and that collectives still work."""
 
     @functools.wraps(function)
     def checked(ranks: Ranks) -> None:
@@ -93,7 +93,7 @@ def wrong_splits(ranks):
 
 @check
 def arguments_that_differ(ranks):
-    """By the code of HCCL's own check, on every rank; the next collective is in step."""
+    """Every rank gets the code of HCCL's own check; the next collective is in step."""
     odd, three, total, largest = ranks.rank == 2, ranks.own((3,)), dist.ReduceOp.SUM, dist.ReduceOp.MAX
     whole = torch.empty(3 * ranks.size, device=ranks.device)
     usual = (dist.all_reduce, three, total)

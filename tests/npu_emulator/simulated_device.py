@@ -1,4 +1,4 @@
-"""A program that sees the device file of an NPU, or none, whatever the machine has."""
+"""Programs that see the device file of an NPU, or none, regardless of the machine."""
 
 _PROLOGUE = """
 import pathlib
@@ -12,5 +12,5 @@ pathlib.Path.glob = with_device
 
 
 def seeing_device(program: str, *, device: bool) -> str:
-    """Source of ``program``, to be run with ``python -c``, where ``/dev`` holds ``davinci0``, or no such file."""
+    """Return the source of ``program`` for ``python -c``, so that it sees ``/dev/davinci0``, or no such file."""
     return _PROLOGUE.format(device=device) + program

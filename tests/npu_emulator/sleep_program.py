@@ -1,7 +1,7 @@
 """Puts vLLM-Ascend's memory pool to sleep while torch_npu's queue still holds work that writes there.
 
-Prints whether the pool's weights are those of the last write when it is awake again. Without the argument "patched" it
-is vLLM-Ascend's own allocator.
+Prints whether the pool, awake again, has the weights of the last write. Without the argument "patched" it uses
+vLLM-Ascend's own allocator.
 """
 
 import sys

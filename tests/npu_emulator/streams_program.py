@@ -1,9 +1,9 @@
-"""What a program sees of streams with threads of their own; started by `test_streams` with NPU_EMULATOR_STREAM_SEED.
+"""Streams with threads of their own as a program sees them; `test_streams` starts it with NPU_EMULATOR_STREAM_SEED.
 
     python -m tests.npu_emulator.streams_program RESULTS
 
-RESULTS becomes a JSON object. Each hazard is tried with what orders it left out and with it in place: how often the
-value was the right one, of TRIALS times.
+RESULTS becomes a JSON object. Each hazard is tried without and with the call that orders it; the result is how often
+the value was the right one, of TRIALS times.
 """
 
 import json
@@ -100,7 +100,7 @@ HAZARDS: tuple[Callable[[bool], bool], ...] = (
 
 
 def shapes_that_depend_on_values() -> bool:
-    """The host asks for them while the work is under way elsewhere."""
+    """The host asks for them while the work is in progress elsewhere."""
     values = torch.tensor([3.0, 0, 5, 0, 7], device="npu")
     return values.nonzero().flatten().tolist() == [0, 2, 4] and values[values > 4].tolist() == [5, 7]
 
@@ -115,7 +115,7 @@ def time_between_events() -> bool:
 
 
 def replays() -> bool:
-    """A captured graph reads what was written before it and is read by what comes after it."""
+    """A captured graph reads earlier writes, and later work reads its results."""
     x, graph = filled(1), torch.npu.NPUGraph()
     with torch.npu.graph(graph):
         y = x * 2
@@ -128,7 +128,7 @@ def replays() -> bool:
 
 
 def failures() -> list[str]:
-    """What is said when the host waits for a kernel that goes wrong, and when it waits once more."""
+    """Return the errors when the host waits for a kernel that fails, and when it waits once more."""
     said = []
     for attempt in range(2):
         try:

@@ -41,7 +41,7 @@ def test_visible_dies_are_counted(monkeypatch, devices, visible, count):
     assert acl.rt.get_device_count() == (count, 0)
 
 
-# Those of torch_npu's own test, which asks whether it counts dies of the list as CANN does.
+# Values of torch_npu's own test, which checks that it counts the listed dies as CANN does.
 LISTS = ("", ",", " ,", ", ", "0,", ",0", "0, ", "0, 1", "0 ,1", "0,1", "0,32,1", "0,32,0", "0,0", "0,1,1", "npu0",
          "1,0")  # fmt: skip
 
@@ -66,7 +66,7 @@ for visible in {LISTS}:
 
 
 def test_a_process_forked_before_use_has_the_dies_that_it_was_given_since():
-    """Ray sets the variable in a worker that a template process forked after it had imported everything."""
+    """Ray sets the variable in a worker that was forked from a template process after all imports."""
     program = """
 import os, torch
 child = os.fork()
@@ -251,7 +251,7 @@ print(code)
 
 @pytest.mark.parametrize("used", [True, False])
 def test_a_fork_of_multiprocessing_after_use_rejected_and_before_use_is_fine(used):
-    """torch_npu hears of such a fork alone."""
+    """torch_npu notices only forks by multiprocessing."""
     program = f"""
 import multiprocessing, os, torch, torch_npu
 def use():
@@ -284,7 +284,7 @@ def test_ray_finds_the_dies(monkeypatch, visible, count):
 
 
 def test_acl_knows_the_memory_of_the_current_device():
-    """As MindSpeed asks for it."""
+    """MindSpeed makes this call."""
     with torch.npu.device(1):
         held = torch.empty(3 << 20, dtype=torch.uint8, device="npu")
         free, total, code = acl.rt.get_mem_info(1)
@@ -293,7 +293,7 @@ def test_acl_knows_the_memory_of_the_current_device():
 
 
 def test_acl_copies_bytes_between_host_and_device():
-    """As vllm-ascend's allocator saves and restores memory; kinds 1 and 2 are host to device and back."""
+    """vllm-ascend's allocator saves and restores memory this way; kinds 1 and 2 are host to device and back."""
     tensor, host = torch.arange(6, dtype=torch.int32, device="npu"), torch.zeros(6, dtype=torch.int32)
     torch.npu.synchronize()
     assert acl.rt.memcpy(host.data_ptr(), 24, tensor.data_ptr(), 24, 2) == 0
@@ -336,7 +336,7 @@ def test_storages_and_copies_keep_their_device():
 
 
 def test_a_scaler_that_is_given_nothing_is_torchs():
-    """But for an option of torch_npu's own."""
+    """Only one option is torch_npu's own."""
     npus, torchs = torch.npu.amp.GradScaler(), torch.amp.GradScaler("npu")
     assert npus.state_dict() == torchs.state_dict() | {"dynamic": True} and npus.is_enabled() == torchs.is_enabled()
     assert not torch.npu.amp.GradScaler(enabled=False, dynamic=True).is_enabled()

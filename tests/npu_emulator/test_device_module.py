@@ -1,4 +1,4 @@
-"""What ``torch.npu`` answers with the help of CANN: devices, streams, events, generators, and memory statistics."""
+"""``torch.npu``'s functions that use CANN: devices, streams, events, generators, and memory statistics."""
 
 import os
 
@@ -96,7 +96,7 @@ def test_every_device_has_a_generator_of_its_own():
 
 
 def test_statistics_of_memory_count_what_is_taken_and_given_back():
-    """torch_npu adds 32 bytes to a tensor, and asks CANN for 20 MiB where it is larger than 1 MiB."""
+    """torch_npu adds 32 bytes to a tensor, and asks CANN for 20 MiB if it is larger than 1 MiB."""
     torch.npu.empty_cache()
     torch.npu.reset_peak_memory_stats(1)
     before = torch.npu.memory_stats(1)

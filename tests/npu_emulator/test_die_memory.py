@@ -1,4 +1,4 @@
-"""Memory of a die as a device has it: pages, and what CANN and HCCL hold beside programs."""
+"""Memory of a die as on a device: pages, and the memory that CANN and HCCL hold beside programs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What operators' documents demand: how it is extracted, that it is refused, and that what they allow is taken."""
+"""The demands of operators' documents: extraction, rejection of forbidden calls, acceptance of allowed ones."""
 
 import json
 import tomllib
@@ -120,7 +120,7 @@ def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
     ]
 
 
-# What the documents say, as they say it.
+# Sentences on values, quoted from the documents.
 @pytest.mark.parametrize(
     ("kind", "said", "values"),
     [
@@ -140,7 +140,7 @@ def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
         ("char*", "支持BSH、SBH、BSND、BNSD、TND。\n当前仅支持TND。", "TND"),
         ("char*", "表示支持的量化类型，目前仅支持`page`和`contiguous`，默认为`page`。", "contiguous,page"),
         ("char*", '仅支持char*类型\n可选值为"PA_BSND"、"PA_NZ"', "PA_BSND,PA_NZ"),
-        # Conditions, relations, fractions, units, and what is not refused.
+        # Conditions, relations, fractions, units, and cases that are not rejected.
         ("int64", "在mx量化模式，仅支持32。", None),
         ("int64", "动态量化时只支持1。", None),
         ("int64", "指定的维度。取值范围为[-self.dim(), self.dim()-1]。", None),
@@ -156,7 +156,7 @@ def test_what_a_number_or_a_string_may_be_is_read_from_a_sentence(kind, said, va
     assert (found and str(found)) == values
 
 
-# What the documents say of two tensors, as they say it.
+# Sentences on two tensors, quoted from the documents.
 @pytest.mark.parametrize(
     ("said", "column", "expected"),
     [
@@ -266,7 +266,7 @@ def test_every_exception_has_its_reason():
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """What `documented_program` found, of the committed rules."""
+    """The results of `documented_program` with the committed rules."""
     return try_all(tmp_path_factory.mktemp("documented") / "results.json", RULES)
 
 
@@ -302,17 +302,17 @@ def test_parameters_are_those_of_the_documents(tried):
         "aclnnAscendQuant", "aclnnAscendQuantV3", "aclnnConvolutionBackward", "aclnnDynamicQuantV2", "aclnnOneHot",
         "aclnnQuantMatmulWeightNz",
     }  # fmt: skip
-    # Documents of what resizes images are in a repository that is not read.
+    # Documents of operators that resize images are in a repository that is not read.
     others = [name for name in tried["undocumented"] if not name.startswith(("aclnnUpsample", "aclnnGridSampler"))]
     assert others == ["AtbMLA", "AtbPagedCacheLoad", "AtbRingMLA", "aclStft", "aclnnIm2colBackward"]
 
 
 def test_reference_runs_may_give_float32_where_kernels_take_16_bits(tried, tmp_path):
-    """And hardly anything else that strict mode refuses."""
+    """Hardly anything else that strict mode rejects is allowed."""
     found = try_all(tmp_path / "results.json", RULES, strict="float32")
     assert {"aclnnKvRmsNormRopeCache", "aclnnFusedInferAttentionScoreV3"} < set(tried["refused_in_float32"])
     assert found["refused_in_float32"] == [] and found["counts"] == tried["counts"]
-    # Where no other tensor of the call is of floating-point numbers, the one forbidden float32 is all of them.
+    # If the call has no other floating-point tensor, the forbidden float32 is the type of all of them.
     assert {each.partition(",")[0] for each in found["wrong"]} == {
         "aclnnDequantSwigluQuant", "aclnnGroupedMatmulWeightNz", "aclnnQuantMatmulV3", "aclnnQuantMatmulV4",
     }  # fmt: skip

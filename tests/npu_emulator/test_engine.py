@@ -1,4 +1,4 @@
-"""The published torch_npu, unmodified, on the emulated CANN: what it computes, refuses, remembers and counts.
+"""The published torch_npu, unmodified, on the emulated CANN: results, rejected calls, memory and counters.
 
 The programs run in processes of their own, with settings that are read when the libraries are loaded.
 """
@@ -29,7 +29,7 @@ CAPACITY_MB = 256
     scope="module", params=["", pytest.param("1", marks=pytest.mark.exhaustive)], ids=["at once", "streams"]
 )
 def device(request, tmp_path_factory) -> dict:
-    """What every check of the device program returned."""
+    """The values that every check of the device program returned."""
     results = tmp_path_factory.mktemp("device") / "results.json"
     finish(
         start(
@@ -97,7 +97,7 @@ def test_what_is_not_emulated_rejected_by_name_with_its_arguments(device):
 
 
 def in_tiles(matrix: list[list[float]], size: int = 16) -> list[float]:
-    """Elements in the order of NZ: tiles row by row, tiles that lie beneath each other one after the other."""
+    """Return elements in the order of NZ: tiles row by row, tiles below each other one after the other."""
     padded = [len(edge) + -len(edge) % size for edge in (matrix, matrix[0])]
     filled = [[*row, *[0] * (padded[1] - len(row))] for row in matrix] + [[0] * padded[1]] * (padded[0] - len(matrix))
     return [
@@ -121,7 +121,7 @@ def test_a_matrix_in_nz_lies_in_tiles_and_is_read_so(device):
 
 
 def in_channel_blocks(plain: list[float], sizes: tuple[int, int, int, int], block: int = 16) -> list[float]:
-    """A tensor [n, c, h, w] in blocks of channels: in each place, those of one block lie together."""
+    """Return a tensor [n, c, h, w] in blocks of channels: at each position, the channels of one block are adjacent."""
     images, channels, height, width = sizes
     return [
         plain[((image * channels + channel) * height + row) * width + column] if channel < channels else 0.0
@@ -134,7 +134,7 @@ def in_channel_blocks(plain: list[float], sizes: tuple[int, int, int, int], bloc
 
 
 def in_fractal_z(plain: list[float], sizes: tuple[int, int, int, int], block: int = 16) -> list[float]:
-    """A tensor [n, c, h, w] in tiles of images and channels: in each place, a tile after the other."""
+    """Return a tensor [n, c, h, w] in tiles of images and channels: at each position, one tile after the other."""
     images, channels, height, width = sizes
 
     def element(image: int, channel: int, row: int, column: int) -> float:
@@ -193,7 +193,7 @@ def test_caching_allocator_keeps_and_returns_memory_of_a_small_device(device):
 
 @pytest.mark.parametrize(("setting", "expected"), [("True", 1), ("False", 2)])
 def test_expandable_segments_grow_in_place(tmp_path, setting, expected):
-    """Without them, which is the control, every larger block is a segment of its own."""
+    """The control is a run without them, in which every larger block is a segment of its own."""
     results = tmp_path / "results.json"
     variables = {"PYTORCH_NPU_ALLOC_CONF": f"expandable_segments:{setting}", "NPU_EMULATOR_CAPACITY_MB": "1024"}
     finish(start("device_program", results, "growing", **variables))
@@ -203,7 +203,7 @@ def test_expandable_segments_grow_in_place(tmp_path, setting, expected):
 
 def test_a_captured_graph_is_replayed_with_new_input(device):
     assert device["graph"]["replays"] == [{"equal": True, "moved": True}] * 2
-    # What is captured is not done, and what is replayed is.
+    # Capturing does no work; replaying does.
     captured, replayed = (device["graph"]["phases"][name] for name in ("captured", "replayed"))
     assert "aclnnReduceSum" not in captured["operators"] and replayed["operators"]["aclnnReduceSum"] == {"calls": 2}
     assert captured["graphs"] == {"captured": 1, "replayed": 0, "tasks": 0}
@@ -220,7 +220,7 @@ def test_a_replay_waits_until_its_tasks_are_replaced(device):
 
 
 def test_a_kernel_of_atb_that_fails_is_told_when_the_device_is_waited_for(device):
-    """torch_npu does not look at what an operation of ATB returns."""
+    """torch_npu ignores the return value of an operation of ATB."""
     found = device["paged_attention"]
     assert found["equal"] is True
     assert "507015" in found["told"] and "index out of range" in found["told"]
@@ -258,7 +258,7 @@ def test_meters_count_operators_and_copies_of_a_phase(device):
 
 
 def test_a_phase_has_a_peak_of_the_memory_that_the_device_gave(device):
-    """In MiB: the peak, and what was left when it ended."""
+    """The peak, and the memory still allocated at the end, in MiB."""
     found = device["metered_memory"]
     assert found["inner"] == [48, 48] and found["outer"] == [48, 32] and found["later"] == [0, 0]
 
@@ -283,7 +283,7 @@ def test_fused_operators_round_once(device):
 
 
 def test_products_of_16_bits_are_added_to_a_total_in_float32(device):
-    """The gradient of the experts' weights, where they are trained in 16 bits."""
+    """They are the gradient of experts' weights that are trained in 16 bits."""
     assert device["added_products"]["close"]
     assert "y float32, not BFloat16, BFloat16 and BFloat16" in device["added_products"]["refused"]
 
@@ -340,7 +340,7 @@ def test_collectives_between_processes_and_a_rank_that_goes_away(tmp_path):
     ["NPU_EMULATOR_DEFERRED_COLLECTIVES", pytest.param("NPU_EMULATOR_STREAM_SEED", marks=pytest.mark.exhaustive)],
 )
 def test_late_collectives_show_a_missing_wait(tmp_path, mode):
-    """What is read without waiting is what was there before; the test above is the control."""
+    """A read without waiting returns the old values; the test above is the control."""
     for answer in run_ranks(tmp_path, 2, **{mode: "1"}):
         assert all(answer["equal"].values()), answer["equal"]
         assert answer["there"] == {"before": False, "after": True}
@@ -359,7 +359,7 @@ def test_dies_are_counted_without_the_libraries(machine, visible, count):
 
 
 def test_a_killed_process_gives_its_memory_back(tmp_path):
-    """The account of the dies lies in a file that all processes share."""
+    """The account of the dies is in a file that all processes share."""
     hold = "import torch, torch_npu; x = torch.empty(150 << 20, dtype=torch.uint8).npu(); print('held'); input()"
     environment = {**os.environ, "NPU_EMULATOR_CAPACITY_MB": str(CAPACITY_MB)}
     command = [sys.executable, "-W", "ignore", "-c", hold]

@@ -23,8 +23,10 @@ PACKAGES = Path(torch_npu.__file__).parents[1]
 
 @dataclass(frozen=True)
 class Build:
-    """A folder to build in, with a link to the installed packages: torch quotes none of the paths that it builds with,
-    and a checkout's own may hold spaces and quotes."""
+    """A build folder with a link to the installed packages.
+
+    torch does not quote the paths that it builds with, and a checkout's own may hold spaces and quotes.
+    """
 
     folder: Path
 
@@ -32,13 +34,13 @@ class Build:
         return self.folder / "packages" / Path(path).relative_to(PACKAGES)
 
     def headers(self) -> list[str]:
-        """Where MindSpeed says that everything is."""
+        """Return the include folders that MindSpeed gives."""
         wheel, kits = PACKAGES / "torch_npu/include", (os.environ["ASCEND_HOME_PATH"], os.environ["ATB_HOME_PATH"])
         places = [wheel, wheel / "third_party/acl/inc", wheel / "third_party/hccl/inc"]
         return [str(self.installed(place)) for place in (*places, *(Path(kit, "include") for kit in kits))]
 
     def linked(self) -> list[str]:
-        """What an extension links, with the folders that the variables of CANN give."""
+        """Return the link flags of an extension, with the folders in CANN's variables."""
         cann, transformers = (self.installed(os.environ[name]) for name in ("ASCEND_HOME_PATH", "ATB_HOME_PATH"))
         wheel = self.installed(PACKAGES / "torch_npu")
         flags = [f"-L{cann / 'lib64'}", "-lascendcl", f"-L{wheel / 'lib'}", "-ltorch_npu"]

@@ -1,4 +1,4 @@
-"""How calls of aclnn and ATB are read from op-plugin and MindSpeed, of which the committed tables are made."""
+"""Reading the calls of aclnn and ATB from op-plugin and MindSpeed, from which the committed tables are made."""
 
 from tests.npu_emulator.documented import load
 

@@ -1,4 +1,4 @@
-"""FSDP2 of torch 2.5.1, which looks for streams in torch.cuda: refused as it is, at work with transfer_to_npu."""
+"""FSDP2 of torch 2.5.1, which looks for streams in torch.cuda: it fails as it is, and works with transfer_to_npu."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Captured graphs: what a replay does, what a capture may not do, and whose memory it is."""
+"""Captured graphs: the work of a replay, calls that a capture rejects, and the owner of the memory."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ SEGMENT = 20 * MEBIBYTE
 
 
 def captured(work, **options):
-    """A graph of what `work` does, and what it returned."""
+    """Capture a graph of `work`; returns the graph and the result of `work`."""
     graph = torch.npu.NPUGraph()
     # A capture collects garbage first, which takes long.
     with patch("gc.collect"), torch.npu.graph(graph, **options):
@@ -44,7 +44,7 @@ def test_a_replay_computes_from_the_inputs_of_now_into_the_results_of_then():
 
 @pytest.fixture
 def process() -> Iterator[DeviceProcess]:
-    """For a capture after which torch_npu captures no more."""
+    """A process for a capture after which torch_npu can capture no more."""
     with DeviceProcess(TASK_QUEUE_ENABLE="0") as process:
         yield process
 
@@ -219,7 +219,7 @@ REPLAYABLE: list[torch.npu.NPUGraph] = []
 
 
 def refuse(state: dict, what: str) -> None:
-    """The graph holds what was captured before the refusal, as on a device: CANN does not make it invalid."""
+    """The graph keeps the work captured before the rejection, as on a device: CANN does not invalidate it."""
     words, refused = REFUSED[what]
     given = on_die(4)
     REPLAYABLE[:] = [captured(lambda: given + 1)[0]]
@@ -365,7 +365,7 @@ def test_results_outlive_their_graph():
 
 
 def test_graphs_of_one_pool_use_each_others_memory():
-    """So what one has left is lost when another is replayed; with a pool of its own it is kept."""
+    """A graph's results are lost when another is replayed; a graph with a pool of its own keeps them."""
     pool, given = torch.npu.graph_pool_handle(), on_die(1000)
     first, made = captured(lambda: given + 1, pool=pool)
     address = made.data_ptr()
@@ -383,7 +383,7 @@ def test_graphs_of_one_pool_use_each_others_memory():
 
 
 def test_weak_references_leave_memory_to_the_pool():
-    """As vllm-ascend holds what its graphs make: the next graph may use the memory, which stays readable."""
+    """vllm-ascend holds its graphs' results this way: the next graph may use the memory, which stays readable."""
     from vllm_ascend import vllm_ascend_C  # noqa: F401
 
     pool, given = torch.npu.graph_pool_handle(), on_die(1000)

@@ -1,4 +1,4 @@
-"""Every operator computes on the NPU what it computes on the CPU, through views, in place and backwards."""
+"""Every operator computes the same on the NPU and on the CPU, through views, in place and backwards."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def assert_same(device, host):
 @settings(max_examples=150)
 @given(SHAPES, DTYPES, some.sampled_from(sorted(VIEWS)), some.sampled_from(sorted(OPERATORS)))
 def test_operators_on_views_equal_the_cpu(shape, dtype, view, operator):
-    """But for sorting doubles, which torch_npu refuses."""
+    """The exception is sorting doubles, which torch_npu rejects."""
     assume((operator, dtype) != ("sorted", torch.float64))
     host = values(shape, dtype)
     expected = OPERATORS[operator](VIEWS[view](host))
@@ -188,7 +188,7 @@ def test_whole_numbers_have_histograms():
 
 
 def test_attention_that_has_no_fused_kernel_is_computed_too():
-    """A mask that needs a gradient is what the CPU's fused kernel does not take."""
+    """The CPU's fused kernel does not take a mask that needs a gradient."""
     inputs = torch.randn(1, 2, 4, 8)
     mask = torch.randn(4, 4)
     found = []

@@ -1,4 +1,4 @@
-"""Memory is charged to the die, refused before a kernel computes, and given back. Each test has a process and a die."""
+"""Memory is charged to the die, runs out before a kernel computes, and is freed. Each test has a process and a die."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def process() -> Iterator[DeviceProcess]:
 
 
 def on_the_die(check: Callable[[], None]) -> Callable[[DeviceProcess], None]:
-    """Makes a test of a function that is to run in a process of its own, which has not used its die yet."""
+    """Make a test of a function that runs in a process of its own, which has not used its die yet."""
 
     def test(process: DeviceProcess) -> None:
         process(run, check.__name__)
@@ -55,7 +55,7 @@ def bytes_of(size: int) -> torch.Tensor:
 
 
 def runs_out_of_memory(action: Callable[[], object]) -> bool:
-    """Keeps no traceback, which would keep tensors alive."""
+    """Keep no traceback, which would keep tensors alive."""
     try:
         action()
     except RuntimeError as error:
@@ -156,7 +156,7 @@ def test_out_of_memory_in_backward_leaves_no_trace():
 
 @on_the_die
 def test_running_out_a_hundred_times_leaks_nothing():
-    """In an operator of torch, in one of torch_npu, in its gradient and in a graph of several."""
+    """It runs out in an operator of torch, in one of torch_npu, in its gradient and in a graph of several."""
     x = torch.randn(3, MEBIBYTE, device=DIE, requires_grad=True)
     actions = {
         "operator": lambda: x.detach().sort(),

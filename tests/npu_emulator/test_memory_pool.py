@@ -12,7 +12,7 @@ from tests.npu_emulator.device_process import DeviceProcess
 pytestmark = pytest.mark.slow  # importing vLLM takes long
 
 MEBIBYTE = 1 << 20
-# What torch_npu asks the pool for: as much for small tensors, and for larger ones.
+# Sizes that torch_npu asks the pool for: the first for small tensors, the second for larger ones.
 SMALL, LARGE = 2 * MEBIBYTE, 20 * MEBIBYTE
 
 
@@ -32,7 +32,7 @@ def allocator():
 
 
 def free() -> int:
-    """What is left of the die once all work is done; the allocator waits for none itself."""
+    """Return the free memory of the die once all work is done; the allocator itself waits for none."""
     torch.npu.synchronize()
     return torch.npu.mem_get_info()[0]
 
@@ -82,7 +82,7 @@ def test_nothing_outside_the_context_is_of_the_pool(allocator):
 
 
 def make_room(state: dict) -> list[bool]:
-    """Whether 40 MiB fit beside a pool of as much that is awake, and asleep; and whether it wakes as it was."""
+    """Return whether 40 MiB fit beside a pool of that size that is awake, or asleep, and whether it wakes unchanged."""
     allocator = make_allocator()
     with allocator.use_memory_pool(tag="weights"):
         weight = torch.ones(40 * MEBIBYTE, dtype=torch.uint8, device="npu")

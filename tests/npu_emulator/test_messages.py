@@ -14,7 +14,7 @@ SHARED_MEMORY = "/dev/shm/"
 
 
 def received_from_one_that(ending: str, folder: Path) -> object:
-    """What rank 1 received when rank 0 had ended so."""
+    """Return the message that rank 1 received after rank 0 had ended this way."""
     node, gate = f"{os.environ['NPU_EMULATOR_NODE']}-{ending}", folder / "gate"
     os.mkfifo(gate)
     results = [folder / "0.json", folder / "1.json"]

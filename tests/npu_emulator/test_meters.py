@@ -1,4 +1,4 @@
-"""Meters count what the device did, by phase, and write it where they are told."""
+"""Meters count the device's work by phase and write it to the given place."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def fresh_phases():
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """One that waits until what was asked of the device is done."""
+    """A phase that waits until the device has done its work."""
     torch.npu.synchronize()
     with meters.phase(name):
         try:
@@ -152,13 +152,13 @@ def test_a_killed_process_leaves_what_it_wrote(tmp_path):
 
 
 def taken() -> int:
-    """MiB of die 0 that this process has."""
+    """Return the MiB of die 0 that this process holds."""
     return meters.snapshot()["memory"]["0"]["allocated"] >> 20
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_phases_within_others_leave_their_peaks(seed):
-    """Memory comes and goes in phases that begin within others, whose peaks are those of what was seen meanwhile."""
+    """Memory comes and goes in nested phases; the peaks of the outer ones include it."""
     draw, held, peaks, opened = random.Random(seed), [], {}, []
     torch.npu.synchronize()
     with contextlib.ExitStack() as phases:

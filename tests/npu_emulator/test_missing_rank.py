@@ -23,7 +23,7 @@ def reports(tmp_path_factory) -> list[dict]:
 
 @pytest.fixture
 def told(reports) -> list[dict]:
-    """What the ranks that stay were told."""
+    """The errors reported to the ranks that stay."""
     return reports[:2]
 
 

@@ -1,4 +1,4 @@
-"""What is not emulated says so; it never passes for done."""
+"""Functions that are not emulated raise an error; they never pretend to succeed."""
 
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler

@@ -15,7 +15,7 @@ WIDTHS = {"int8": 1, "uint8": 1, "int32": 4, "DataType": 4, "int64": 8, "uint64"
 
 
 def read_calls(*tables: str) -> dict[str, list[list[str]]]:
-    """By operator, the types of every form of its call."""
+    """Return by operator the types of every form of its call."""
     calls: dict[str, list[list[str]]] = {}
     for table in tables or ("op_plugin_calls.txt", "mindspeed_calls.txt"):
         for line in (EMULATOR / table).read_text().splitlines():
@@ -25,7 +25,7 @@ def read_calls(*tables: str) -> dict[str, list[list[str]]]:
 
 
 def differences(written: dict[str, list[str]], calls: dict[str, list[list[str]]]) -> list[str]:
-    """Operators that nothing calls, and calls whose number, order or types of arguments are not what is written."""
+    """Return operators that nothing calls, and calls whose number, order or types of arguments differ from ours."""
     found = []
     for name, types in sorted(written.items()):
         if name not in calls:
@@ -39,12 +39,12 @@ def differences(written: dict[str, list[str]], calls: dict[str, list[list[str]]]
 
 
 def is_same(ours: str, theirs: str) -> bool:
-    """Whether what is passed as `theirs` may be read as `ours`: a whole number has one register, whatever its width."""
+    """Whether an argument passed as `theirs` may be read as `ours`: an integer has one register, whatever its width."""
     return ours == theirs or (ours in WIDTHS and theirs in WIDTHS and WIDTHS[ours] <= WIDTHS[theirs])
 
 
 def read_written(results: Path, python: str | Path = sys.executable) -> dict[str, list[str]]:
-    """By emulated operator, the types of its parameters, as the libraries of an environment have them."""
+    """Return by emulated operator the types of its parameters, as the libraries of an environment have them."""
     finish(start("device_program", results, "operators", python=python))
     lines = json.loads(results.read_text())["operators"].splitlines()
     return {name: types.split() for name, types in (line.split(":") for line in lines)}

@@ -1,4 +1,4 @@
-"""The emulator refuses to be installed or used beside a real NPU."""
+"""The emulator cannot be installed or used beside a real NPU."""
 
 import runpy
 import subprocess
@@ -52,7 +52,7 @@ def test_installation_checks_the_machine(bare_machine, monkeypatch):
 
 @pytest.mark.parametrize("device", [True, False])
 def test_import_of_torch_npu_checks_the_machine(device):
-    """Before a library of the emulated CANN is loaded; Python itself starts as it does elsewhere."""
+    """The check runs before a library of the emulated CANN is loaded; Python itself starts as elsewhere."""
     program = seeing_device("import torch_npu; print('imported')", device=device)
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PATH": "/usr/bin"}
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)

@@ -31,7 +31,7 @@ def output_of(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """What torch_npu made of two steps: a product and its exponential, then a sine and the replay of a graph."""
+    """torch_npu's analysis of two steps: a product and its exponential, then a sine and the replay of a graph."""
     folder = tmp_path_factory.mktemp("recorded")
     said = finish(start("profiler_program", folder))
     assert "ERROR" not in said, said
@@ -41,7 +41,7 @@ def recorded(tmp_path_factory) -> Path:
 
 
 def test_kernels_are_those_of_the_recorded_steps(recorded):
-    """The first step, the last, and the capture are the control: what they did is in no table."""
+    """The first step, the last, and the capture are the control: their work is in no table."""
     kernels = Counter((row["Step Id"], row["Name"]) for row in rows(recorded / "kernel_details.csv"))
     assert kernels == {
         ("1", "aclnnMatmul"): 1,

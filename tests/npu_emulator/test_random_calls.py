@@ -1,4 +1,4 @@
-"""Calls that documents allow, drawn at random: each is done or refused, and touches no memory but its tensors'."""
+"""Calls that documents allow, drawn at random: each succeeds or is rejected, and touches only its tensors' memory."""
 
 import json
 import os
@@ -13,12 +13,15 @@ from tests.npu_emulator.engine_process import ROOT, finish, start
 
 pytestmark = pytest.mark.slow
 
-# Of the 525 operators that are emulated as their document has them, so many must have taken a call of so many.
+# Number of calls -> how many of the 525 operators that are emulated as documented must have accepted one of them.
 LEAST_TAKEN = {3_000: 390, 100_000: 450}
 
 
 def draw(file: Path, seed: int, calls: int, seconds: float, **variables: str) -> dict[str, dict[str, int]]:
-    """How often each operator took a call, or refused one and where; fails with the call's number and operator."""
+    """Return how often each operator accepted a call, or rejected one and where.
+
+    Fails with the number and the operator of a call that goes wrong.
+    """
     process = start("random_calls_program", file, seed, calls, NPU_EMULATOR_STRICT="1", **variables)
     try:
         finish(process, seconds)

@@ -58,7 +58,7 @@ def test_streams_have_the_seed_that_was_asked_for_whatever_is_set_outside(option
 
 @pytest.mark.parametrize("options, refused", [((), False), (("--strict",), True)])
 def test_strict_rejects_what_the_document_of_an_operator_forbids(options, refused):
-    """The document of this attention has no float32."""
+    """The document of this attention does not allow float32."""
     attends = (
         "import torch, torch_npu; x = torch.ones(1, 1, 1, 16).npu(); "
         "torch_npu.npu_fused_infer_attention_score(x, x, x, num_heads=1, input_layout='BNSD'); torch.npu.synchronize()"

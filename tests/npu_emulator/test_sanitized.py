@@ -1,6 +1,6 @@
 """The emulated CANN with AddressSanitizer and UndefinedBehaviorSanitizer: operators' tests, and calls drawn at random.
 
-Only the emulator's own code is watched, not that of ATen beneath it, beyond what both allocate and copy.
+Only the emulator's own code is instrumented. ATen below it is not, apart from the memory that it allocates and copies.
 """
 
 import os
@@ -47,7 +47,7 @@ tensor = pointer(cann.aclCreateTensor(one, size, 0, one, ctypes.c_int64(0), 2, o
 
 
 def runtime(name: str) -> str:
-    """Where the compiler's library of this name is."""
+    """Return the path of the compiler's library with this name."""
     return subprocess.run(
         ["c++", f"-print-file-name={name}"], check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -55,7 +55,7 @@ def runtime(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory) -> dict[str, str]:
-    """Variables with which Python finds an emulator that watches itself, and ends where it sees something."""
+    """Variables with which Python finds a sanitized emulator, and ends at the first error."""
     sources, packages = (tmp_path_factory.mktemp(name) for name in ("sources", "packages"))
     shutil.copytree(ROOT / "npu_emulator", sources, dirs_exist_ok=True, ignore=shutil.ignore_patterns("build"))
     shutil.copytree(sources / "src" / "npu_emulator", packages / "npu_emulator")

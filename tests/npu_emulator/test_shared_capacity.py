@@ -1,4 +1,4 @@
-"""Processes that see the same die share its memory, and a process that is gone holds none of it."""
+"""Processes that see the same die share its memory, and a process that has ended holds none of it."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ def node() -> str:
 
 @pytest.fixture
 def start(node):
-    """Makes a process of the node; all of them end with the test."""
+    """Start processes of the node; all of them end with the test."""
     processes = []
 
     def start(visible: str = "0", **environment: str) -> DeviceProcess:
@@ -55,7 +55,7 @@ def take(pieces: int, device: int) -> torch.Tensor:
 
 
 def hold(state: dict, pieces: int, device: int = 0) -> str:
-    """Keep so much memory; what was refused comes back as text."""
+    """Keep this much memory; an out-of-memory error is returned as text."""
     try:
         state.setdefault("held", []).append(take(pieces, device))
     except RuntimeError as error:
@@ -79,7 +79,7 @@ def end_without_cleaning_up(state: dict) -> None:
 
 
 def fork_and_use(state: dict) -> int:
-    """What a forked process that uses the die for itself ends with."""
+    """Return the exit code of a forked process that uses the die by itself."""
     child = os.fork()
     if child == 0:
         os._exit(0 if not hold({}, 3) and free({}) == CAPACITY - 3 * PIECE else 1)
@@ -166,7 +166,7 @@ def test_a_name_that_is_no_file_name_rejected(start):
 
 
 def test_many_processes_never_hold_more_than_there_is(start):
-    """All take and return memory at the same time; each account is what its process holds, to the byte."""
+    """All take and return memory at the same time; each account equals its process's memory, to the byte."""
     processes = [start() for _ in range(4)]
     for process in processes:
         process(free)
@@ -237,12 +237,12 @@ def torch_reserved(state: dict) -> int:
 
 
 def check_account() -> None:
-    """What this process holds by its own account is what torch_npu's allocator keeps."""
+    """Check that this process's account equals the memory that torch_npu's allocator keeps."""
     assert counters.memory_statistics(0)["allocated"] == torch.npu.memory_reserved(0)
 
 
 def take_and_return(state: dict, seed: int, rounds: int) -> int:
-    """The number of refusals. Tensors that are left at the end stay."""
+    """Return how often memory ran out. Tensors that are left at the end stay."""
     drawn, refused, held = random.Random(seed), 0, state.setdefault("held", [])
     for _ in range(rounds):
         if drawn.random() < 0.6:
@@ -260,7 +260,7 @@ def take_and_return(state: dict, seed: int, rounds: int) -> int:
 
 
 def have_the_die_alone(state: dict, rounds: int) -> int:
-    """The number of times that this process got it."""
+    """Return the number of times that this process got it."""
     turns = 0
     for _ in range(rounds):
         if not hold(state, 5):

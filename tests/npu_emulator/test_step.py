@@ -49,7 +49,7 @@ def workers(request, tmp_path_factory):
 
 
 def planned(settings: list[str], model: dict) -> tuple[int, int]:
-    """Bytes beside tensors that the plan of these settings says, as (when the engine is built, at most)."""
+    """Return the planned bytes beside tensors for these settings, as (when the engine is built, at most)."""
     job = read_job(OmegaConf.to_container(compose("rehearsal", settings), resolve=True), model)
     outside = OutsideTorch(hccl_buffer=4 << 20, cann=8 << 20, p2p_buffer=2 << 20)
     return outside.when_the_engine_is_built(job), outside.at_most(job)
@@ -72,7 +72,7 @@ def test_two_steps_train_and_the_rollout_has_the_weights_and_log_probs_of_traini
 
 
 def test_what_cann_and_hccl_hold_beside_tensors_is_what_the_plan_says(workers):
-    """After steps, so that every group has had a collective."""
+    """It is measured after steps, so that every group has had a collective."""
     workers.run(jobs.rollout, PROMPTS)
     when_built, at_most = workers.planned
     assert workers.first == [when_built] * 4

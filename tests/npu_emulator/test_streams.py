@@ -15,7 +15,7 @@ SEEDS = [pytest.param(seed, marks=[pytest.mark.exhaustive] if seed > 1 else []) 
 
 
 def seen(folder, **variables: str) -> dict:
-    """What the program with the hazards saw."""
+    """Run the program with the hazards and return its results."""
     finish(start("streams_program", folder / "seen.json", **variables))
     return json.loads((folder / "seen.json").read_text())
 
@@ -33,13 +33,13 @@ def test_what_orders_streams_is_missed_where_it_is_left_out_and_suffices_where_i
 
 @pytest.mark.exhaustive
 def test_without_a_seed_work_is_done_when_it_is_given(tmp_path):
-    """The control: nothing shows."""
+    """This is the control: no hazard shows."""
     answers = seen(tmp_path, NPU_EMULATOR_STREAM_SEED="", TASK_QUEUE_ENABLE="0")
     assert all(answers[hazard.__name__] == {"without": TRIALS, "with": TRIALS} for hazard in HAZARDS), answers
 
 
 def give_collectives(folder, order: str, seed: str, limit_s: int) -> list:
-    """What two ranks answer that give collectives of two groups in opposite orders."""
+    """Return the answers of two ranks that submit collectives of two groups in opposite orders."""
     results = [folder / f"{rank}.json" for rank in range(2)]
     variables = {"HCCL_EXEC_TIMEOUT": str(limit_s), "NPU_EMULATOR_STREAM_SEED": seed}
     processes = [
@@ -58,7 +58,7 @@ def test_groups_do_not_wait_for_each_other(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("order", "seed"), [("chained", "1"), ("free", "")])
 def test_ranks_that_do_wait_for_each_other_are_named(tmp_path, order, seed):
-    """And so they are where streams do not run by themselves: a device would get on, and this shows why they must."""
+    """The same happens if streams do not run by themselves. A device would go on; this shows why they must."""
     answers = give_collectives(tmp_path, order, seed, 8)
     assert all(f"HcclAllReduce on rank {rank} of 2: no answer after" in answers[rank] for rank in range(2)), answers
     assert all(f"from rank {1 - rank} (last in HcclAllReduce)" in answers[rank] for rank in range(2)), answers
@@ -66,7 +66,7 @@ def test_ranks_that_do_wait_for_each_other_are_named(tmp_path, order, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_storages_leave_and_come_back_whole(seed):
-    """Those of residency; the list of planted bugs has the control."""
+    """These are the offload manager's storages; the list of mutants has the control."""
     tests = "tests/verl_patches/features/residency/test_storages.py"
     environment = {**os.environ, "NPU_EMULATOR_STREAM_SEED": str(seed)}
     ran = subprocess.run(

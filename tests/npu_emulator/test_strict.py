@@ -1,7 +1,7 @@
-"""Strict mode refuses what documents forbid of sizes, values and of several parameters together; otherwise it computes.
+"""Strict mode rejects sizes, values and combinations of parameters that documents forbid; otherwise it computes.
 
-What they demand of the types and dimensions of single parameters is generated, and held by `test_documented_rules`.
-Each operator has a call that is legal, whose parameters say what else may be asked of it.
+Demands on types and dimensions of single parameters are generated, and `test_documented_rules` checks them. Each
+operator has a legal call here, whose parameters are the changes that a test may make.
 """
 
 import re
@@ -197,7 +197,7 @@ def summed_product(width=256, weight=HALF, turns=0):
     torch_npu.npu_mm_all_reduce_base(*factors(width, weight, False), "nobody", comm_turn=turns)
 
 
-# What is asked of an operator that its document forbids, and the words that refuse it.
+# Arguments of an operator that its document forbids, and the words of the rejection.
 FORBIDDEN: list[tuple[str, dict[str, object], str]] = [
     ("rms_norm", {"gamma": OTHER_HALF}, "aclnnRmsNorm: .* gamma must have the dtype of x or be float32"),
     ("add_rms_norm", {"other": FLOAT}, "aclnnAddRmsNorm: .* same dtype, but found x2 DT_FLOAT and x1 DT_BFLOAT16"),
@@ -265,9 +265,9 @@ FORBIDDEN: list[tuple[str, dict[str, object], str]] = [
 
 
 def outcome(_: dict, name: str, changes: dict[str, object]) -> str:
-    """What is said when an operator is called, with `changes` to what is legal; nothing where it computes.
+    """Call an operator with `changes` to legal arguments and return the errors; empty if it computes.
 
-    What a kernel of ATB finds is told when the device is waited for.
+    Errors of ATB's kernels appear when the device is synchronized.
     """
     said = []
     for step in (lambda: OPERATORS[name](**changes), torch.npu.synchronize):
@@ -292,7 +292,7 @@ def test_what_is_legal_computes_in_every_mode(mode):
 
 
 def test_what_a_document_forbids_rejected_in_strict_mode_alone(mode):
-    """Reference runs may give float32 alone to kernels of 16 bits."""
+    """Reference runs may give float32, and no other type, to kernels of 16 bits."""
     setting, process = mode
     for name, changes, words in FORBIDDEN:
         said = process(outcome, name, changes)
@@ -303,7 +303,7 @@ def test_what_a_document_forbids_rejected_in_strict_mode_alone(mode):
 
 
 def test_reference_runs_go_by_the_types_of_a_whole_call(mode):
-    """Of a kernel whose types are in the generated table."""
+    """The types of this kernel are in the generated table."""
     setting, process = mode
     said = process(outcome, "latent_cache", {"dtype": FLOAT, "gamma": FLOAT})
     assert ("Tensor kv not implemented for DT_FLOAT" in said) == (setting == "1") and (setting == "1" or not said)
@@ -312,7 +312,7 @@ def test_reference_runs_go_by_the_types_of_a_whole_call(mode):
 
 
 def test_strict_mode_is_asked_for_at_every_call(monkeypatch):
-    """Of an operator that has been called already, in a process that tests of several modes share."""
+    """The operator has been called before, in a process that tests of several modes share."""
     numbers = [torch.ones(2, dtype=torch.int64, device="npu")]
     for strict in ("0", "1", "0"):
         monkeypatch.setenv("NPU_EMULATOR_STRICT", strict)

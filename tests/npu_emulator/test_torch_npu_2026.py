@@ -1,4 +1,4 @@
-"""The emulator beneath a torch_npu of 2026, in .venv/torch_npu_2.13, beside the one of the pins."""
+"""The emulator below a torch_npu of 2026, in .venv/torch_npu_2.13, beside the pinned one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_the_other = pytest.mark.skipif(
 pytestmark = pytest.mark.slow
 
 TABLES = [("op_plugin", ""), ("op_plugin", "_2.13"), ("vllm_ascend", ""), ("mindspeed", "")]
-# What the device program finds is the same to the last digit, in words too.
+# Checks of the device program whose results are the same to the last digit, in words too.
 SAME = (
     "chip arithmetic thread_without_device fused graph triangles routing layer_norm metered metered_memory"
     " task_group_codes"
@@ -98,7 +98,7 @@ except RuntimeError as refused:
 
 
 def asked_of_the_other(program: str, folder: Path) -> str:
-    """What a program prints there, outside the repository."""
+    """Run a program there, outside the repository, and return its output."""
     ended = subprocess.run(
         [OTHER, "-W", "ignore", "-c", program], cwd=folder, capture_output=True, text=True, timeout=600
     )
@@ -174,7 +174,7 @@ def test_its_package_is_for_that_torch_npu_alone(tmp_path):
 
 @pytest.fixture
 def build(monkeypatch):
-    """The module that builds the emulator, which is in no package."""
+    """Return the module that builds the emulator, which is in no package."""
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # set by the module too
     monkeypatch.syspath_prepend(ROOT / "npu_emulator")
     for name in ("build", "documented"):

@@ -1,9 +1,9 @@
 """torch's own samples of its operators (OpInfo): forward and gradient on the NPU equal those on the CPU.
 
-What does not is in torch_operators.toml with its reason: the operator of CANN that is not emulated, what torch_npu
-makes of it, what strict mode refuses besides, or why it is not to be compared. An operator that fails and is not
+Exceptions are in torch_operators.toml with their reason: an operator of CANN that is not emulated, a difference of
+torch_npu's own, a call that only strict mode rejects, or why it cannot be compared. An operator that fails and is not
 listed, or is listed and does not fail so, is an error. ``python -m tests.npu_emulator.test_torch_operators FILE``
-writes what is found as JSON, and with ``--together`` what `unrelated` finds.
+writes the results as JSON, and with ``--together`` those of `unrelated`.
 """
 
 import functools
@@ -47,7 +47,7 @@ MOST_SAMPLES = 12  # of an operator in a type; all of them take twice as long, a
 
 @functools.cache
 def operator_list() -> dict:
-    """torch's list. Its module imports expecttest, which it needs for nothing that is used here."""
+    """Return torch's list. Its module imports expecttest, which nothing here needs."""
     if importlib.util.find_spec("expecttest") is None:
         absent = types.ModuleType("expecttest")
         absent.TestCase = unittest.TestCase
@@ -58,12 +58,12 @@ def operator_list() -> dict:
 
 
 def absolute(values: torch.Tensor) -> torch.Tensor:
-    """Of complex numbers the square, since torch_npu has no gradient of their `abs`."""
+    """Return absolute values; squares for complex numbers, since torch_npu has no gradient of their `abs`."""
     return torch.view_as_real(values.resolve_conj()).square().sum(-1) if values.is_complex() else values.abs()
 
 
 def run(op, sample, device: str) -> list[torch.Tensor]:
-    """Results and gradients of one sample on a device, on the host."""
+    """Run one sample on a device and return results and gradients on the host."""
     torch.manual_seed(0)
     torch.npu.manual_seed(0)
 
@@ -82,7 +82,7 @@ def run(op, sample, device: str) -> list[torch.Tensor]:
 
 
 def difference(op) -> str | None:
-    """What is wrong with an operator on the NPU; None if nothing is."""
+    """Return the fault of an operator on the NPU; None if there is none."""
     torch.manual_seed(0)
     dtype = torch.float32 if torch.float32 in op.dtypes else torch.int64
     samples = op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd and dtype == torch.float32)
@@ -99,9 +99,9 @@ def difference(op) -> str | None:
 
 
 def unrelated(op) -> str | None:
-    """The first call of an operator that strict mode refuses since two of its tensors do not go together.
+    """Return the first call of an operator that strict mode rejects because two of its tensors do not go together.
 
-    torch's samples, in all types, are calls that torch_npu makes of its own; other refusals do not count.
+    torch's samples, in all types, lead to calls that torch_npu makes itself; other rejections do not count.
     """
     for dtype in (each for each in TYPES if each in op.dtypes):
         torch.manual_seed(0)
@@ -120,7 +120,7 @@ def unrelated(op) -> str | None:
 
 
 def _serve(names: list[str], answers: Connection, find: Callable[[object], str | None]) -> None:
-    os.environ["TASK_QUEUE_ENABLE"] = "0"  # so that a refusal is raised by the call that it refuses
+    os.environ["TASK_QUEUE_ENABLE"] = "0"  # so that the rejected call itself raises
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for name in names:
@@ -129,7 +129,7 @@ def _serve(names: list[str], answers: Connection, find: Callable[[object], str |
 
 
 def differences(names: list[str], find: Callable[[object], str | None] | None = None) -> dict[str, str | None]:
-    """What `find` finds of each, from a forked process; where an operator ends that, another one goes on after it."""
+    """Run `find` on each operator in a forked process and return the results; if one ends it, another continues."""
     found: dict[str, str | None] = {}
     while len(found) < len(names):
         waiting = names[len(found) :]
@@ -148,7 +148,7 @@ def differences(names: list[str], find: Callable[[object], str | None] | None = 
 
 
 def read_list(is_strict: bool) -> tuple[dict[str, str], set[str]]:
-    """What is wrong with the operators that are listed, by name; and those that are not compared."""
+    """Return the faults of the listed operators by name, and the operators that are not compared."""
     sections = tomllib.loads(LISTED.read_text())
     expected = {name: f"not emulated: {of}" for of, names in sections["not emulated"].items() for name in names}
     for section in ("of torch_npu", *["strict mode"] * is_strict):
@@ -157,13 +157,13 @@ def read_list(is_strict: bool) -> tuple[dict[str, str], set[str]]:
 
 
 def wrongly_listed(found: dict[str, str | None], expected: dict[str, str]) -> dict[str, str]:
-    """Operators whose difference is not the listed one, which it begins with: name -> what was found."""
+    """Return operators whose difference does not begin with the listed one, by name with the difference."""
     wrong = {name: words for name, words in found.items() if words and not words.startswith(expected.get(name, "\n"))}
     return wrong | {name: "equal, and listed" for name in expected if found.get(name) is None}
 
 
 def found_by_a_process(folder: Path, is_strict: bool, *options: str) -> dict[str, str | None]:
-    """What ``python -m`` this module finds: a process that has touched no device, since those are forked."""
+    """Run this module by ``python -m`` and return its results: only a process that has touched no device may fork."""
     file = folder / "found.json"
     command = [sys.executable, "-W", "ignore", "-m", "tests.npu_emulator.test_torch_operators", file, *options]
     environment = os.environ | {"NPU_EMULATOR_CAPACITY_MB": "2048", "OMP_NUM_THREADS": "1"}
@@ -174,7 +174,7 @@ def found_by_a_process(folder: Path, is_strict: bool, *options: str) -> dict[str
 
 @pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
 def test_operators_equal_the_cpu_or_are_listed_with_their_reason(tmp_path, is_strict):
-    """In strict mode it shows which of the documents' demands torch_npu itself does not keep to."""
+    """In strict mode this shows which of the documents' demands torch_npu itself violates."""
     found = found_by_a_process(tmp_path, is_strict)
     expected, not_compared = read_list(is_strict)
     assert not_compared | expected.keys() <= operator_list().keys()
@@ -183,7 +183,7 @@ def test_operators_equal_the_cpu_or_are_listed_with_their_reason(tmp_path, is_st
 
 
 def test_strict_mode_takes_what_torch_npu_puts_together(tmp_path):
-    """Types and shapes of several tensors: of what documents say of these, more is wrong than of single ones."""
+    """Types and shapes of several tensors: documents are wrong about these more often than about single tensors."""
     found = found_by_a_process(tmp_path, True, "--together")
     assert {name: words for name, words in found.items() if words} == {}
     assert len(found) > 600

@@ -1,6 +1,6 @@
-"""The wheel's torchair where there is no graph engine: Dynamo captures, every node is converted, and runs in its order.
+"""The wheel's torchair without a graph engine: Dynamo captures, every node is converted, and runs in its order.
 
-A node that the graph engine would not take is refused: test_engine holds that.
+A node that the graph engine would not take is rejected: test_engine checks that.
 """
 
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_what_a_graph_cannot_hold_is_an_error():
 
 
 def test_operators_are_given_tensors_in_order(monkeypatch):
-    """As GE does, whose tensors have no strides; without a graph, which is the control, the view itself arrives."""
+    """GE's tensors have no strides, so it does the same; without a graph, the control, the view itself arrives."""
     overload, arrived = torch.ops.npu.npu_swiglu.default, []
     upstream = overload._op
 
@@ -136,7 +136,7 @@ def test_scopes_that_are_not_nested_rejected():
 
 
 class Cached(torch.nn.Module):
-    """torchair caches what it makes of a method alone."""
+    """torchair caches compiled methods only."""
 
     def __init__(self, folder: Path):
         super().__init__()

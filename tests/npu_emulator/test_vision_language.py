@@ -1,4 +1,4 @@
-"""Qwen2.5-VL on the emulated NPU computes what transformers computes on the CPU: training, rollout and new weights."""
+"""Qwen2.5-VL on the emulated NPU equals transformers on the CPU: training, rollout and new weights."""
 
 import json
 

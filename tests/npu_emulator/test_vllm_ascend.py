@@ -29,7 +29,7 @@ pytestmark = [
 SMALL = 1e-4
 NAMES = [case.name for case in SELECTED]
 IN_TORCHAIR_GRAPHS = [case.name for case in SELECTED if case.graph is not None and case.model in MIXTURES]
-# Pieces of a model with two layers: what is before, between and after their attention, or all with it.
+# Pieces of a model with two layers: the parts before, between and after their attention, or everything in one.
 PIECES = {
     case.name: 1 if "full" in case.graph else 3 for case in SELECTED if case.graph is not None and case.model in DENSE
 }
@@ -37,7 +37,7 @@ IN_CHUNKS = [case for case in SELECTED if case.chunks]
 
 
 def run(folder: Path, *cases: str, seconds: float = 1500) -> dict:
-    """What was found in the cases, which `folder` keeps; without any, in those that are selected."""
+    """Run the cases, by default the selected ones, and return the results, which `folder` keeps."""
     run_vllm("tests.npu_emulator.vllm_ascend_program", folder, *cases, seconds=seconds)
     return json.loads((folder / "found.json").read_text())
 
@@ -48,7 +48,7 @@ def found(tmp_path_factory) -> dict:
 
 
 def calls_of(operator: str, calls: dict[str, int]) -> int:
-    """Of every version that the operator has."""
+    """Return the calls of all versions of an operator."""
     return sum(number for name, number in calls.items() if name.startswith(operator))
 
 
@@ -78,7 +78,7 @@ def test_torchair_graphs_were_captured_and_ran(found, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_acl_graphs_were_captured_and_replayed_at_every_step(found, name):
-    """All pieces of the model, for each token but the first, both times that it generates."""
+    """All pieces of the model are replayed for each token but the first, both times that it generates."""
     captured, replayed, pieces = found[name]["captured"], found[name]["replayed"], PIECES.get(name, 0)
     assert captured == pieces * len(CAPTURED_SIZES)
     assert replayed == pieces * (replayed // max(pieces, 1)) and replayed >= pieces * 2 * (TOKENS - 1)
@@ -97,7 +97,7 @@ def test_the_covering_selection_has_every_pair_of_settings():
 
 @pytest.mark.parametrize("case", IN_CHUNKS, ids=lambda case: case.name)
 def test_prompts_were_taken_in_chunks(found, case):
-    """What reads the earlier chunks of a prompt from the cache was called."""
+    """The operator that reads the earlier chunks of a prompt from the cache was called."""
     of_dense_models, of_mixtures = "PagedAttentionSplitfuse", "AtbPagedCacheLoad"
     assert calls_of(of_dense_models if "qwen" in case.model else of_mixtures, found[case.name]["operators"]) > 0
 
@@ -108,9 +108,9 @@ def test_the_cache_of_prefixes_is_used_where_it_is_on(found, case):
 
 
 def test_an_engine_that_has_slept_gives_the_same_tokens(found):
-    """`again` of this case is what it generated after it had slept, with its memory given back to the die.
+    """`again` of this case are the tokens generated after it had slept, with its memory given back to the die.
 
-    Its graphs were captured before, and use the weights and the cache where they were.
+    Its graphs were captured before, and use the weights and the cache at their old addresses.
     """
     assert found["qwen2 tp1 sleeps graph"]["again"] == 256
     assert found["qwen2 tp1 sleeps graph"]["freed in sleep"] > 64 << 20
@@ -119,7 +119,7 @@ def test_an_engine_that_has_slept_gives_the_same_tokens(found):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", ["", "1"], ids=["at once", "streams"])
 def test_attention_in_graphs_is_replaced_before_each_replay(tmp_path, monkeypatch, seed):
-    """And where its update does nothing, the tokens are others."""
+    """If its update does nothing, the tokens differ."""
     monkeypatch.setenv("NPU_EMULATOR_STREAM_SEED", seed)
     results = run(tmp_path, *(case.name for case in FULL_GRAPHS))
     assert [case.name for case in FULL_GRAPHS if not is_right(case, results[case.name])] == []
@@ -128,7 +128,7 @@ def test_attention_in_graphs_is_replaced_before_each_replay(tmp_path, monkeypatc
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 def test_any_two_settings_give_the_tokens_of_transformers_and_faults_do_not(tmp_path):
-    """The selection of the 146 cases in which any two settings meet."""
+    """The cases are the selection of the 146 in which any two settings meet."""
     cases = [*chosen_cases(["pairs"]), *FAULTY]
     results = run(tmp_path, *(case.name for case in cases), seconds=3600)
     assert [case.name for case in cases if not is_right(case, results[case.name])] == []

@@ -1,4 +1,4 @@
-"""The wheel npu-emulator: beside the torch_npu that pip installed it is all that a machine needs."""
+"""The wheel npu-emulator: a machine needs only this and the torch_npu that pip installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.npu_emulator.simulated_device import seeing_device
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
-# Where the others are: the emulator may be installed in an environment that only refers to them.
+# Folder of the other packages: the emulator may be installed in an environment that only refers to them.
 OTHERS = Path(torch_npu.__file__).parents[1]
 NOT_THERE = ("npu_emulator", "acl", "__editable__", "__pycache__")
 TRAINS = """
@@ -44,7 +44,7 @@ print("trained on", torch.npu.device_count())
 
 
 def make_environment(folder: Path, others: Path) -> Path:
-    """A new environment with all that is installed here, as links, but for the emulator; its folder."""
+    """Make an environment with links to everything installed here except the emulator; returns its folder."""
     others.mkdir()
     for path in OTHERS.iterdir():
         if path.suffix != ".pth" and not path.name.startswith(NOT_THERE):
@@ -63,7 +63,7 @@ def python(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy of the sources, which does not touch what this checkout has built."""
+    """The wheel, built from a copy of the sources so that this checkout's build stays untouched."""
     folder = tmp_path_factory.mktemp("wheel")
     unbuilt = shutil.ignore_patterns("build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT / "npu_emulator", folder / "sources", ignore=unbuilt)
@@ -104,7 +104,7 @@ def test_it_runs_the_tests_of_a_project_on_dies_of_their_own(installed):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("device", [True, False])
 def test_it_does_not_come_beneath_torch_npu_where_a_real_npu_is(installed, device):
-    """And leaves Python as it is there: pip must be able to take it away."""
+    """Python itself stays unchanged: pip must be able to uninstall the wheel."""
     program = seeing_device("import torch_npu", device=device)
     ended = python(installed, "-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert (ended.returncode == 0) != device, ended.stderr

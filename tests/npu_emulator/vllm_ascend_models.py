@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the models that vLLM-Ascend is held to."""
+"""Tiny random checkpoints of the models with which vLLM-Ascend is tested."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tests.vllm_cases import write_random_model
 
 
 def deepseek(groups: int, experts: int, heads: int = 4):
-    """A DeepSeek-V3 that vllm-ascend routes with npu_moe_gating_top_k (256 experts) or in torch (others)."""
+    """Make a DeepSeek-V3 that vllm-ascend routes with npu_moe_gating_top_k (256 experts) or in torch (others)."""
     from transformers import DeepseekV3Config
 
     scaling = {
@@ -33,7 +33,10 @@ def qwen2(key_heads: int, tied: bool):
 
 
 def qwen3(experts: int = 0):
-    """Dense, or with experts in each layer. A head is wider than its share of the hidden size, as in published ones."""
+    """Make a Qwen3, dense or with experts in each layer.
+
+    As in published models, a head is wider than its share of the hidden size.
+    """
     from transformers import Qwen3Config, Qwen3MoeConfig
 
     sizes = dict(

@@ -114,7 +114,7 @@ CASES = {case.name: case for case in [*EVERYTHING, *SELECTED, *FAULTY, *FULL_GRA
 
 
 def settings_of(case: Case) -> frozenset:
-    """What the case says about each thing that cases differ in."""
+    """Return the case's value of every setting in which cases differ."""
     layout = case.layout.removesuffix("ep")
     return frozenset(enumerate((case.model, layout, case.chunks, case.prefix_cache, case.graph is not None)))
 
@@ -128,7 +128,7 @@ def chosen_cases(words: list[str]) -> list[Case]:
 
 
 def engine_options(case: Case) -> dict:
-    """What the case means as arguments of vllm.LLM.
+    """Return the case as arguments of vllm.LLM.
 
     Prompts are whole when they fit into a step. Dense models always get them whole, unless requests have priorities.
     """
@@ -155,7 +155,7 @@ def engine_options(case: Case) -> dict:
 
 
 def without_rotation(operator):
-    """An attention that does not look at the rotary part of queries."""
+    """Return an attention that ignores the rotary part of queries."""
 
     def corrupt(*args, query_rope, **options):
         return operator(*args, query_rope=query_rope * 0, **options)
@@ -165,7 +165,7 @@ def without_rotation(operator):
 
 @contextlib.contextmanager
 def disturbed(fault: str):
-    """Results of collectives that come late, as on a real NPU; nobody who waits for them; or a corrupt operator."""
+    """Make collectives complete late, as on a real NPU, remove the waits for them, or corrupt an operator."""
     import torch
     import torch.distributed as dist
 
@@ -204,7 +204,7 @@ def corrupt_attention() -> None:
     """Let the attention of torchair's graphs leave out the rotary part of queries."""
     import torch
 
-    # What runs the graph's nodes looks operators up by name, and the overload is what it calls.
+    # The runner of the graph's nodes looks operators up by name and calls the overload.
     overload = torch.ops.npu.npu_fused_infer_attention_score.default
     overload._op = without_rotation(overload._op)
 
@@ -222,7 +222,7 @@ def deferred_collectives():
 
 @exchange_in_float32()  # 16 ranks decode through MC2, which takes 16 bits alone
 def main(folder: Path) -> None:
-    """One rank of the case that the environment names."""
+    """Run one rank of the case that the environment names."""
     from torch._dynamo.utils import counters
     from transformers import AutoModelForCausalLM
     from vllm import LLM, SamplingParams
@@ -260,7 +260,7 @@ def main(folder: Path) -> None:
 
 
 def merged(parts: list[dict]) -> dict:
-    """Results of all ranks that had prompts of their own."""
+    """Merge the results of all ranks that had prompts of their own."""
     total = {key: sum(part[key] for part in parts) for key in ("equal", "of", "again", "wrong prompt", "cached")}
     rest = {key: max(part[key] for part in parts) for key in ("worst", "graphs", "seconds", "freed in sleep")}
     rest |= {key: min(part[key] for part in parts) for key in ("captured", "replayed")}
@@ -268,7 +268,7 @@ def merged(parts: list[dict]) -> dict:
 
 
 def is_right(case: Case, results: dict) -> bool:
-    """Whether all tokens are transformers' and another prompt gives others; with a fault, whether it shows."""
+    """Whether all tokens are transformers' and another prompt gives other tokens; with a fault, whether it shows."""
     if "failed" in results:
         return False
     if case.fault and case.fault != "late results":
@@ -296,8 +296,8 @@ if __name__ == "__main__":
     os.environ["NPU_EMULATOR_DEVICES"] = str(max(RANKS.values()))
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
     os.environ |= {"VLLM_CACHE_ROOT": str(options.folder / "compiled"), "VLLM_DISABLE_COMPILE_CACHE": "1"}
-    # Before a capture torch_npu waits until its watchdogs have counted every collective down. In one of these cases,
-    # now and then, that never was: eleven counted as under way, none in the lists of a rank's watchdogs.
+    # Before a capture torch_npu waits until its watchdogs have counted every collective down. In one of these cases
+    # that sometimes never happened: eleven counted as in progress, none in the lists of a rank's watchdogs.
     os.environ["HCCL_ASYNC_ERROR_HANDLING"] = "0"
     import_once(IMPORTED_ONCE)
     run(options.folder, chosen)

@@ -1,4 +1,4 @@
-"""What surrounds a call: the state of the process that upstream would see, and the blocks that are open around it."""
+"""The surroundings of a call: the state of the process that upstream would see, and the blocks open around the call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPEN = (ast.With, ast.AsyncWith, ast.Try)
 
 
 def open_blocks(inner: FrameType, outer: CodeType) -> list[str]:
-    """The `with` and `try` statements that are open around a call, from its frame `inner` out to that of `outer`."""
+    """Return the `with` and `try` statements open around a call, from its frame `inner` out to that of `outer`."""
     found, frame = [], inner
     while frame is not None:
         found += [f"{frame.f_code.co_name}: {line}" for line in _blocks_around(frame.f_code, frame.f_lineno)]
@@ -38,7 +38,7 @@ def _blocks_around(code: CodeType, line: int) -> Iterator[str]:
 
 @cache
 def _blocks(code: CodeType) -> tuple[tuple[int, int, str], ...]:
-    """First and last line of the body of each block in a function, and its first line as text."""
+    """Return first and last line of each block's body in a function, and the block's first line as text."""
     lines, start = inspect.getsourcelines(code)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     return tuple(
@@ -49,8 +49,11 @@ def _blocks(code: CodeType) -> tuple[tuple[int, int, str], ...]:
 
 
 def state(given: Iterable[Any] = (), *modules: str) -> dict[str, Any]:
-    """What a function can see of its process: torch's modes and random numbers, the environment, context variables, and
-    by `OWNER.NAME` what is bound in torch, in the classes of `modules` (where imported) and in the mocks `given`."""
+    """Return the state that a function can see of its process.
+
+    This is torch's modes and random numbers, the environment, context variables and, by `OWNER.NAME`, the objects bound
+    in torch, in the classes of `modules` (if imported) and in the mocks `given`.
+    """
     import torch
 
     found = {
@@ -84,6 +87,6 @@ def state(given: Iterable[Any] = (), *modules: str) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The names in two states of what is not the same."""
+    """Return the names at which two states differ."""
     nothing = object()
     return sorted(name for name in before | after if before.get(name, nothing) != after.get(name, nothing))

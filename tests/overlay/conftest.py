@@ -61,7 +61,7 @@ class Workbench:
         return declaration._declared.pop()
 
     def feature(self, name: str) -> Feature:
-        """The feature of that name."""
+        """Return the feature of that name."""
         if name not in self.features:
             self.features[name] = Feature(name, "a test")
         return self.features[name]
@@ -74,11 +74,11 @@ class Workbench:
         return engine
 
     def examine(self, engine: Engine) -> OverlayReport:
-        """The report of an engine."""
+        """Return the report of an engine."""
         return examine(engine)
 
     def run(self, script: str, *arguments: str) -> str:
-        """Run a script in a fresh interpreter with the folder and the repository on its path; its standard output."""
+        """Run a script in a fresh interpreter with folder and repository on its path; returns its standard output."""
         prelude = f"import sys; sys.path[:0] = [{str(self.folder)!r}, {str(REPOSITORY)!r}]\n"
         command = [sys.executable, "-c", prelude + textwrap.dedent(script), *arguments]
         result = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -88,7 +88,7 @@ class Workbench:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
-    """A workbench whose packages are forgotten after the test."""
+    """A workbench whose packages are removed from sys.modules after the test."""
     known = set(sys.modules)
     monkeypatch.syspath_prepend(str(tmp_path))
     bench = Workbench(tmp_path)

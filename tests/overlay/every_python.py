@@ -39,7 +39,7 @@ print(json.dumps([total, digest.hexdigest(), failed]))
 
 
 def interpreters() -> dict[str, str]:
-    """The Pythons of VERSIONS that run on this machine, by version: on the path, of pyenv, or of uv."""
+    """Return the Pythons of VERSIONS that run on this machine, by version: on the path, of pyenv, or of uv."""
     pyenv = sorted(Path("~/.pyenv/versions").expanduser().glob("3.*/bin"))
     places = [*os.environ.get("PATH", "").split(os.pathsep), *map(str, pyenv)]
     found: dict[str, str] = {}
@@ -64,14 +64,14 @@ def _runs(file: str, version: str) -> bool:
 
 
 def source_files() -> list[str]:
-    """All Python files of the packages as they are installed here."""
+    """Return all Python files of the packages as they are installed here."""
     specs = [importlib.util.find_spec(package) for package in PACKAGES]
     folders = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations or ()]
     return sorted(str(file) for folder in folders for file in folder.rglob("*.py"))
 
 
 def fingerprints(pythons: dict[str, str], files: list[str]) -> dict[str, tuple[int, str, list[str]]]:
-    """For each Python how many fingerprints it made, their digest, and the files that it could not read."""
+    """Return for each Python its number of fingerprints, their digest, and the files that it could not read."""
     started = {
         version: subprocess.Popen(
             [python, "-c", SCRIPT, str(OVERLAY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

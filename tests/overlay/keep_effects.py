@@ -1,4 +1,4 @@
-"""Writes what every demonstration returns with its patch to tests/demonstrations/effects.json; look at what changes."""
+"""Writes every effect test's result with its patch to tests/demonstrations/effects.json; review the changes."""
 
 import json
 

@@ -9,7 +9,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def reformat(tree: ast.Module, name: str) -> bool:
-    """Write the module down anew, without its comments and in another layout."""
+    """Write the module again, without its comments and in another layout."""
     return True
 
 
@@ -63,7 +63,7 @@ EXPECTED: dict[Callable[[ast.Module, str], bool], set[str]] = {
 
 
 def mutated(content: bytes, name: str, mutation: Callable[[ast.Module, str], bool]) -> bytes | None:
-    """The part of a module that defines a name, after a mutation; None where the mutation does not apply to it."""
+    """Return the part of a module that defines a name, after a mutation; None if the mutation does not apply to it."""
     tree = ast.parse(content)
     root = name.partition(".")[0]
     tree.body = [each for each in tree.body if find_definition(ast.Module([each], []), root) is not None]

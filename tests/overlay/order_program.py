@@ -1,4 +1,4 @@
-"""Import the targets of all real patches in many orders, each in a process of its own, and compare where that ends.
+"""Import the targets of all real patches in many orders, each in a process of its own, and compare the final states.
 
     python -m tests.overlay.order_program --all        every ordered pair, and 200 random full orders; minutes
     python -m tests.overlay.order_program < SCENARIOS  the states, for the tests
@@ -46,7 +46,7 @@ Answers = dict[str, Any]
 
 
 def all_pairs() -> list[Steps]:
-    """Every ordered pair of target modules, with the activation before, between and after."""
+    """Yield every ordered pair of target modules, with the activation before, between and after."""
     pairs = [(first, second) for first in MODULES for second in MODULES if first != second]
     return [
         steps
@@ -56,13 +56,13 @@ def all_pairs() -> list[Steps]:
 
 
 def random_orders(count: int, seed: int = 2) -> list[Steps]:
-    """Full orders with the activation first."""
+    """Yield full orders with the activation first."""
     generator = random.Random(seed)
     return [[ACTIVATE, *generator.sample(MODULES, len(MODULES))] for _ in range(count)]
 
 
 def run(scenarios: Sequence[Steps], jobs: int = 1) -> tuple[list[str], dict[str, Any]]:
-    """For each scenario the digest of the state it ends in, and the states by digest.
+    """Return for each scenario the digest of its final state, and the states by digest.
 
     `jobs` parts of them run at the same time. A scenario ends in TOO_LATE where it activates the overlay after the
     import of a module that a patch must precede, and in NEEDS_PATCHES where upstream itself refuses to be imported
@@ -76,7 +76,7 @@ def run(scenarios: Sequence[Steps], jobs: int = 1) -> tuple[list[str], dict[str,
 
 
 def _follow(branches: list[tuple[int, tuple[str, ...]]], jobs: int) -> Answers:
-    """Take the steps that all branches have in common here, and each different continuation in a child."""
+    """Take the steps that all branches share in this process, and each different continuation in a child."""
     while all(steps for _, steps in branches) and len({steps[0] for _, steps in branches}) == 1:
         if rejection := _take(branches[0][1]):
             return {"digests": {str(index): rejection for index, _ in branches}, "states": {rejection: None}}
@@ -108,7 +108,7 @@ def _follow(branches: list[tuple[int, tuple[str, ...]]], jobs: int) -> Answers:
 
 
 def _take(steps: Steps) -> str:
-    """The first of the steps that are left of a scenario; why it is rejected, or nothing."""
+    """Take the first remaining step of a scenario; returns why it is rejected, or an empty text."""
     import overlay
 
     step = steps[0]
@@ -131,7 +131,7 @@ def _take(steps: Steps) -> str:
 
 
 def state() -> dict[str, Any]:
-    """What the patches have done: the nesting of every target, every name that leads to it, and the engine's report."""
+    """Return the patches' effects: every target's nesting, every name that leads to it, and the engine's report."""
     import overlay
 
     report = overlay.report()
@@ -154,7 +154,7 @@ def state() -> dict[str, Any]:
 
 
 def nesting(current: Any) -> list[str]:
-    """The patch bodies around upstream's own function, outermost first."""
+    """Return the patch bodies around upstream's own function, outermost first."""
     bodies = []
     function = getattr(current, "__func__", getattr(current, "fget", current))
     while getattr(function, "__closure__", None):
@@ -168,7 +168,7 @@ def nesting(current: Any) -> list[str]:
 
 
 def _started(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Call `work` in a forked process; what is returned waits for its JSON result. A failure comes as a text."""
+    """Call `work` in a forked process; returns a function that waits for its JSON result. A failure comes as text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -191,7 +191,7 @@ def _started(work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def import_what_upstream_needs() -> None:
-    """Import what the targets import and what is neither upstream's nor ours, and read the sources that they read."""
+    """Import the targets' imports that are neither upstream's nor ours, and read the sources that the targets read."""
     sources: dict[str, str] = {}
     read_source = inspect.getsource
 
@@ -227,7 +227,7 @@ def import_what_upstream_needs() -> None:
 
 
 def run_all() -> int:
-    """Run everything and say in numbers where it ended.
+    """Run everything and print the results in numbers.
 
     The scenarios of one pair must end in one state, in which every target and every name is as in the state that the
     full orders end in; those must all end in one. Returns 0 if all of this holds.
@@ -256,7 +256,7 @@ def run_all() -> int:
 
 
 def contradictions(states: dict[str, Any], reference: str) -> list[str]:
-    """What a state says otherwise than the reference, or finds wrong itself."""
+    """Return how states differ from the reference, and the problems that they report themselves."""
     faults = []
     for digest, found in states.items():
         if found is None:
@@ -270,7 +270,7 @@ def contradictions(states: dict[str, Any], reference: str) -> list[str]:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     if sys.argv[1:] == ["--all"]:
         return run_all()
     scenarios = json.load(sys.stdin)

@@ -7,7 +7,7 @@ import tokenize
 
 
 def shapes(source: str) -> list[str]:
-    """The lines of a source in one layout, names, texts and numbers made alike; imports and docstrings left out."""
+    """Return a source's lines in one layout, with uniform names, texts and numbers, without imports and docstrings."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -18,7 +18,7 @@ def shapes(source: str) -> list[str]:
 
 
 def longest_shared_run(left: list[str], right: list[str]) -> list[str]:
-    """The longest run of equal lines that stands in both."""
+    """Return the longest run of equal lines that is in both."""
     best = end = 0
     lengths = [0] * (len(right) + 1)
     for row, line in enumerate(left):

@@ -1,4 +1,4 @@
-"""What `upstream` of a patch may say: a thread or commit that deals with it, a draft, or why there is neither."""
+"""The allowed values of a patch's `upstream`: a thread or commit that deals with it, a draft, or why there is none."""
 
 import re
 
@@ -6,14 +6,14 @@ from overlay.documentation import DRAFTS
 from tests.overlay.conftest import REPOSITORY
 
 SECTIONS = ("# ", "| Package |", "## Reproduction\n", "## Proposed change\n")
-"""What a draft contains: title, affected release and function, a reproduction with its output, the change."""
+"""The sections of a draft: title, affected release and function, a reproduction with its output, the change."""
 _LINK = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/((pull|issues)/\d+|commit/[0-9a-f]{40})")
 _SOME_RELEASE = re.compile(r"\b(later|newer|recent|next|future|since|meanwhile)\b")
 _NAMED_RELEASE = re.compile(r"\b\d+\.\d+|https://")
 
 
 def complaint(upstream: str) -> str | None:
-    """What is wrong with the text; None if nothing is."""
+    """Return the fault of the text; None if there is none."""
     if upstream.startswith(DRAFTS):
         return _complaint_of_draft(upstream)
     if not upstream.startswith("not forwarded: "):

@@ -1,4 +1,4 @@
-"""Copies of a replaced object, each at its place and in its form."""
+"""Finding copies of a replaced object, each in its own place and form."""
 
 import sys
 
@@ -8,7 +8,7 @@ from overlay.aliases import Replacement, copies, modules_of
 
 
 def after_import(bench, files: dict[str, str], *names: str):
-    """The modules of some files, imported in this order."""
+    """Import the modules of some files, in this order."""
     bench.write(files)
     for name in names:
         __import__(name)

@@ -1,4 +1,4 @@
-"""What applying does to upstream, in this process, on throw-away packages."""
+"""The effects of applying patches on upstream, in this process, on throw-away packages."""
 
 import asyncio
 import importlib
@@ -90,7 +90,7 @@ def acme_user():
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_copies_in_the_targets_own_module_are_rebound(acme, when):
-    """Such as a table of functions by name, which the module makes of its own."""
+    """An example is a table of functions by name that the module builds from its own."""
     own = "def f(x):\n    return ('f', x)\n\nalias = f\nTABLE = {'f': f}\nKEPT = [f, len]\n"
     acme.write({"acme/table.py": own})
     if when == "before":
@@ -110,7 +110,7 @@ def test_a_second_engine_call_or_import_changes_nothing(acme):
 
 @pytest.fixture
 def switched(monkeypatch):
-    """A feature, and the settings of this process by which it is on or off; there are none at first."""
+    """A feature, and this process's settings that turn it on or off; there are none at first."""
     monkeypatch.setattr(overlay.feature, "_settings_of_process", None)
     settings = SimpleNamespace(on=True)
     return Feature("switched", "a test", switch="on", is_on=lambda settings: settings.on), settings

@@ -57,7 +57,7 @@ CORE = "def f(x):\n    return x\n\ndef helper():\n    return 1\n"
 
 @pytest.fixture
 def project(bench, monkeypatch, capsys):
-    """Runs a command with the project's pins; its exit code and what it prints."""
+    """Runs a command with the project's pins; returns its exit code and its output."""
     monkeypatch.setattr(declaration, "_declared", [])
     bench.write(
         {
@@ -173,7 +173,7 @@ def test_the_lock_is_made_of_pinned_sources_and_the_check_held_against_it(projec
     found = json.loads(text)
     assert code == found["exit"] == 0 and found["checked"][0]["source"] == f"FOLDER at {pinned}"
     assert [each["status"] for each in found["checked"][0]["verdicts"]] == ["OK"] * 4
-    # What is installed here is this folder, which has no distribution.
+    # This folder is the installed copy, and it has no distribution.
     code, text = project("check")
     assert code == 1 and text.startswith(
         "acme: acme without version (a copy that is not installed by pip, or none) in "
@@ -232,7 +232,7 @@ def test_the_document_has_a_row_for_each_feature_and_each_patch(project):
 
 
 def test_middleware_is_counted_with_patches(project):
-    """A feature of the project's loop alone has no patch, and one that nothing lists is called by the project."""
+    """A feature used only by the project's loop has no patch; the project itself calls one that no list contains."""
     features = "".join(f"{name.upper()} = Feature(name='{name}', purpose='{name}')\n" for name in ("loop", "named"))
     (project.folder / "acme_patches/features/loop.py").write_text(f"from overlay import Feature\n{features}")
     (project.folder / "acme_steps.py").write_text(
@@ -345,7 +345,7 @@ PLUGIN = """
 
 
 def install(folder: Path, version: str) -> None:
-    """What an installer leaves beside the package."""
+    """Write the metadata that an installer leaves beside the package."""
     information = folder / "acme.dist-info"
     information.mkdir(exist_ok=True)
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: acme\nVersion: {version}\n")
@@ -364,7 +364,7 @@ def test_each_stack_has_its_patches_its_lock_and_its_document(project, bench):
     assert Lock.read(project.folder / "fingerprints.new.lock.json").targets.keys() == {"acme.core:helper"}
     assert project("check", "--stack", "new") == (0, "acme: acme 2.0 in FOLDER\n  1 OK\nclean\n")
     assert project("docs", "--stack", "new") == (0, "wrote FOLDER/patches-new.md\n")
-    # What is installed is the other stack's; a folder that is given is looked at all the same.
+    # The installed packages belong to the other stack; a folder given on the command line is checked all the same.
     code, text = project("check")
     assert code == 2 and text.startswith("the patches of stack old are not for the packages") and text.count("\n") == 1
     assert project("check", "--upstream", f"acme={project.folder}")[1].endswith("not everything could be verified\n")

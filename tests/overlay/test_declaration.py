@@ -49,7 +49,7 @@ def test_missing_and_empty_metadata_rejected(key):
 
 
 def test_patch_that_corrects_nothing_needs_no_link_and_no_end():
-    """Both or neither: a link without a word of when the patch can go is a correction that was not thought through."""
+    """A patch has both or neither: a correction with a link must also say when it can go."""
     own = {name: value for name, value in METADATA.items() if name in ("feature", "why")}
     wrap("acme:name", **own)(lambda upstream: upstream())
     (patch,) = declaration.declared()

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_THE_PATCHES = ("test_real_*.py", "test_wheel.py", "test_distribution.py", "order_program.py", "__pycache__")
-"""Of the engine's tests those that look at this project's patches."""
+"""The engine's tests that need this project's patches."""
 PAGE = (ROOT / "overlay" / "another-upstream.md").read_text()
 FENCED = re.compile(r"(?:Make `(?P<file>[\w./]+)`:\n\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
 SIZES = '"""Format the value like a'
@@ -24,18 +24,18 @@ HISTORY = [
     ("Take a locale", "filters.py", "binary: bool = False) -> str:", "binary: bool = False, locale: str = '') -> str:"),
     ("Name inputs", "environment.py", "    def overlay(", "    def inputs(self): ...\n\n    def overlay("),
 ]
-"""What the page's last section is about: subject, file, text and its replacement, one commit a day."""
+"""The commits in the page's last section: subject, file, text and its replacement, one commit a day."""
 
 
 def listed() -> list[str]:
-    """The engine's files."""
+    """Return the engine's files."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "overlay"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the engine's folder and nothing else, since building leaves files there."""
+    """The wheel, built from a copy of the engine's folder alone, since building leaves files there."""
     folder = tmp_path_factory.mktemp("distribution")
     for name in listed():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def interpreter(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, jinja2 and what that needs."""
+    """An environment with the wheel, and jinja2 with its dependencies."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
@@ -71,13 +71,13 @@ class Project:
         self.site = next(interpreter.parents[1].glob("lib/python*/site-packages"))
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
-        """What a line of the page does; what was imported before is not asked."""
+        """Run a line of the page in a shell; no bytecode is written, so earlier imports do not matter."""
         path = f"{self.interpreter.parent}{os.pathsep}{os.environ['PATH']}"
         environment = {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.folder)}
         return subprocess.run(["bash", "-c", line], cwd=self.folder, env=environment, capture_output=True, text=True)
 
     def follow(self, page: str) -> Iterator[tuple[str, str]]:
-        """Make the files and run the commands; pairs of what these print and what the page says that they do."""
+        """Write the files and run the commands; yields pairs of their output and the output on the page."""
         printed = ""
         for step in FENCED.finditer(page):
             if step["file"]:
@@ -91,7 +91,7 @@ class Project:
                 yield printed, step["text"]
 
     def jinja_with_history(self) -> None:
-        """A checkout `jinja` of the installed package below `src`, with a tag and the commits of HISTORY."""
+        """Make a checkout `jinja` of the installed package below `src`, with a tag and the commits of HISTORY."""
         source = self.folder / "jinja" / "src" / "jinja2"
         shutil.copytree(self.site / "jinja2", source, ignore=shutil.ignore_patterns("__pycache__"))
         self.commit("Release", 1)
@@ -121,7 +121,7 @@ def project(interpreter: Path, tmp_path: Path) -> Project:
 
 
 def shown(page: str, after: str) -> str:
-    """The first indented block of the page after some words, without hashes."""
+    """Return the first indented block of the page after some words, without hashes."""
     block = re.search(r"\n\n((?:    .*\n)+)", page.partition(after)[2])
     assert block, f"the page has no block after {after!r}"
     return re.sub(r"\b[0-9a-f]{8}\b", "HASH", re.sub(r"^    ", "", block[1], flags=re.M))

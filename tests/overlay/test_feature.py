@@ -1,4 +1,4 @@
-"""What a feature says of itself, how its configuration is read, and when its checks are made."""
+"""A feature's declaration, how its configuration is read, and when its checks run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -105,7 +105,7 @@ def test_the_signature_is_readable():
     ],
 )
 def test_the_texts_of_an_f_string_may_be_cut_anywhere(before, after, same):
-    """As other Pythons than this one do."""
+    """Other Python versions split them differently."""
     whole, cut = (ast.parse("def f():\n    return f'ab{x}cde'").body for _ in range(2))
     joined = cut[0].body[0].value
     texts = [[ast.Constant(text) for text in part] for part in (before, after)]

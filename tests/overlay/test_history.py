@@ -46,7 +46,7 @@ class Repository:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def commit(self, subject: str, files: dict[str, str], removed: tuple[str, ...] = ()) -> str:
-        """The hash of a commit that writes and removes files."""
+        """Commit written and removed files; returns the commit's hash."""
         for path in removed:
             (self.folder / path).unlink()
         self.bench.write(files)
@@ -111,7 +111,7 @@ def test_a_merged_branch_counts_as_the_commit_that_merges_it(repository):
 
 
 def test_a_release_branch_is_compared_with_the_line_that_it_left(repository):
-    """What the branch has of its own is not on the line; what it took from there later is known from then on."""
+    """The branch's own changes are not on the line; changes that it took from there are known from that commit on."""
     fork = repository.commit("begin", {"acme/core.py": CORE})
     repository.git("checkout", "-q", "-b", "release")
     own = CORE.replace("return 1", "return 10").replace("return x", "return 3 * x")
@@ -132,7 +132,7 @@ def test_a_release_branch_is_compared_with_the_line_that_it_left(repository):
 
 
 def edited(draw: random.Random, text: str) -> str:
-    """One random edit; some take an earlier one back."""
+    """Make one random edit; some revert an earlier one."""
     edits = [
         lambda: text.replace("return x", draw.choice(["return -x", "return x  # x"])),
         lambda: text.replace("return -x", "return x"),
@@ -192,7 +192,7 @@ def test_progress_said_while_a_step_takes_long(monkeypatch, capsys):
 
 @pytest.fixture
 def command(repository, monkeypatch, capsys):
-    """`python -m overlay` on the throw-away upstream: its exit code, output and error output."""
+    """Run `python -m overlay` on the throw-away upstream; returns its exit code, output and error output."""
     bare = tuple(replace(upstream, patch_package="") for upstream in PINNED.upstreams)
     monkeypatch.setattr(cli.Pins, "read", lambda *_: replace(PINNED, upstreams=bare))
     monkeypatch.setattr(cli, "load", lambda packages: repository.patches[:3])

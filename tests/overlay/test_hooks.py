@@ -11,7 +11,7 @@ from overlay.hooks import HookFinder, import_under_way, when_import_ends
 
 @pytest.fixture
 def hooked(bench):
-    """A finder over some modules that writes down what happens."""
+    """Install a finder for some modules that records its calls."""
     events = []
     finders = []
 

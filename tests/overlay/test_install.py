@@ -45,7 +45,7 @@ def test_a_replacement_keeps_upstreams_names_and_marks_and_its_own_defaults():
 
 
 def test_a_replacement_takes_the_arguments_of_its_body():
-    """Defaults of keywords lie in another attribute than those of positions, and a body may be a closure."""
+    """Keyword defaults are in another attribute than positional ones, and a body may be a closure."""
     known = {"of the closure": 7}
 
     def body(first, /, second=2, *rest, third, fourth: int = 4, **more):

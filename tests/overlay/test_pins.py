@@ -108,7 +108,7 @@ def test_an_unknown_key_a_missing_package_list_or_no_file_is_an_error(tmp_path):
 
 @pytest.fixture
 def stacks(tmp_path, monkeypatch):
-    """The pins of a stack of a file with two, where certain versions are installed."""
+    """Return the pins of one stack in a file with two, with certain versions installed."""
     file = tmp_path / "pins.toml"
     file.write_text(STACKS)
 

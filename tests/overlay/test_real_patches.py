@@ -26,7 +26,7 @@ from tests.overlay.conftest import REPOSITORY
 
 PINS = Pins.read()
 PATCHES = make_plan(load(PINS.patch_packages())).patches
-# The stack 2026, whose upstreams are not installed beside those: what can be said without them.
+# The stack 2026, whose upstreams are not installed beside those: checks that do not need them.
 LATER_PINS = Pins.read(stack="2026")
 LATER_PATCHES = make_plan(load(LATER_PINS.patch_packages())).patches
 NAMED = [pytest.param(patch, id=patch.label) for patch in PATCHES]
@@ -40,7 +40,7 @@ def sources_of(name):
 
 
 def source_of(module):
-    """The source of an upstream module, or a skip where that upstream is not installed."""
+    """Return the source of an upstream module; skips the test if that upstream is not installed."""
     sources = sources_of(PINS.of_module(module).name)
     if sources is None:
         pytest.skip(f"the upstream of {module} is not installed here")
@@ -93,7 +93,7 @@ def test_a_text_that_says_nothing_of_it_is_noticed(upstream):
 
 
 def test_every_draft_belongs_to_a_patch_or_a_plugin():
-    """The plugin of verl 0.9.1 repairs by subclasses too; their docstrings name the draft."""
+    """The plugin of verl 0.9.1 also makes corrections in subclasses; their docstrings name the draft."""
     drafts = {f"{DRAFTS}{file.name}" for file in (REPOSITORY / DRAFTS).glob("*.md") if file.name != "README.md"}
     named = {patch.upstream for patch in (*PATCHES, *LATER_PATCHES) if patch.upstream.startswith(DRAFTS)}
     for file in (REPOSITORY / "verl_plugin").rglob("*.py"):
@@ -109,7 +109,7 @@ def test_the_document_is_current():
 
 
 def test_locks_have_every_release_of_later_patches():
-    """A release that nobody has locked would be taken for unknown source where it is installed."""
+    """An installed release that is not in the lock would be taken for unknown source."""
     lock = Lock.read(DOCUMENT.parents[1] / "overlay" / LATER_PINS.lock_name)
     assert lock.targets.keys() == {target for patch in LATER_PATCHES for target in depends_on(patch)}
     for target, locked in lock.targets.items():
@@ -208,7 +208,7 @@ def test_a_restated_function_is_noticed_whatever_its_names():
 
 
 def missing_types(source: str) -> list[str]:
-    """What a file imports for its annotations from an upstream that is installed here and has nothing of that name."""
+    """Return a file's imports for annotations that the upstream installed here does not define."""
     branches = [
         node
         for node in ast.walk(ast.parse(source))

@@ -1,4 +1,4 @@
-"""The pins of this project, and what is published of their upstreams' histories."""
+"""The pins of this project, and the published documents on their upstreams' histories."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_the_real_pins_name_every_upstream_once():
 
 
 def test_the_stacks_pin_no_release_in_common():
-    """So that any one package tells which stack is installed."""
+    """Any one package therefore tells which stack is installed."""
     old, new = Pins.read(), Pins.read(stack="2026")
     assert (old.stack, new.stack, *old.others, *new.others) == ("2025", "2026", "2026", "2025")
     assert {"verl", "vllm", "vllm-ascend", "megatron-lm", "mindspeed", "mbridge", "torch-npu"} <= {
@@ -54,7 +54,7 @@ def test_locks_hold_the_releases_of_the_pins(stack):
 
 
 def test_published_histories_name_commits_and_this_projects_patches():
-    """The documents under docs/history are this command's: every row has a known form, and the summary is theirs."""
+    """The documents under docs/history come from this command: every row has a known form, and the summary fits."""
     table = (DOCS / "upstream" / "README.md").read_text(encoding="utf-8")
     documents = sorted((DOCS / "history").glob("*.md"))
     assert documents

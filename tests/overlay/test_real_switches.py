@@ -1,6 +1,5 @@
-"""What the engine installs for a patch whose feature is off calls upstream's own function with the arguments that it
-was given, in the surroundings that it was called in, and returns what it returns. Switched on, every patch does
-something else than one that does nothing (tests/demonstrations)."""
+"""A patch whose feature is off only calls upstream's own function: with the arguments of the call, in the surroundings
+of the call, returning its result. Switched on, every patch has an effect (tests/demonstrations)."""
 
 import ast
 import inspect
@@ -24,19 +23,19 @@ SWITCHED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.sw
 
 @pytest.fixture
 def everything_off(monkeypatch):
-    """The settings of a process in which no feature is on."""
+    """Return the settings of a process in which no feature is on."""
     off = settings.OverlaySettings.all_off()
     monkeypatch.setattr(settings, "current", lambda: off)
 
 
 @pytest.fixture
 def everything_on(monkeypatch):
-    """The settings of a process in which every feature is on."""
+    """Return the settings of a process in which every feature is on."""
     monkeypatch.setattr(settings, "_current", all_switched_on())
 
 
 def upstream_function(module: str, name: str) -> ast.FunctionDef:
-    """The definition of a target, followed through imports."""
+    """Return the definition of a target, followed through imports."""
     (node, *_) = find_definition(ast.parse(source_of(module)), name).nodes
     if isinstance(node, ast.ImportFrom):
         (alias,) = node.names
@@ -47,7 +46,7 @@ def upstream_function(module: str, name: str) -> ast.FunctionDef:
 
 
 class Recorder:
-    """Stands for upstream's function: binds what it is called with to the names of its parameters.
+    """Stands for upstream's function: binds the call's arguments to the names of its parameters.
 
     It returns one object, or as many as the `return` statements of upstream's function give; None if it has none.
     """
@@ -73,7 +72,7 @@ class Recorder:
         return self.result
 
     def drive(self, body) -> object:
-        """Call a patch's body with one object for every parameter: what has a default by keyword, as callers do."""
+        """Call a patch's body with one object per parameter; those with a default go by keyword, as callers do."""
         keywords = {name: self.given[name] for name in self.by_keyword}
         self.body, self.before = body, self._surroundings()
         result = body(self, *[self.given[name] for name in self.required], **keywords)
@@ -81,7 +80,7 @@ class Recorder:
         return result
 
     def drive_installed(self, body) -> object:
-        """The same with what the engine puts in the target's place for this body."""
+        """Call the object that the engine puts in the target's place for this body in the same way."""
         return self.drive(lambda upstream, *args, **kwargs: installed(body, upstream)(*args, **kwargs))
 
     def _surroundings(self) -> dict[str, object]:
@@ -96,7 +95,7 @@ class Recorder:
 
 
 def returned(body: list[ast.stmt]) -> Iterator[ast.expr]:
-    """The values that a function's own `return` statements give."""
+    """Yield the values of a function's own `return` statements."""
     for node in body:
         if isinstance(node, ast.Return) and node.value is not None:
             yield node.value
@@ -107,7 +106,7 @@ def returned(body: list[ast.stmt]) -> Iterator[ast.expr]:
 
 
 def questions(function: str, switches: set[str]) -> list[str]:
-    """The conditions of a function's source that ask for a switch, by an attribute of its name or by the feature."""
+    """Return the conditions in a function's source that read a switch, by an attribute of its name or the feature."""
     asked = switches | {"is_on", "is_in_force"}
     return [
         ast.unparse(node.test)

@@ -12,7 +12,7 @@ import pytest
 from overlay import startup
 
 PACKAGE, PRELUDE = "acme", "acme_patches.prelude"
-# Says what is in force whenever it is imported, and that the package was not executed before.
+# Counts its imports, and asserts that the package was not executed before.
 PRELUDE_TEXT = "import sys\nassert 'acme.core' not in sys.modules\nTIMES = globals().get('TIMES', 0) + 1\n"
 SEEN = (
     "import json, sys; print(json.dumps([acme.__spec__.loader.__class__.__name__, acme.core.VALUE, "

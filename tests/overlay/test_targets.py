@@ -1,4 +1,4 @@
-"""Where a target lives: own and inherited names, descriptors that are not run, copies, and files not imported."""
+"""The place of a target: own and inherited names, descriptors that are not run, copies, and files not imported."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -58,7 +58,7 @@ def test_a_holder_that_is_missing_is_named(module, name, missing):
 
 
 def test_a_copy_is_told_with_its_home(module, monkeypatch):
-    """Told only of the same object: what has been put in its place since is no copy of it."""
+    """A copy is recognised only as the same object: an object put in its place since is not a copy."""
     home = ModuleType("its_home")
     monkeypatch.setitem(sys.modules, "its_home", home)
 

@@ -1,4 +1,4 @@
-"""What another library changes inside `unpatched` lies under the patches, as if it had come first."""
+"""Changes that another library makes inside `unpatched` end up below the patches, as if they had come first."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""`pip wheel .` makes a wheel of the patches and what they stand on."""
+"""`pip wheel .` makes a wheel of the patches and the packages that they depend on."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, since building leaves files beside the sources; nothing is downloaded."""
+    """The wheel, built from a copy, since building leaves files beside the sources; nothing is downloaded."""
     sources, folder = copied(tmp_path_factory.mktemp("sources")), tmp_path_factory.mktemp("wheel")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", ".", *options], cwd=sources, check=True, timeout=600)

@@ -1,4 +1,4 @@
-"""Memory that vLLM-Ascend's sleep mode takes away is no longer written to."""
+"""vLLM-Ascend's sleep mode waits for pending writes before it unmaps memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM-Ascend's model of Qwen2.5-VL that training can give new weights to."""
+"""vLLM-Ascend uses a model of Qwen2.5-VL whose weights training can update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How vLLM-Ascend chooses the experts of a token: in float32, and for benchmarks in turn."""
+"""vLLM-Ascend chooses the experts of a token by float32 scores or, for benchmarks, in turn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def __init__(
     from post_training.models.router_balance import balanced
 
     upstream(self, moe=moe)
-    # On the object, so that the graph that is captured of its call meets no code of the overlay's engine.
+    # Set on the object, so that a graph captured from its call contains no code of the overlay's engine.
     self.apply = balanced(self.apply)
 
 

@@ -1,5 +1,5 @@
-"""vLLM-Ascend's model runner: agreement on the next forward over the device, a KV cache that can be made again, and
-weights that leave the device, to come back where they were or with a graph that looks where they are."""
+"""vLLM-Ascend's model runner: ranks agree on the next forward on the device, the KV cache can be created again, and
+weights that leave the device return to the same addresses, or to a graph that looks their addresses up."""
 
 from __future__ import annotations
 

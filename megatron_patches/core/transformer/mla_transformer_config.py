@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def mla_transformer_config(module: ModuleType) -> Callable[..., DeepseekV3TransformerConfig]:
     def MLATransformerConfig(**fields: Any) -> DeepseekV3TransformerConfig:
         """This project's configuration of DeepSeek-V3."""
-        # Its module needs megatron.core.transformer, whose import is only ending where this is added.
+        # Its module needs megatron.core.transformer, whose import is not complete when this is added.
         from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
 
         return DeepseekV3TransformerConfig(**fields)

@@ -1,4 +1,4 @@
-"""MindSpeed's part of the cross entropy works in the logits' own memory, as Megatron's does."""
+"""MindSpeed's part of the cross entropy works in place on the logits, as Megatron's does."""
 
 from __future__ import annotations
 

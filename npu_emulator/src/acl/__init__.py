@@ -1,4 +1,4 @@
-"""What Ray, vllm-ascend and MindSpeed use of CANN's own Python package, on the emulated CANN."""
+"""The part of CANN's own Python package that Ray, vllm-ascend and MindSpeed use, on the emulated CANN."""
 
 import os
 from pathlib import Path
@@ -11,5 +11,5 @@ _DEFAULT = Path(__file__).parents[1] / "npu_emulator" / "toolkit" / "chip"
 
 
 def get_soc_name() -> str:
-    """The chip, as aclrtGetSocName says it."""
+    """Return the chip's name as aclrtGetSocName does."""
     return os.environ.get("NPU_EMULATOR_CHIP") or _DEFAULT.read_text().strip()

@@ -8,7 +8,7 @@ from npu_emulator.cann import library
 
 
 def get_device_count() -> tuple[int, int]:
-    """Dies visible to this process. Counted without the libraries: Ray asks in processes that do not import torch."""
+    """Count the dies visible to this process, without the libraries: Ray asks in processes that do not import torch."""
     machine = int(os.environ.get("NPU_EMULATOR_DEVICES") or 8)
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
     if visible is None:
@@ -24,14 +24,14 @@ def get_device_count() -> tuple[int, int]:
 
 
 def memcpy(to: int, room: int, source: int, count: int, kind: int) -> int:
-    """Copy `count` bytes between addresses of the host or a device; more than `room` are refused."""
+    """Copy `count` bytes between addresses of the host or a device; more than `room` are rejected."""
     return library().aclrtMemcpy(
         ctypes.c_void_p(to), ctypes.c_size_t(room), ctypes.c_void_p(source), ctypes.c_size_t(count), kind
     )
 
 
 def get_mem_info(attribute: int) -> tuple[int, int, int]:
-    """Free and total bytes of the calling thread's device, and CANN's code; `attribute` names the kind of memory."""
+    """Return free and total bytes of the thread's device, and CANN's code; `attribute` names the kind of memory."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     code = library().aclrtGetMemInfo(attribute, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value, code

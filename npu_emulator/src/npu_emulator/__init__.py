@@ -1,1 +1,1 @@
-"""An Ascend NPU in software, beneath the published torch_npu: CANN, HCCL and ATB emulated on host memory."""
+"""An Ascend NPU in software, below the published torch_npu: CANN, HCCL and ATB emulated on host memory."""

@@ -1,9 +1,9 @@
-"""Huawei's package `batch_invariant_ops` for the emulated device: what vLLM-Ascend's batch-invariant mode looks for.
+"""Huawei's package `batch_invariant_ops` for the emulated device, which vLLM-Ascend's batch-invariant mode needs.
 
-vLLM-Ascend 0.23 imports it where VLLM_BATCH_INVARIANT=1, and puts its operators in the place of `aten::mm`,
-`aten::matmul`, `aten::sum` and the fused attention. The published ones are kernels for CANN. These compute one row, or
-the attention of one query, at a time: then nothing that is beside it in the batch has a part in a result. How the
-published kernels divide their work is not emulated.
+vLLM-Ascend 0.23 imports it if VLLM_BATCH_INVARIANT=1, and replaces `aten::mm`, `aten::matmul`, `aten::sum` and the
+fused attention by its operators. The published ones are kernels for CANN. These compute one row, or the attention of
+one query, at a time, so the rest of the batch cannot influence a result. The published kernels' division of work is not
+emulated.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tupl
 
 
 def _seen(queries: int, keys: int, is_causal: bool) -> list[int]:
-    """How many keys each query of a sequence sees."""
+    """Return how many keys each query of a sequence sees."""
     return [keys - queries + 1 + place if is_causal else keys for place in range(queries)]
 
 
 def _of_blocks(
     query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], is_causal: bool, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """One call for all queries: the kernel computes sequences one after the other, and blocks may be shared."""
+    """Make one call for all queries: the kernel computes sequences one after the other, and blocks may be shared."""
     all_keys = options["actual_seq_lengths_kv"]
     seen = [
         count for queries, keys in zip(lengths, all_keys, strict=False) for count in _seen(queries, keys, is_causal)
@@ -92,7 +92,7 @@ def _of_blocks(
 def _of_whole_sequences(
     query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], is_causal: bool, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """One call for each query: packed keys cannot be shared by sequences."""
+    """Make one call for each query: packed keys cannot be shared by sequences."""
     outputs, sums = [], []
     key_ends = options["actual_seq_lengths_kv"]
     key_starts = [0, *key_ends[:-1]]

@@ -1,6 +1,7 @@
-"""Where the emulated CANN lies, and how Python reaches it.
+"""The folder of the emulated CANN, and its library for Python.
 
-Standard library only, and nothing else of this package: what loads CANN and what reads its counters both need it.
+Standard library only, and nothing else of this package, because the loader of CANN and the reader of its counters both
+need it.
 """
 
 import ctypes
@@ -11,5 +12,5 @@ _CORE = "libnpu_emulator_cann.so"
 
 
 def library() -> ctypes.CDLL:
-    """The emulated CANN of this process."""
+    """Return the emulated CANN of this process."""
     return ctypes.CDLL(str(FOLDER / "lib" / _CORE))

@@ -1,4 +1,4 @@
-"""Puts the emulated CANN beneath Huawei's own torch_npu, in every Python process of the environment.
+"""Puts the emulated CANN below Huawei's own torch_npu, in every Python process of the environment.
 
 torch_npu's wheel stays as it was published. The emulated libraries are loaded into the process just before it is
 imported, so that it finds them by name and no search path is needed. Standard library only: ``npu_emulator.pth`` calls
@@ -17,7 +17,7 @@ from types import ModuleType
 
 from .cann import FOLDER, library
 
-# What set_env.sh of CANN and of its transformer library set. torch_npu asks for these folders when it is imported.
+# Variables that set_env.sh of CANN and of its transformer library set. torch_npu asks for these folders when imported.
 _TOOLKIT = FOLDER / "toolkit"
 _VARIABLES = {"ASCEND_HOME_PATH": _TOOLKIT, "ASCEND_OPP_PATH": _TOOLKIT / "opp", "ATB_HOME_PATH": _TOOLKIT / "atb"}
 
@@ -68,7 +68,7 @@ class _ChangingLoader(importlib.machinery.SourceFileLoader):
         getattr(importlib.import_module(f"{__package__}.{name}"), function)(module)
 
 
-# What has no device here, and what is done to the module when it is loaded.
+# Modules whose work has no device here, and the function of this package that changes each when it is loaded.
 _CHANGES = {
     "torchair.npu_fx_compiler": ("graph_bridge", "install"),
     "vllm.triton_utils": ("triton_bridge", "install"),
@@ -85,8 +85,8 @@ _PROVIDED = {"batch_invariant_ops": "batch_invariant_ops.py"}
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the wheel's torch_npu, and has the libraries loaded before it.
 
-    Modules that hand work to what is not emulated, the graph engine and Triton, are changed when they are loaded, and
-    packages of kernels that were compiled for CANN come from here.
+    The graph engine and Triton are not emulated: modules that hand work to them are changed when they are loaded.
+    Packages of kernels that were compiled for CANN come from here.
     """
 
     def find_spec(self, name, path=None, target=None):
@@ -102,7 +102,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def prepare() -> None:
-    """Have the emulated libraries loaded when torch_npu is imported, and say where CANN is."""
-    # Whatever another toolkit has put there: the libraries are the emulated ones.
+    """Arrange that importing torch_npu loads the emulated libraries, and set the variables that locate CANN."""
+    # Overwrites the values of another toolkit, because the libraries are the emulated ones.
     os.environ |= {name: str(folder) for name, folder in _VARIABLES.items()}
     sys.meta_path.insert(0, _Finder())

@@ -1,8 +1,8 @@
-"""What vLLM-Ascend's graphs call of its Triton kernels, by operators of torch and torch_npu, which a graph captures.
+"""vLLM-Ascend's Triton kernels that its graphs call, as operators of torch and torch_npu, which a graph can capture.
 
-Without Triton for the device, vLLM-Ascend 0.23 leaves out the modules of these kernels, and two passes of its compiler
+Without Triton for the device, vLLM-Ascend 0.23 leaves out the modules of these kernels, but two passes of its compiler
 still put calls of them into graphs: `qkv_rmsnorm_rope` in bfloat16 with heads of 128, `muls_add` in models that scale
-what experts give. The replacements are installed when the module is loaded that would have used the kernel.
+the experts' output. A replacement is installed when the module is loaded that would have used the kernel.
 """
 
 from pathlib import Path

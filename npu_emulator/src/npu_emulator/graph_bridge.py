@@ -1,9 +1,9 @@
-"""Runs torchair's graphs node by node, where there is no graph engine (GE).
+"""Runs torchair's graphs node by node, since there is no graph engine (GE).
 
 The wheel's torchair does its whole part: AOTAutograd, its decompositions and passes, and the conversion of every node
-into GE's protobuf, so that a node without a converter is refused as on an NPU. What it would then hand to GE, it runs
-eagerly instead, by its own option ``debug.run_eagerly``. Its mode ``reduce-overhead``, which captures ACL graphs, is
-left alone.
+into GE's protobuf, so that a node without a converter is rejected as on an NPU. The graph that it would then hand to GE
+runs eagerly instead, by its own option ``debug.run_eagerly``. Its mode ``reduce-overhead``, which captures ACL graphs,
+is unchanged.
 """
 
 from types import ModuleType
@@ -12,7 +12,7 @@ import torch
 
 
 def install(compiler: ModuleType) -> None:
-    """Let torchair's module ``npu_fx_compiler`` end in front of the graph engine."""
+    """Make torchair's module ``npu_fx_compiler`` stop before the graph engine."""
     generate = compiler._NpuFxCompiler._gen_compiled_gm
 
     def generate_in_front_of_ge(self, graph, example_inputs):
@@ -25,7 +25,7 @@ def install(compiler: ModuleType) -> None:
 
 
 def without_schedule(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph without the nodes that only tell GE where and when to run others: scopes, and waits for a tensor.
+    """Remove the nodes that only tell GE where and when to run others: scopes, and waits for a tensor.
 
     torchair has no eager kernels for them, and nodes that run in the graph's order need none.
 
@@ -51,10 +51,10 @@ def without_schedule(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def with_tensors_in_order(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph with a copy in front of what its operators of torch_npu read, where a tensor does not lie in order.
+    """Make every tensor that an operator of torch_npu reads contiguous, by a copy if it is not.
 
-    GE's tensors have shapes and no strides, so that its kernels never see a view. What an operator writes stays as it
-    is.
+    GE's tensors have shapes and no strides, so that its kernels never see a view. Tensors that an operator writes stay
+    as they are.
     """
     contiguous = torch.ops.aten.contiguous.default
     for node in list(graph.graph.nodes):

@@ -1,4 +1,4 @@
-"""Counters of what the emulated device did in this process: operators, copies, collectives, memory.
+"""Counters of the emulated device's work in this process: operators, copies, collectives, memory.
 
     with meters.phase("rollout"):
         ...
@@ -74,7 +74,7 @@ class _Totals:
 
 
 class _Phase:
-    """What happened under one name, summed over all the times it was entered."""
+    """The counters under one name, summed over all the times that the phase was entered."""
 
     def __init__(self):
         self.entered = 0
@@ -96,10 +96,10 @@ _phases: dict[str, _Phase] = {}
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count what happens inside under `name` too. Phases may be nested and entered again; they belong to the process.
+    """Count the work inside the block under `name` too. Phases may nest and be entered again; they are per process.
 
-    A phase's ``peak_bytes`` are the most that a device had given away while it lasted, by device, and
-    ``allocated_bytes`` what was left when it ended the last time: what torch_npu's allocator has taken, in use or not.
+    By device, ``peak_bytes`` is the most memory that was allocated during the phase, and ``allocated_bytes`` the memory
+    still allocated when the phase last ended: all that torch_npu's allocator has taken, in use or not.
     """
     devices = range(counters.device_count())
     before = _Totals.now()
@@ -120,13 +120,13 @@ def phase(name: str) -> Iterator[None]:
 
 
 def snapshot() -> dict:
-    """Everything counted in this process so far.
+    """Return everything counted in this process so far.
 
     ``operators``: name -> calls, by CANN's names, such as aclnnAdd. ``copies``: by direction, count and bytes; those on
-    the device that transpose, so that neighbours in memory do not stay neighbours, once more by themselves.
-    ``collectives``: kind -> group size -> count and bytes, where bytes are what this rank handed in (for ``recv``, what
-    it got). ``graphs``: how many were captured and replayed, and how much their replays did; what a replay does is
-    counted by its kind too. ``memory``: by device, bytes. ``phases``: the same, by name of the phase.
+    the device that transpose, so that neighbours in memory do not stay neighbours, are also listed by themselves.
+    ``collectives``: kind -> group size -> count and bytes that this rank sent (for ``recv``, received). ``graphs``: how
+    many were captured and replayed, and how much their replays did; a replay's work also counts under its own kind.
+    ``memory``: by device, bytes. ``phases``: the same, by name of the phase.
     """
     memory = {str(device): counters.memory_statistics(device) for device in range(counters.device_count())}
     return {
@@ -143,7 +143,7 @@ def reset_phases() -> None:
 
 
 def write(folder: str | None = None) -> Path | None:
-    """Write the snapshot as ``<pid>.json`` into `folder`, or where NPU_EMULATOR_METERS says; None if neither is given.
+    """Write the snapshot as ``<pid>.json`` into `folder`, by default NPU_EMULATOR_METERS; None if neither is given.
 
     Readers see the old file or the new one, never a part of it.
     """

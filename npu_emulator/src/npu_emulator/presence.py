@@ -6,7 +6,7 @@ from pathlib import Path
 def find_real_npu(
     device_directory: Path = Path("/dev"), driver_directory: Path = Path("/usr/local/Ascend/driver")
 ) -> str | None:
-    """What shows that a real NPU is installed here, or None: its device files, or its driver."""
+    """Return the evidence of a real NPU on this machine, a device file or the driver; None if there is none."""
     dies = sorted(device_directory.glob("davinci[0-9]*"))
     if dies:
         return f"the device file {dies[0]}"
@@ -16,7 +16,7 @@ def find_real_npu(
 
 
 def refuse_real_npu(**places: Path) -> None:
-    """Raise RuntimeError where `find_real_npu` finds something: an NPU that is there must not be stood in for."""
+    """Raise RuntimeError if `find_real_npu` finds something: the emulator must not replace a real NPU."""
     found = find_real_npu(**places)
     if found:
         raise RuntimeError(f"npu-emulator does not install or run beside a real NPU; found {found}")

@@ -1,4 +1,4 @@
-"""Acts when a process ends, also one that multiprocessing has forked: those end without atexit's functions."""
+"""Calls functions at the end of a process, also of one forked by multiprocessing, which skips atexit's functions."""
 
 import atexit
 from collections.abc import Callable

@@ -28,28 +28,28 @@ HIDES_DIES = ("ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 
 
 def help_format(prog: str) -> argparse.HelpFormatter:
-    """The format of the help texts: at most 80 columns, with the example as it is written."""
+    """Return the format of the help texts: at most 80 columns, with the example as it is written."""
     # argparse leaves the last two columns free.
     width = min(shutil.get_terminal_size().columns, 80) - 2
     return argparse.RawDescriptionHelpFormatter(prog, width=width)
 
 
 def positive(text: str) -> int:
-    """The type of a number of dies, or of MiB."""
+    """Parse a number of dies, or of MiB."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
     return int(text)
 
 
 def from_zero(text: str) -> int:
-    """The type of a seed."""
+    """Parse a seed."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
     return int(text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``run``."""
+    """Add the arguments of ``run``."""
     parser.add_argument("--devices", type=positive, metavar="N", default=8, help="dies (default: %(default)s)")
     parser.add_argument(
         "--capacity", type=positive, metavar="N", default=4096, help="memory of each die in MiB (default: %(default)s)"
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def environment_of(options: argparse.Namespace, given: Mapping[str, str], process: int) -> dict[str, str]:
-    """The environment of the command: `given` with the settings. By the process's id nobody shares the dies."""
+    """Return the command's environment: `given` with the settings. The process's id gives it dies of its own."""
     settings = {
         "NPU_EMULATOR_DEVICES": str(options.devices),
         "NPU_EMULATOR_CAPACITY_MB": str(options.capacity),
@@ -88,7 +88,7 @@ def environment_of(options: argparse.Namespace, given: Mapping[str, str], proces
 
 
 def run(options: argparse.Namespace) -> int:
-    """Become the command. Returns only where it cannot be started: the exit code."""
+    """Become the command. Returns, with the exit code, only if it cannot be started."""
     command: Sequence[str] = options.command
     program = shutil.which(command[0])
     if program is None:

@@ -31,10 +31,10 @@ def map_slots(
     PAD_ID: int,
     BLOCK_SIZE: int,
 ) -> None:
-    """Write to `slot_mapping` where the cache has each token, and PAD_ID from `num_tokens` on.
+    """Write each token's slot in the cache to `slot_mapping`, and PAD_ID from `num_tokens` on.
 
-    Parameters have the kernel's names, without `_ptr`. Where ranks share a sequence, a token of another rank gets
-    PAD_ID. Of the grid the last program writes what follows the tokens, each other one the tokens of a request.
+    Parameters have the kernel's names, without `_ptr`. If ranks share a sequence, a token of another rank gets PAD_ID.
+    In the kernel's grid the last program writes the padding, and each other program the tokens of one request.
     """
     requests = grid[0] - 1
     starts = query_start_loc[: requests + 1].cpu().long()
@@ -45,7 +45,7 @@ def map_slots(
         shared_size = block_size * TOTAL_CP_WORLD_SIZE
         number = rows[torch.arange(requests).repeat_interleave(starts.diff()), position // shared_size].long()
         offset = position % shared_size
-        piece = offset // CP_KV_CACHE_INTERLEAVE_SIZE  # the ranks' pieces of a sequence take turns
+        piece = offset // CP_KV_CACHE_INTERLEAVE_SIZE  # ranks own the pieces of a sequence in turn
         own = piece // TOTAL_CP_WORLD_SIZE * CP_KV_CACHE_INTERLEAVE_SIZE + offset % CP_KV_CACHE_INTERLEAVE_SIZE
         slots = torch.where(piece % TOTAL_CP_WORLD_SIZE == TOTAL_CP_RANK, number * block_size + own, PAD_ID)
         slot_mapping[first:last].copy_(slots)

@@ -34,7 +34,7 @@ class InterpretedKernel:
         raise RuntimeError(f"The Triton kernel {self.__name__} is launched as {self.__name__}[grid](...)")
 
     def interpreted(self) -> Any:
-        """The same function for Triton's interpreter, with the real `triton.language` in place of vLLM's stand-ins."""
+        """Return the function for Triton's interpreter, with the real `triton.language` for vLLM's stand-ins."""
         if self._interpreted is None:
             from triton.runtime.interpreter import InterpretedFunction
 
@@ -51,10 +51,10 @@ class InterpretedKernel:
 
 @functools.cache
 def prepare_interpreter() -> None:
-    """Make Triton's interpreter take what kernels for the NPU ask of it.
+    """Make Triton's interpreter accept kernels for the NPU.
 
-    The functions of Triton's own library (`tl.randint`, `tl.max`) are kernels, too, which are to be interpreted where
-    they are called. Triton for the NPU takes blocks of any length, and Triton those whose length is a power of two.
+    The functions of Triton's own library (`tl.randint`, `tl.max`) are kernels too, and must be interpreted where they
+    are called. Triton for the NPU takes blocks of any length, Triton itself only those of a power of two.
     """
     import triton._utils
     import triton.experimental.gluon.language  # it wants kernels of the library that are compiled, when it is imported
@@ -85,7 +85,7 @@ def _arange(semantic: Any, start: Any, end: Any, *, ret_ty: Any = None) -> Any:
 
 
 def real(value: Any) -> Any:
-    """What a kernel sees where its module has a stand-in of vLLM's, or another kernel."""
+    """Return the object that a kernel sees in place of vLLM's stand-in, or of another kernel, in its module."""
     if isinstance(value, InterpretedKernel):
         return value.interpreted()
     if type(value).__name__ == "TritonPlaceholder":
@@ -107,7 +107,7 @@ def jit(function: types.FunctionType | None = None, **options: Any) -> Any:
 
 
 def install(module: types.ModuleType) -> None:
-    """Make kernels runnable in vLLM's module of Triton (vllm.triton_utils), where it has found no device for them."""
+    """Make kernels runnable in vLLM's module of Triton (vllm.triton_utils) if it has found no device for them."""
     if not module.HAS_TRITON and find_spec("triton") is not None:
         module.triton.jit = jit
 

@@ -55,7 +55,7 @@ def close(got: Tensor, expected: Tensor):
 
 
 def hidden(queries: int, keys: int) -> Tensor:
-    """A mask whose ones are what the last `queries` of `keys` tokens must not see."""
+    """Return a mask with ones for the keys that the last `queries` of `keys` tokens must not see."""
     return torch.ones(queries, keys).triu(keys - queries + 1)
 
 
@@ -262,7 +262,7 @@ ENDS, KEY_ENDS = [3, 5], [4, 8]  # of two packed sequences
 
 
 def with_dropout(q, k, v, layout, kept):
-    """Each time with the same mask: that of the seed."""
+    """Attention with dropout; the seed determines the mask, so it is the same each time."""
     torch.npu.manual_seed(3)
     ends = {"actual_seq_qlen": ENDS, "actual_seq_kvlen": KEY_ENDS} if layout == "TND" else {}
     return torch_npu.npu_fusion_attention(q, k, v, q.shape[1], layout, scale=SCALE, keep_prob=kept, **ends)[0]
@@ -282,7 +282,7 @@ def weights_of(q, k, layout):
 @pytest.mark.parametrize("layout", ["BNSD", "TND"])
 @pytest.mark.parametrize("kept", [0.6, 0.9])
 def test_weights_that_dropout_leaves_are_made_larger_and_the_same_in_the_gradient(layout, kept):
-    """Values that are rows of one show the weights themselves, and by these which are left."""
+    """If values are unit rows, the output is the weights themselves, and shows which are left."""
     batch, heads, queries, keys = SHAPE
     shapes = (
         [(queries, heads, keys), (keys, heads, keys)]

@@ -1,4 +1,4 @@
-"""Division of integers in place, which CANN takes and torch on the host refuses."""
+"""Division of integers in place, which CANN accepts and torch on the host rejects."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def test_integers_are_divided_in_place_and_truncated(divisor, dtype):
 
 
 def test_other_operators_still_reject_a_result_of_another_type():
-    """The control: what the kernel checks for them is the type of the result."""
+    """The control: for them the kernel checks the type of the result."""
     x = torch.tensor([7, -7, 9], dtype=torch.int32, device="npu")
     torch.npu.synchronize()
     with torch.npu.stream(torch.npu.SyncLaunchStream()), pytest.raises(RuntimeError, match="can't be cast"):

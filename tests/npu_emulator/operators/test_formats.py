@@ -7,7 +7,7 @@ import torch_npu
 
 @pytest.fixture
 def plain_formats_alone():
-    """As in a new process: vLLM-Ascend's model runner allows others for the whole process when it is imported."""
+    """Restore the default: importing vLLM-Ascend's model runner allows other formats in the whole process."""
     earlier = torch_npu._C._npu_getOption("ALLOW_INTERNAL_FORMAT")
     torch.npu.config.allow_internal_format = False
     yield

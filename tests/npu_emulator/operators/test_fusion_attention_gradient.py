@@ -44,7 +44,7 @@ def first_version(q, k, v, dy, heads, layout, saved, **options):
 
 
 def second_version(q, k, v, dy, heads, layout, saved, pre_tockens=65536, next_tockens=65536, **options):
-    """Which also takes rotary parts of queries and keys, and spells tokens otherwise."""
+    """The second version also takes rotary parts of queries and keys, and spells tokens differently."""
     output, largest, total = saved
     return torch_npu.npu_fusion_attention_grad_v2(
         q, k, v, dy, heads, layout, softmax_max=largest, softmax_sum=total, attention_in=output, scale_value=SCALE,
@@ -117,7 +117,7 @@ def merged(one, other):
 
 
 def test_context_parallelism_merges_parts_and_differentiates_each_with_the_merged_statistics():
-    """As ring attention does: causal attention to the own keys, all of the earlier ones, then a gradient for each."""
+    """Ring attention does this: causal attention to its own keys, then all earlier ones, and a gradient for each."""
     torch.manual_seed(0)
     q, old_k, old_v, k, v, dy = (torch.randn(5, 2, 4 * 6) for _ in range(6))
     on_npu = {name: part.to("npu") for name, part in dict(q=q, k=k, v=v, ok=old_k, ov=old_v, dy=dy).items()}

@@ -1,6 +1,6 @@
 """Operators that take indices of 32 bits, as CANN's documents say, against torch on the host with those of 64.
 
-torch itself refuses them for `scatter`, and not for `scatter_`.
+torch itself rejects them for `scatter`, but not for `scatter_`.
 """
 
 from collections.abc import Callable

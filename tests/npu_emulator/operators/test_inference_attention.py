@@ -78,7 +78,7 @@ PAGES = {
 @settings(max_examples=25)
 @given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.sampled_from(sorted(PAGES)), some.integers(0, 99))
 def test_decoding_latent_attention_from_pages(contexts, pages, seed):
-    """As a DeepSeek decodes: one query each, one head of keys, which are the values too, and rotary parts beside."""
+    """DeepSeek decodes this way: one query each, one head of keys that are also the values, separate rotary parts."""
     latent, rope = sequences(contexts, 1, 32, seed), sequences(contexts, 1, 16, seed + 1)
     (latents, table), (ropes, _) = paged(latent, 4, seed), paged(rope, 4, seed)
     nope, turned = torch.randn(len(contexts), 3, 32), torch.randn(len(contexts), 3, 16)

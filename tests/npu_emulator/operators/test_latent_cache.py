@@ -1,4 +1,4 @@
-"""npu_kv_rmsnorm_rope_cache: what it computes, and where each mode of the cache puts it, against loops."""
+"""npu_kv_rmsnorm_rope_cache against loops: its results, and their places in each mode of the cache."""
 
 import math
 
@@ -95,7 +95,7 @@ def test_whole_blocks_go_to_their_places(mode):
 
 
 def test_block_modes_see_the_block_of_an_index_only():
-    """Tokens given as sequences of length 1 all go to the first place of a block, wherever their slot is in it."""
+    """Tokens given as sequences of length 1 all go to the first place of a block, whatever their slot in it."""
     case, (rope, latent) = Case(2, 1, 0), caches(BLOCKS, BLOCK, 1)
     case.run(torch.tensor([BLOCK + 2, 2 * BLOCK + 3]), rope, latent, "PA_BLK_NZ")
     close(read(latent, BLOCK, True), case.latent[0, 0])

@@ -45,7 +45,7 @@ def test_gating_chooses_groups_then_experts(experts, groups, kept, by_sum, sigmo
 
 
 def test_group_modes_differ():
-    """The best expert may stand in a group whose best two are worse: the two modes must not agree by chance."""
+    """The best expert may be in a group whose best two are worse: the two modes must not agree by chance."""
     logits = torch.tensor([[5.0, -5.0, 4.0, 4.0]]).to("npu")
     chosen = [
         torch_npu.npu_moe_gating_top_k(logits, 1, k_group=1, group_count=2, group_select_mode=mode, norm_type=1)[
@@ -156,7 +156,7 @@ def test_grouped_matmul_without_groups_pairs_its_lists():
 
 
 def test_groups_of_what_is_summed_over():
-    """As gradients of weights need them. torch_npu 2.5.1 leaves them to npu_grouped_matmul_add_."""
+    """Gradients of weights need them. torch_npu 2.5.1 leaves them to npu_grouped_matmul_add_."""
     x, groups = torch.randn(4, 3), torch.tensor([1, 4])
     given = dict(group_list=groups.to("npu"), group_type=2, split_item=3)
     if version("torch_npu").startswith("2.5"):

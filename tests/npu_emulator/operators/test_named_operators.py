@@ -181,7 +181,7 @@ def test_normal_numbers_that_are_asked_for_by_name_are_drawn_from_the_seed(compi
 @pytest.mark.parametrize(("largest_norm", "shortened"), [(-1.0, 1.0), (2.0, 0.5), (8.0, 1.0)])
 @pytest.mark.parametrize("of_mbart", [False, True])
 def test_adam_of_bert(largest_norm, shortened, of_mbart):
-    """By the formula of the operator's document, of gradients whose norm is 4."""
+    """The reference is the formula of the operator's document; the gradients' norm is 4."""
     weights, mean, square, gradient = (torch.randn(5) for _ in range(4))
     given = [weights.to("npu"), mean.to("npu"), square.abs().to("npu")]
     torch_npu.npu_bert_apply_adam(

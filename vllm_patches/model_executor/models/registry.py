@@ -1,4 +1,4 @@
-"""vLLM looks at a model's class in the process itself once that process uses the device."""
+"""vLLM inspects a model's class in its own process if that process already uses the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM keeps to the number of KV cache blocks that it was told."""
+"""vLLM obeys the configured number of KV cache blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's engine core keeps to the window of its decode loop."""
+"""vLLM's engine core follows the sync window of its decode loop, between which requests may migrate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's engine goes along when verl asks it to sleep although sleep mode is off, and says that it makes progress."""
+"""vLLM's engine ignores sleep calls without sleep mode, checks and seeds requests, and reports its progress."""
 
 from __future__ import annotations
 
