@@ -15,10 +15,10 @@ KEY = "actor_rollout_ref.overlay.alerts"
 
 @dataclass(frozen=True)
 class AlertsSettings:
-    """Rules over the metrics of a run, and what happens at the step at which one is met.
+    """Rules over the metrics of a run, and the action at the step at which one is met.
 
-    defaults: the rules for skipped updates, KL, entropy, a flat reward, log-probs, truncation and slow steps count too.
-    rules: by name, {metric, one of above, below, rises_by, stays_within, nan, for: steps, then: log, webhook or
+    defaults: also apply the rules for skipped updates, KL, entropy, a flat reward, log-probs, truncation and slow
+    steps. rules: by name, {metric, one of above, below, rises_by, stays_within, nan, for: steps, then: log, webhook or
     save_and_stop}. webhook: an address for POST, from the environment: ${oc.env:NAME}.
     """
 

@@ -11,10 +11,10 @@ from overlay import ConfigurationError, Feature
 
 @dataclass(frozen=True)
 class DpSyncSettings:
-    """Let rollout ranks agree over the device's collectives instead of gloo on the host.
+    """Synchronize rollout ranks by collectives of the device instead of gloo on the host.
 
-    lease_steps: one agreement holds for at most so many decode steps, for which blocks of the KV cache are reserved;
-    with 1 the ranks agree before every forward.
+    lease_steps is the upper bound of a sync window in decode steps; blocks of the KV cache are reserved for all of
+    them. With 1 the ranks synchronize before every forward.
     """
 
     enabled: bool = True

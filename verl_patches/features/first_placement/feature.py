@@ -16,8 +16,10 @@ _SWITCH = f"{_SECTION}.enabled"
 
 @dataclass(frozen=True)
 class FirstPlacementSettings:
-    """Deal prompts out to rollout engines by the mean length of the answers that each had last, so that no engine
-    begins with more long ones than it must. Needs request_noise, and does nothing in the first epoch."""
+    """Distribute prompts over rollout engines by the mean length of each prompt's answers in the epoch before.
+
+    Long answers are then spread evenly. Needs request_noise, and does nothing in the first epoch.
+    """
 
     enabled: bool = False
 

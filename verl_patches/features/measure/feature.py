@@ -9,7 +9,7 @@ from overlay import Feature
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """What a run records. `output_dir` empty means that no file is written."""
+    """Measurements and files of a run. With an empty `output_dir`, no file is written."""
 
     verify_weights: bool = False
     output_dir: str = ""

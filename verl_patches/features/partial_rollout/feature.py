@@ -20,11 +20,11 @@ _SWITCH = f"{_SECTION}.enabled"
 
 @dataclass(frozen=True)
 class PartialRolloutSettings:
-    """End a step's rollout when enough groups of answers are finished; the others go on in later steps.
+    """End a step's rollout when enough groups of answers are finished; the others continue in later steps.
 
-    threshold: the share of the prompts in flight whose answers are all finished then, from 0.5 to 1; train_batch_size /
-    threshold prompts are in flight. max_steps: further steps in which an answer may go on, at the last of which it runs
-    to its end.
+    threshold, from 0.5 to 1, is the share of the prompts in flight whose answers all have to be finished;
+    train_batch_size / threshold prompts are in flight. max_steps is the number of further steps in which an answer may
+    continue; in the last of them it runs to its end.
     """
 
     enabled: bool = False

@@ -11,9 +11,9 @@ from overlay import Feature
 class ReshardSettings:
     """Move updated weights to the rollout by a plan of byte ranges instead of gathering whole tensors.
 
-    bucket_bytes bounds the staging memory of a die in each direction. overlap splits it in two, so that packing and
-    transfer run at the same time. With dies_per_node, what many dies of a node need enters the node once; 0 means that
-    all links are alike.
+    bucket_bytes is the upper bound of a die's staging memory in each direction. overlap splits it in two, so that
+    packing and transfer run at the same time. With dies_per_node, the number of dies in a node, a region that several
+    dies of a node need enters the node once and is forwarded inside it; 0 treats all links alike.
     """
 
     enabled: bool = True

@@ -13,11 +13,11 @@ from overlay import ConfigurationError, Feature
 
 @dataclass(frozen=True)
 class RouterBalanceSettings:
-    """`forced` deals tokens out to experts in turn, in training, reference and rollout: for benchmarks only.
+    """`forced` assigns tokens to experts in turn, in training, reference and rollout: for benchmarks only.
 
-    It is the published job's `fix_router` (MindSpeed-LLM's `--fix-router`) and `VLLM_ENABLE_FIX_ROUTE`. The expert of a
-    token then depends on its place in the batch, which is another one in rollout and training, so that log-probs of
-    the two cannot be compared.
+    It corresponds to the published job's `fix_router` (MindSpeed-LLM's `--fix-router`) and `VLLM_ENABLE_FIX_ROUTE`. A
+    token's experts then depend on its place in the batch. That place differs between rollout and training, so their
+    log-probs cannot be compared.
     """
 
     forced: bool = False

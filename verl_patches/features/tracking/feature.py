@@ -9,8 +9,10 @@ from overlay import Feature
 
 @dataclass(frozen=True)
 class TrackingSettings:
-    """The trackers of `trainer.logger` go on with their runs after a resume, say how a run ended, stay offline where
-    they have no login, are dropped with one warning where they fail, and get no secrets."""
+    """The trackers of `trainer.logger` continue their runs after a resume, record how a run ended and get no secrets.
+
+    A tracker without a login stays offline. One that fails is dropped with a warning.
+    """
 
     enabled: bool = True
 

@@ -15,7 +15,7 @@ _AT_LEAST = {"at_least": 0}
 
 @dataclass(frozen=True)
 class KeepBest:
-    """The `count` checkpoints whose step has the best value of `metric`, a name in metrics.jsonl; empty for none."""
+    """Keep the `count` checkpoints of the steps with the best `metric`, a name in metrics.jsonl; empty keeps none."""
 
     metric: str = ""
     mode: Literal["max", "min"] = "max"
@@ -24,12 +24,12 @@ class KeepBest:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """When a checkpoint is written, and which stay once a newer one is complete.
+    """When a checkpoint is written, and which ones are kept once a newer one is complete.
 
-    write: `background` writes while the next step generates, and needs residency; `at_once` lets the step wait; `auto`
-    is `background` where residency is on and Megatron trains.
-    keep_last: so many of the newest; 0 keeps all. keep_every: those of every so many steps besides; 0 for none.
-    keep_best: those of the best steps besides.
+    write: `background` writes while the next step generates, and needs residency; with `at_once` the step waits; `auto`
+    means `background` if residency is on and Megatron trains.
+    keep_last: number of the newest checkpoints that are kept; 0 keeps all. keep_every: also keep one every so many
+    steps; 0 for none. keep_best: also keep those of the best steps.
     """
 
     write: Literal["auto", "background", "at_once"] = "auto"
