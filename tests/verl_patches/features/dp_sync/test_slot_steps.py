@@ -1,4 +1,4 @@
-"""Slot-steps and their bound as decode loops count them, held against the lengths of the sequences that they ran."""
+"""Slot-steps and their bound as decode loops count them, checked against the lengths of the sequences they ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = (1, 2, 4, 8)
 
 
 class Ranks:
-    """Decode loops in threads; what they exchange is reduced over the threads."""
+    """Decode loops in threads; their collectives reduce over the threads."""
 
     def __init__(self, lengths: list[list[int]], limit: int, sizes: Sequence[int]) -> None:
         self.lengths, self.limit, self.sizes = lengths, limit, sizes
@@ -59,7 +59,7 @@ class Ranks:
         return self.of_thread.record.counts
 
     def _rollout(self, rank: int) -> None:
-        """All prompts at once, then a token of every sequence in each forward, as an engine with room for all does."""
+        """Prefill all prompts at once, then decode a token of each sequence per forward: the cache holds everything."""
         group = SimpleNamespace(rank_in_group=rank, world_size=len(self.lengths), device_group=rank)
         loop, made, left = DecodeLoop(group, self.limit), 0, list(self.lengths[rank])
         while loop.goes_on(bool(left)):
@@ -82,12 +82,12 @@ class Ranks:
 
     @property
     def windows(self) -> list[int]:
-        """Lengths of the windows without a prompt, in their order."""
+        """Return the lengths of the windows without a prompt, in order."""
         return [each.steps for each in self.agreements if not each.with_prefill]
 
 
 def _scheduler(lengths: list[int], made: int) -> Any:
-    """What the loop asks of a scheduler whose cache holds everything."""
+    """Return the part of a scheduler that the loop reads, with a cache that holds everything."""
     running = [
         SimpleNamespace(
             request_id=number, max_tokens=length, num_output_tokens=made, num_tokens=made, num_computed_tokens=made
@@ -101,7 +101,7 @@ def _scheduler(lengths: list[int], made: int) -> Any:
 
 
 def expected(lengths: list[list[int]], windows: list[int], sizes: Sequence[int]) -> tuple[int, int]:
-    """(slot-steps, their bound) by hand. The first token comes with the prompt: a sequence of 3 decodes twice."""
+    """Compute (slot-steps, their bound). The prompt's forward gives the first token: a sequence of 3 decodes twice."""
 
     def size(number: int) -> int:
         return min((each for each in sizes if each >= number), default=number)
