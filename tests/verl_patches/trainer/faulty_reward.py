@@ -5,7 +5,7 @@ PER_STEP = 64
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None) -> float:
-    """Score the answer's length modulo 3. The batch with the failed call is scored again, so its step makes 69 calls."""
+    """Score the answer's length modulo 3. The batch with the failed call is scored again: its step makes 69 calls."""
     global calls
     calls += 1
     if calls == 5:
