@@ -1,4 +1,4 @@
-"""What features add to the training loop, and in which order."""
+"""The order in which features wrap the training loop, and the effects of their hooks."""
 
 from __future__ import annotations
 
