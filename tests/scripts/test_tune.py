@@ -240,7 +240,7 @@ def test_a_key_of_the_space_that_does_not_exist_rejected(tmp_path, capsys):
 
 @pytest.mark.exhaustive("rehearses twice, four dies and two steps each")
 def test_a_rehearsal_is_searched_on_emulated_dies(tmp_path, capfd):
-    """Of the four settings, the checks reject two, which never start; the others are measured once each."""
+    """The checks reject two of the four settings, which never start; the others are measured once each."""
     space = tmp_path / "space.yaml"
     space.write_text(f"{MICRO}: [32, 64]\n{KEYS[0]}: [2, 3]\n")
     command = ["bash", str(ROOT / "scripts" / "rehearse.sh"), "--", "trainer.val_before_train=false"]
