@@ -157,7 +157,7 @@ def experts_are_spread(body):
 
 @demonstrates(LLM, DIRECT_LOADING)
 def the_engine_is_filled(body):
-    """The engine is filled from the settings' folder by its own model's placement, then derived weights are refreshed."""
+    """The engine is filled from the settings' folder by its model's own placement; derived weights are refreshed."""
     model = SimpleNamespace()
     runner = SimpleNamespace(get_model=lambda: model)
     config = SimpleNamespace(model_config=SimpleNamespace(hf_config=None))

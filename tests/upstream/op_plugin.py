@@ -1,11 +1,13 @@
-"""op-plugin's own tests of torch_npu's operators, run unmodified on the emulator.
+"""Run op-plugin's unmodified tests of torch_npu's operators on the emulator.
 
-    python -m tests.upstream.op_plugin --upstream FOLDER [--reached | --file NAME ...] [--chip NAME] [--jobs N]
+    python -m tests.upstream.op_plugin --upstream FOLDER
+        [--reached | --file NAME ...] [--chip NAME] [--jobs N]
         [--keep FOLDER] [--report FILE]
 
-FOLDER holds the checkout ``op-plugin`` (branch 7.1.0 is that of torch_npu 2.5.1.post1). Every file runs in a process of
-its own, on the chip that most of op-plugin's tests are written for (A2): they skip themselves on another, and those for
-A3 on this one.
+FOLDER holds the checkout ``op-plugin``, whose branch for torch_npu 2.5.1.post1
+is 7.1.0. Every file runs in a separate process, on the chip for which most of
+op-plugin's tests are written (A2): tests skip themselves on any other chip, and
+those for A3 on this one.
 """
 
 import argparse

@@ -1,11 +1,13 @@
-"""Which operators of the NPU the pinned code bases name, and where, by reading their sources.
+"""Find the NPU operators in the sources of the pinned code bases.
 
     python -m tests.upstream.operator_scan --upstream FOLDER [--write]
 
-compares (or writes) ``reached_operators.json`` with checkouts in FOLDER and this repository. A place counts when its
-module can be imported, through any chain of import statements or of module names in strings, from where users of a code
-base begin, and when `OUTSIDE` does not say why neither dense nor DeepSeek models with bf16 weights come there. Of this
-repository, every module counts that runs beside the others.
+compares (or writes) ``reached_operators.json`` with checkouts in FOLDER and
+this repository. A place counts if its module can be imported, through any chain
+of import statements or of module names in strings, from a code base's entry
+modules, unless `OUTSIDE` says why neither dense nor DeepSeek models with bf16
+weights reach it. In this repository, every module that runs beside the code
+bases counts.
 """
 
 import argparse

@@ -1,12 +1,14 @@
-"""Test suites of whole projects, run unmodified on the emulator, each failure with what it is for.
+"""Run whole projects' unmodified test suites, with a reason for each failure.
 
-    python -m tests.upstream.projects --upstream FOLDER --project NAME [--file PART ...]
-        [--limit SECONDS] [--test-limit SECONDS] [--keep FOLDER] [--report FILE]
+    python -m tests.upstream.projects --upstream FOLDER --project NAME
+        [--file PART ...] [--limit SECONDS] [--test-limit SECONDS]
+        [--keep FOLDER] [--report FILE]
 
-FOLDER holds the checkouts, into which tests may write. Every file of tests is one
-``python -m npu_emulator run -- python -m pytest FILE``; one that takes longer than the limit is ended with all its
-processes and counts as one failure. The reasons of failures are found by their words, in `projects.toml`; what no entry
-fits is "not looked into".
+FOLDER holds the checkouts, into which tests may write. Every test file is one
+``python -m npu_emulator run -- python -m pytest FILE``; one that exceeds the
+limit is ended with all its processes and counts as one failure. Patterns in
+`projects.toml` give the reasons of failures; a failure without a matching
+pattern is "not looked into".
 """
 
 import argparse

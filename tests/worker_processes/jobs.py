@@ -507,11 +507,11 @@ def _served_tensors(state: State) -> list[torch.Tensor]:
 
 
 def cycle_weights(state: State, count: int) -> dict[str, int]:
-    """Repeat `count` times: the phase update, which changes the training weights, and a reshard without generation.
+    """Repeat `count` times: the phase update, which changes training weights, and a reshard without generation.
 
     Returns the number of rollout weights, the number that ever moved, the number of mismatches with training, the bytes
-    by which tensors grew from the second update to the last, and the bytes that were allocated but unmapped: the minimum
-    in the phase update, and the maximum in the rollout.
+    by which tensors grew from the second update to the last, and the bytes that were allocated but unmapped: the
+    minimum in the phase update, and the maximum in the rollout.
     """
     from verl_patches.features.measure.step_record import current_record
 

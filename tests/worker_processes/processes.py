@@ -95,7 +95,7 @@ class Processes:
         return [answers[rank][1] for rank in range(RANKS)]
 
     def _answers(self, name: str) -> dict[int, tuple[bool, Any]]:
-        """Return (succeeded, answer) by rank. After a first failure, the others, which may wait for it, get `GRACE_S`."""
+        """Return (succeeded, answer) by rank. After a failure, the others, which may wait for it, get `GRACE_S`."""
         waiting = {connection: rank for rank, connection in enumerate(self._connections)}
         answers: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + ANSWER_WITHIN_S
