@@ -114,5 +114,5 @@ class Upstream:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of the last call."""
+        """Return the keyword arguments of the last call."""
         return self.calls[-1][1]

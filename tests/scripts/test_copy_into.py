@@ -1,4 +1,4 @@
-"""scripts/copy_into.sh on git checkouts of the packages that are installed here."""
+"""scripts/copy_into.sh on git checkouts of the packages installed here."""
 
 import importlib.util
 import os

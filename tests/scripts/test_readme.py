@@ -93,7 +93,7 @@ def test_the_sample_run_is_replaced_by_a_command(name):
     newer = script.with_sample(readme, SHOWN, 7)
     shown = "\n".join(f"    {line}".rstrip() for line in SHOWN.splitlines())
     assert newer.count(shown) == 1 and re.search(r"\b7 (patches|个补丁)", newer) and newer != readme
-    # The rest is unchanged and short, and comes from a run in which all patches had an effect.
+    # Text outside the sample is unchanged; the present sample is short, of a run in which all patches had an effect.
     outside = [text.partition(script.BEGINS[name])[0] + text.partition(script.END)[2] for text in (readme, newer)]
     assert outside[0] == outside[1] and script.END in readme
     there = readme.partition(script.BEGINS[name])[2].partition(script.END)[0]

@@ -308,7 +308,7 @@ def another_node(bench, request):
 
 @pytest.mark.parametrize("another_node", [0, 5], indirect=True, ids=["alone", "beside the next Ray of the head"])
 def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_node):
-    """Its launcher ends with 0 after the head's end, or with 5 if the head's next Ray is already there."""
+    """A node's launcher ends with 0 whenever the head's Ray ends, or with 5 if its next Ray is already there."""
     process, starts = another_node
     ended = bench.run([after(3, "worker_died"), after(5, "ray_died")])
     said, _ = process.communicate(timeout=600)

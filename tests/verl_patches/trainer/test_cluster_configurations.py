@@ -1,4 +1,4 @@
-"""The configurations of the 256-die jobs: their values, what scaling changes, and that every key has a reader."""
+"""The configurations of the 256-die jobs: their values, the changes by scaling, and a reader for every key."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Ranks:
         self.agreements: list[ReducedState] = []
 
     def counted(self) -> list[dict[str, float]]:
-        """The metrics of every rank after all of them have ended."""
+        """Run the ranks to their end, and return the metrics of each."""
         with (
             mock.patch.object(decode_loop, "largest", lambda vector, group: self._reduced(max, vector, group)),
             mock.patch.object(decode_loop, "total", lambda vector, group: self._reduced(sum, vector, group)),
@@ -131,9 +131,9 @@ def test_metrics_are_those_of_the_lengths(lengths, limit, sizes):
 
 
 def test_the_metrics_of_a_small_rollout_by_hand():
-    """Lengths 5 2 2 2 | 1 on two ranks: 4 sequences decode once, one of them three times more. Agreed before each
-    forward, graphs of 4 1 1 1; in windows of 3 it is 4 4 4, and then 1 1 1 with two steps for nothing. Spread evenly, 2
-    1 1 1 would do."""
+    """Lengths 5 2 2 2 | 1 on two ranks: 4 sequences decode once, one of them three more times. With an agreement before
+    each forward, graphs have sizes 4 1 1 1; in windows of 3 it is 4 4 4 and then 1 1 1, with two wasted steps. Spread
+    evenly over the ranks, 2 1 1 1 would suffice."""
     lengths = [[5, 2, 2, 2], [1]]
     for limit, slots in ((1, 2 * 7), (3, 2 * (3 * 4 + 1))):
         (counts, other) = Ranks(lengths, limit, SIZES).counted()
@@ -142,7 +142,7 @@ def test_the_metrics_of_a_small_rollout_by_hand():
 
 
 def test_a_loop_that_counts_the_token_of_an_idle_forward_is_found():
-    """The control: a rank without requests runs one token, which is no sequence."""
+    """The control: a rank without requests runs one token, which does not count as a sequence."""
 
     class OneAtLeast(list[int]):
         def append(self, number: int) -> None:

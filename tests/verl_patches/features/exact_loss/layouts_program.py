@@ -1,6 +1,6 @@
 """Ranks that write the gradients of one update in every layout that their number allows; test_layouts.py compares them.
 
-The model is a small DeepSeek-V3: experts lie on as many dies as a layout says.
+The model is a small DeepSeek-V3, whose experts are spread over as many dies as a layout says.
 """
 
 # Its first import is the prelude.

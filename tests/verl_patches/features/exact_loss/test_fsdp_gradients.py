@@ -1,4 +1,4 @@
-"""Gradients of verl's FSDP actor and critic against one plain pass over the whole batch.
+"""Gradients of verl's FSDP actor and critic compared with one plain pass over the whole batch.
 
 The error is the norm of the difference over the norm of the expected gradients, over all weights.
 """

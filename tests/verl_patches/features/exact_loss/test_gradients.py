@@ -1,4 +1,4 @@
-"""Gradients of verl's Megatron actor and critic against one plain pass over the whole batch, for every cut of it.
+"""Gradients of verl's Megatron actor and critic compared with one plain pass over the batch, for every cut of it.
 
 The error is the norm of the difference over the norm of the expected gradients, over all weights and ranks.
 """

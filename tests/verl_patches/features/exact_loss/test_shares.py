@@ -1,4 +1,4 @@
-"""The weights of micro batches against one pass over the whole mini batch, with verl's own formulas in plain torch."""
+"""The weights of micro batches compared with one pass over the mini batch, by verl's own formulas in plain torch."""
 
 import random
 

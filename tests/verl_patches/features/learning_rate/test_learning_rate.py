@@ -1,4 +1,4 @@
-"""The learning rate of every step, against the schedulers of transformers and of verl's FSDP workers."""
+"""The learning rate of every step equals that of transformers' schedulers and of verl's FSDP workers."""
 
 import math
 from types import SimpleNamespace

@@ -14,7 +14,7 @@ from verl_patches.features.sample_handles.store import SampleStore
 
 PADDING, END, PROMPT, RESPONSE = 0, 9, 4, 6
 PROMPTS, RESPONSES = [4, 2, 3, 1], [6, 6, 3, 6]
-"""The first answer fills its width and ends with the end token, the others with it are cut; the third is short."""
+"""The first answer fills the width and ends with the end token, the other full ones are cut; the third is short."""
 CUT = [False, True, False, True]
 
 

@@ -1,7 +1,7 @@
 """One start of a run as its trackers see it: `job.py FOLDER TRACKER FIRST LAST ENDING [RESUMED IDS]`.
 
 Logs the steps FIRST to LAST through verl's own Tracking. ENDING is finished, failed, or none for a process that is gone
-before it can end anything. RESUMED is the step after which it goes on, IDS the runs of its checkpoint as JSON. Prints
+before it can end anything. RESUMED is the step from which it resumes, IDS the runs of its checkpoint as JSON. Prints
 the ids for the next checkpoint as JSON.
 """
 

@@ -1,4 +1,4 @@
-"""How each tracker's client is told that a run has ended, and what it is sent."""
+"""How each tracker's client learns that a run has ended, and the values that it is sent."""
 
 import math
 import os
