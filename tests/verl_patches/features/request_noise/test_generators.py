@@ -24,7 +24,7 @@ Give = Any
 
 
 def sampled(prompts: Sequence[int], parts: Sequence[Sequence[int]], give: Give = give_generators) -> list[list[int]]:
-    """Return the answers to prompts of these lengths, in whose steps the given numbers of tokens are computed.
+    """Return the answers to prompts of these lengths; `parts` is how many tokens of each prompt each step computes.
 
     Draws as vLLM does: the whole batch from the device's generator if a row has no generator of its own, and each row
     that has one again from that.

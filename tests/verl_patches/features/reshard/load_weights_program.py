@@ -156,7 +156,7 @@ def differing(tensors: State, expected: State) -> list[str]:
 
 
 def check_types(model: Model, tensors: State, shards: list[Shard]) -> None:
-    """Check that the weights which the sharding spec lists are float32, and all others are in the model's dtype."""
+    """Check that the weights which the layout keeps in float32 are float32, and all others in the model's dtype."""
     for shard in shards:
         kind = torch.float32 if shard.hf_name.endswith(model.table.float32) else torch.bfloat16
         assert tensors[shard.local].dtype == kind, (shard.local, tensors[shard.local].dtype)
