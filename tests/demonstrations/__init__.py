@@ -1,11 +1,11 @@
-"""One demonstration for every patch: what a minimal call does differently with the patch than without it.
+"""One effect test for every patch: how a minimal call behaves differently with the patch than without it.
 
-A demonstration takes the patch's body and returns something plain that can be compared. The test gives it the real
-body and one that does nothing (INERT), with every feature switched on; the two results must differ, so that no
-demonstration can pass without showing anything. What it returns with the patch is kept in `effects.json`, so that a
-patch that begins to do something else is noticed too; `python -m overlay update` writes that file again.
-Where the body would need a whole model, its own parts are stood in for, and what the demonstration shows is that they
-are asked instead of upstream; what they do is shown by their own tests.
+An effect test takes the patch's body and returns a plain value. The test suite calls it with the real body and with one
+that does nothing (INERT), with every feature switched on. The two results must differ, so no effect test can pass
+without showing an effect. Its result with the patch is kept in `effects.json`, so that a change of a patch's effect is
+noticed too; `python -m overlay update` writes that file again.
+If the body would need a whole model, stand-ins replace its own parts, and the effect test shows that they are called
+instead of upstream; their own tests show what they do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _found: dict[str, Demonstration] = {}
 
 
 def demonstrates(target: str, feature: Feature) -> Callable[[Demonstration], Demonstration]:
-    """Record the decorated function as the demonstration of a feature's patch of a target."""
+    """Register the decorated function as the effect test of a feature's patch of a target."""
 
     def record(demonstration: Demonstration) -> Demonstration:
         label = f"{target}@{feature.name}"
@@ -46,13 +46,13 @@ def demonstrates(target: str, feature: Feature) -> Callable[[Demonstration], Dem
 
 
 def demonstrations() -> dict[str, Demonstration]:
-    """All of them, by the label of the patch."""
+    """Return all effect tests, by the label of the patch."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)
     return dict(_found)
 
 
-# What a patch of each kind would be if it did nothing.
+# For each kind of patch, a body that does nothing.
 INERT: dict[str, Callable[..., Any]] = {
     "wrap": lambda upstream, *args, **kwargs: upstream(*args, **kwargs),
     "replace": lambda *args, **kwargs: "upstream",
@@ -64,7 +64,7 @@ INERT: dict[str, Callable[..., Any]] = {
 
 
 def all_switched_on() -> OverlaySettings:
-    """The settings of a process in which every feature is on."""
+    """Return settings in which every feature is on."""
     return OverlaySettings(
         alerts=AlertsSettings(enabled=True),
         rollout=RolloutSettings(expert_parallel_size=4),
@@ -84,12 +84,12 @@ def all_switched_on() -> OverlaySettings:
 
 
 def effects() -> dict[str, str]:
-    """What each demonstration returned with its patch when that was last looked at, as text, by the patch's label."""
+    """Return the recorded result of each effect test with its patch, as text, by the patch's label."""
     return json.loads(EFFECTS.read_text(encoding="utf-8"))
 
 
 def observed(demonstration: Demonstration, body: Callable[..., Any]) -> Any:
-    """What the demonstration returns; for an error its type."""
+    """Return the effect test's result, or the type of the error that it raises."""
     try:
         return demonstration(body)
     except Exception as error:
@@ -97,13 +97,13 @@ def observed(demonstration: Demonstration, body: Callable[..., Any]) -> Any:
 
 
 def installed(body: Callable[..., Any], upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """What the engine puts in the place of `upstream` for the wrap whose body this is."""
+    """Return the function that the engine installs in place of `upstream` for the wrap with this body."""
     (patch,) = [each for each in declared() if each.body is body]
     return wrapped(upstream, body, is_on=patch.feature.is_in_force)
 
 
 class Upstream:
-    """Stands for upstream's function: remembers its calls and returns "upstream"."""
+    """Stands for upstream's function: records its calls and returns "upstream"."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -114,5 +114,5 @@ class Upstream:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of the last call."""
+        """Return the keyword arguments of the last call."""
         return self.calls[-1][1]

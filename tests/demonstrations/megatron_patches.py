@@ -1,4 +1,4 @@
-"""What the patches of Megatron-core change."""
+"""Effects of the patches of Megatron-core."""
 
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
@@ -32,7 +32,7 @@ def torch_cuda_is_sent_to_the_npu(body):
     device = ModuleType("verl.utils.device")
     verl, utils = ModuleType("verl"), ModuleType("verl.utils")
     verl.utils, utils.device = utils, device
-    verl.__spec__ = ModuleSpec("verl", loader=None)  # by which it is seen to be installed
+    verl.__spec__ = ModuleSpec("verl", loader=None)  # makes it look installed
     modules = {"verl": verl, "verl.utils": utils, "verl.utils.device": device}
     with mock.patch.dict("sys.modules", modules | {"torch_npu.contrib": Contrib("torch_npu.contrib")}):
         body()
@@ -51,7 +51,7 @@ def adam_is_torchs(body):
 
 
 def type_name_of_npu_tensor(body):
-    """How Megatron reads the type of a tensor on the NPU."""
+    """Return the type of an NPU tensor as Megatron reads it."""
     return body(lambda: torch.ones(1, device="npu").type())
 
 
@@ -99,7 +99,7 @@ def later_fields_have_neutral_values(body):
 
 
 def answer_of_tensor_parallelism(body):
-    """What the added function of expert tensor parallelism answers."""
+    """Return the result of the added function of expert tensor parallelism."""
     names = ("world_size", "rank", "group")
     tensor_parallel = {f"get_tensor_model_parallel_{name}": f"tensor parallel {name}".title for name in names}
     return body(SimpleNamespace(**tensor_parallel))()

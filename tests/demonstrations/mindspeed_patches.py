@@ -1,4 +1,4 @@
-"""What the patches of MindSpeed change."""
+"""Effects of the patches of MindSpeed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What the patches of verl change."""
+"""Effects of the patches of verl."""
 
 import contextlib
 import json
@@ -87,19 +87,19 @@ DEEPSEEK = SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])
 
 
 class OursIsAsked(Exception):
-    """Raised by what stands in for a part of ours; its arguments are the call's, in words."""
+    """Raised by a stand-in for a part of ours; its arguments describe those of the call."""
 
 
 @contextlib.contextmanager
 def fresh_context():
-    """A process context of the block's own."""
+    """Give the block its own process context."""
     with mock.patch.object(process_context, "_context", process_context.ProcessContext()) as own:
         yield own
 
 
 @contextlib.contextmanager
 def instead_of(*names):
-    """Stand in for parts of ours: called, they raise OursIsAsked."""
+    """Replace parts of ours by stand-ins that raise OursIsAsked."""
 
     def asked(*given, **named):
         raise OursIsAsked(*map(in_words, given), *(f"{name}={in_words(named[name])}" for name in sorted(named)))
@@ -111,12 +111,12 @@ def instead_of(*names):
 
 
 def in_words(value) -> str:
-    """A value if it is plain, else its type."""
+    """Return the value's representation if it is plain, else its type's name."""
     return repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
 
 
 def asks_ours(call) -> bool | str:
-    """With what the call reaches a part of ours that is stood in for; False if it does not."""
+    """Return the arguments with which the call reaches a stand-in for a part of ours, or False if it does not."""
     try:
         call()
     except OursIsAsked as error:
@@ -126,7 +126,7 @@ def asks_ours(call) -> bool | str:
 
 @contextlib.contextmanager
 def phases():
-    """The phases that the process's residency enters in the block."""
+    """Yield a list that collects the phases which the offload manager enters in the block."""
     entered = []
     residency = SimpleNamespace(enter=entered.append, close=lambda: None)
     with mock.patch("verl_patches.workers.process_residency.process_residency", return_value=residency):
@@ -135,7 +135,7 @@ def phases():
 
 @contextlib.contextmanager
 def output_folder():
-    """An output folder that is in force."""
+    """Yield an output folder that is active in the block."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = replace(settings.current(), measure=MeasureSettings(output_dir=folder))
         with mock.patch.object(settings, "_current", chosen):
@@ -160,7 +160,7 @@ def the_model_is_ours(body):
 
 
 def engine_with(**parts):
-    """Stand in for the module that needs MindSpeed-LLM, which is not installed here."""
+    """Replace the module that needs MindSpeed-LLM, which is not installed here."""
     module = SimpleNamespace(**parts)
     return mock.patch.dict("sys.modules", {"post_training.models.mindspeed.packed_gpt_model": module})
 
@@ -366,7 +366,7 @@ def the_rollouts_log_probs_are_kept(body):
 
 
 def update_of(body):
-    """Run the update's schedule on one micro batch and return the old log-probs that its loss finds."""
+    """Run the update's schedule on one micro batch, and return the old log-probs that the loss sees."""
     columns = ("old_log_probs", "rollout_log_probs")
     batch = {"responses": torch.zeros(1, 2, dtype=torch.int64), "attention_mask": torch.ones(1, 3)}
     batch |= {name: torch.zeros(1, 2) for name in columns}
@@ -550,7 +550,7 @@ def the_patches_in_use_are_asserted_and_written(body):
 
 
 def phase_entered(*arguments):
-    """A demonstration that the phase of a worker's method is entered."""
+    """Return an effect test: the phase of a worker's method is entered."""
 
     def demonstration(body):
         with phases() as entered:
@@ -710,7 +710,7 @@ for manager in (MANAGER, FSDP_MANAGER):
 
 
 def phase_seen_within(*arguments):
-    """A demonstration that upstream's function is called in a phase."""
+    """Return an effect test: upstream's function runs within a phase."""
 
     def demonstration(body):
         seen = []
@@ -740,7 +740,7 @@ demonstrates("verl.trainer.ppo.reward:compute_reward", WATCH)(phase_seen_within(
 
 
 def progress_of(run):
-    """How often `run` makes progress that the hang detector sees."""
+    """Return how often `run` advances the progress counter of the hang detector."""
     with fresh_context() as context:
         run()
         return context.of(Signs)._moves
@@ -794,7 +794,7 @@ def a_worker_can_be_told_to_record(body):
 
 
 def dispatched(method):
-    """To whom verl's driver hands a call of this method of a worker."""
+    """Return the dispatch mode with which verl's driver calls this method of a worker."""
     from verl.single_controller.base.decorator import MAGIC_ATTR
 
     return getattr(method, MAGIC_ATTR)["dispatch_mode"].name
@@ -864,7 +864,7 @@ def values_of_an_update_have_their_factor(body):
     return body(lambda self, batch: "values", SimpleNamespace(update_in_progress=factors), columns)
 
 
-# Of an answer of two tokens in a width of three.
+# An answer of two tokens, padded to three.
 AN_ANSWER = {"attention_mask": torch.tensor([[1, 1, 1, 0]]), "responses": torch.ones(1, 3)}
 
 
@@ -1008,7 +1008,7 @@ def a_batch_has_arrived_on_the_host(body):
 
 @demonstrates(f"{FSDP_MANAGER}.__init__", VERL_ON_NPU)
 def a_manager_that_asks_for_cuda_is_answered_by_the_npu(body):
-    """At the cluster's commit verl has `check_cuda_is_available`; its release, which is installed here, does not."""
+    """verl has `check_cuda_is_available` at the cluster's commit, but not in the release that is installed here."""
     events = []
 
     class Contrib(ModuleType):
@@ -1031,7 +1031,7 @@ def serialized_bytes_are_counted(body):
 
 
 class _Rows(list):
-    """As much of a data set as a filter needs."""
+    """The part of a data set that a filter needs."""
 
     column_names = ("prompt", "images")
 
@@ -1041,7 +1041,7 @@ class _Rows(list):
 
 @demonstrates("verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize", IMAGE_PROMPTS)
 def prompts_with_large_images_are_left_out(body):
-    """With one token of text, 2x2 and 4x4 image tokens are 4 and 16."""
+    """An image of 56 pixels has 2x2 tokens and one of 112 pixels 4x4; with one token of text, only the first fits 8."""
     from PIL import Image
 
     counts = SimpleNamespace(patch_size=14, merge_size=2, min_pixels=28 * 28, max_pixels=1 << 20)
@@ -1088,7 +1088,7 @@ def the_operator_gets_cosines_as_wide_as_a_head(body):
 
 @demonstrates("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl:Qwen2_5_VisionPatchEmbed.forward", IMAGES)
 def patches_are_multiplied(body):
-    """With one channel of two frames of two pixels."""
+    """The kernel has one channel, two frames and two pixels."""
     module = SimpleNamespace(proj=SimpleNamespace(weight=torch.arange(8.0).view(2, 1, 2, 1, 2)))
     return str(body(module, torch.ones(1, 4, dtype=torch.bfloat16)))
 

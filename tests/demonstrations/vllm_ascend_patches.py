@@ -1,4 +1,4 @@
-"""What the patches of vLLM-Ascend change."""
+"""Effects of the patches of vLLM-Ascend."""
 
 import os
 from dataclasses import replace
@@ -83,7 +83,7 @@ def the_caches_configuration_is_kept(body):
 
 
 class ExpertExchange(Enum):
-    """The two of vLLM-Ascend's ways that matter here."""
+    """The two of vLLM-Ascend's exchange methods that matter here."""
 
     All2All = 1
     MC2 = 2
@@ -122,7 +122,7 @@ def the_router_has_no_say(body):
 
 
 def _bfloat16_router(self, **options):
-    """A block as vLLM-Ascend builds it for a bfloat16 model, with a bias as DeepSeek-V3 publishes them."""
+    """Build a block as vLLM-Ascend does for a bfloat16 model, with a bias like those of DeepSeek-V3."""
     self.gate = torch.nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
     bias = torch.nn.Parameter(torch.tensor([4.9876, 5.0123], dtype=torch.bfloat16), requires_grad=False)
     self.gate.e_score_correction_bias = bias

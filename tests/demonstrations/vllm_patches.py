@@ -1,4 +1,4 @@
-"""What the patches of vLLM change."""
+"""Effects of the patches of vLLM."""
 
 import contextlib
 import multiprocessing
@@ -32,7 +32,7 @@ LLM = "vllm.entrypoints.llm:LLM.__init__"
 
 @contextlib.contextmanager
 def module_with(name, **content):
-    """A module of which only `content` is needed, instead of the real one."""
+    """Replace a module by one that has only `content`."""
     parts = name.split(".")
     names = [".".join(parts[: end + 1]) for end in range(len(parts))]
     modules = {each: ModuleType(each) for each in names}
@@ -54,7 +54,7 @@ def the_last_agreement_is_asked(body):
 
 @contextlib.contextmanager
 def a_rollout_goes_on():
-    """With a loop that says what it was asked."""
+    """Let a stand-in decode loop be running in the block."""
     loop = SimpleNamespace(step=lambda core, step: "windowed", idle_step=lambda run, scheduler: None)
     with mock.patch("verl_patches.features.dp_sync.decode_loop.going", return_value=loop):
         yield
@@ -76,7 +76,7 @@ def nobody_runs_a_batch_for_nobody(body):
 
 @contextlib.contextmanager
 def requests_move():
-    """With a migration that says what it was asked."""
+    """Yield a list of the calls to a stand-in request migration, which is active in the block."""
     asked = []
     migration = SimpleNamespace(
         move=lambda core: asked.append("moved"),
@@ -128,7 +128,7 @@ def float32_passes(body):
 
 
 def options_of_engine(body, **options):
-    """The options with which vLLM's engine is made."""
+    """Return the options with which vLLM's engine is created."""
     upstream = Upstream()
     body(upstream, SimpleNamespace(), **options)
     return upstream.options
@@ -157,7 +157,7 @@ def experts_are_spread(body):
 
 @demonstrates(LLM, DIRECT_LOADING)
 def the_engine_is_filled(body):
-    """With the placement of its own model, from the folder of the settings; the derived weights follow."""
+    """The engine is filled from the settings' folder by its model's own placement; derived weights are refreshed."""
     model = SimpleNamespace()
     runner = SimpleNamespace(get_model=lambda: model)
     config = SimpleNamespace(model_config=SimpleNamespace(hf_config=None))
@@ -203,7 +203,7 @@ def lists_of_int_have_a_schema(body):
 
 @demonstrates("vllm.utils:get_mp_context", VLLM_PROCESSES)
 def spawned_processes_are_patched(body):
-    # The real module imports the prelude, which is for fresh processes.
+    # The real module imports the prelude, which belongs in a fresh process.
     with module_with("vllm_patches.spawned_process", PatchedSpawnContext=lambda: "ours"):
         return str(body(lambda: multiprocessing.get_context("spawn")))
 
@@ -215,7 +215,7 @@ def the_override_counts(body):
 
 
 def calls_of_sleeping_engine(body):
-    """How often upstream is asked to sleep or to wake up while sleep mode is off."""
+    """Return how often upstream is asked to sleep or wake up while sleep mode is off."""
     upstream = Upstream()
     model = SimpleNamespace(enable_sleep_mode=False)
     body(upstream, SimpleNamespace(vllm_config=SimpleNamespace(model_config=model)))

@@ -1,4 +1,4 @@
-"""What tests of the launchers need: the shipped file of a cluster with some values replaced, a port, a script."""
+"""Helpers for tests of the launchers: a shipped cluster file with replaced values, a free port, a script's module."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SHIPPED_2026 = SHIPPED.with_name("a3_256_dies_2026.env")
 
 
 def free_port(address: str) -> int:
-    """A port of `address` that nobody has, and that the system gives to no connection of another test meanwhile."""
+    """Return a free port of `address` that the system does not give to another test's connection in the meantime."""
     while True:
-        # Below the range from which Linux takes ports, and above Ray's own for its workers.
+        # Below the range of Linux's ephemeral ports, and above Ray's own worker ports.
         port = random.randrange(21_000, 32_000)
         try:
             with socket.create_server((address, port)):
@@ -28,7 +28,7 @@ def free_port(address: str) -> int:
 
 
 def write_cluster_file(path: Path, shipped: Path = SHIPPED, **values: object) -> Path:
-    """Write a shipped file to `path` with `values`; names that it does not hold are added at its end."""
+    """Write a shipped file to `path` with `values`; names that it does not have are added at its end."""
     text = shipped.read_text()
     for name, value in values.items():
         line = f"{name}={value}"
@@ -39,14 +39,14 @@ def write_cluster_file(path: Path, shipped: Path = SHIPPED, **values: object) ->
 
 
 def lines_of_a_first_step() -> list[re.Pattern]:
-    """The lines of a first step in docs/cluster.md, each as a pattern: its words, in their order, in one line."""
+    """Return the lines of a first step in docs/cluster.md, each as a pattern of its words, in order, on one line."""
     section = (ROOT / "docs" / "cluster.md").read_text().partition("## 6.")[2].partition("## ")[0]
-    lines = re.findall(r"^    (?!python )(.+)$", section, re.MULTILINE)  # without the command that follows them
+    lines = re.findall(r"^    (?!python )(.+)$", section, re.MULTILINE)  # without the command that follows
     return [re.compile(".*".join(map(re.escape, re.findall(r"[A-Za-z_/]{3,}", line)))) for line in lines]
 
 
 def load_script(path: str) -> ModuleType:
-    """The module of a script, which lies in no package."""
+    """Load a script, which is not part of a package, as a module."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -1,9 +1,9 @@
-"""A training that makes steps and fails as it is told: writes what a run writes, and checkpoints as they are kept.
+"""A training that runs steps and fails as scripted; it writes the files and checkpoints that a run writes.
 
-Usage: failing_training.py SCRIPT STEPS KEY=VALUE...; SCRIPT is a file with one {"after": step, "how": name} a start;
+Usage: failing_training.py SCRIPT STEPS KEY=VALUE...; SCRIPT is a file with one {"after": step, "how": name} per start;
 with "after": null it ends before it has resolved its configuration or written anything.
-It goes on from the newest checkpoint and saves after every second step. What is drawn in a step depends on the step
-alone, so that a run that went on has the metrics of an unbroken one.
+It resumes from the newest checkpoint and saves after every second step. A step's metrics depend on the step alone, so
+a resumed run has the metrics of an unbroken one.
 """
 
 import json
@@ -25,7 +25,7 @@ from verl_patches.features.training_checkpoint.step_folders import begin_step, c
 TASK = "ray::WorkerDict.actor_rollout_update_actor() (pid=7, ip=127.0.0.1)"
 MEMORY = "RuntimeError: NPU out of memory. Tried to allocate 22.00 MiB (NPU 0; 60.97 GiB total capacity)"
 DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
-# What is printed, the sentence in the end, and the exit status; why, where a training knows it itself.
+# ENDINGS: the output, the final sentence and the exit status. REASONS: the reason, if the training itself knows it.
 KNOWN = ("OOM", "ray_died", "full_disk", "reward_error", "not_valid", "bad_configuration", "in_use")
 REASONS = {"nonfinite_weights": "not_valid", **dict(zip(KNOWN, KNOWN, strict=True))}
 ENDINGS = {
@@ -53,7 +53,7 @@ ENDINGS = {
 
 
 def main() -> int:
-    """One start."""
+    """Run one start."""
     script, steps = Path(sys.argv[1]), int(sys.argv[2])
     config = OmegaConf.from_dotlist([word for word in sys.argv[3:] if "=" in word])
     folder = Path(config.actor_rollout_ref.overlay.measure.output_dir)

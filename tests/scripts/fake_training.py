@@ -1,4 +1,4 @@
-"""Stands for the training's entry point: writes the files that it writes. Arguments: mode, folder, steps."""
+"""Stands for the training's entry point: writes the same files. Arguments: mode, folder, steps."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def append(path, entry):
         file.write(json.dumps(entry) + "\n")
 
 
-# What is wrong with the second step's metrics in some modes; ... leaves one out.
+# Changes of the second step's metrics in some modes; ... leaves a metric out.
 WRONG = {
     "skipping": {"actor/nonfinite_steps": 1},
     "nan": {"training/rollout_logprob_diff_max": None},
@@ -34,7 +34,7 @@ WRONG = {
 
 
 def main(mode, folder, steps):
-    """Modes: good, failing (an error after the first step), short (ends early), endless (until a signal), and WRONG."""
+    """Run a mode: good, failing (error after step 1), short (ends early), endless (until a signal), or one of WRONG."""
     overlay = {"applied": ["a:b", "c:d"], "pending": [], "effective": {"a:b": True, "c:d": True}}
     (folder / "overlay.json").write_text(json.dumps(overlay))
     (folder / "config.yaml").write_text(f"trainer: {{n_gpus_per_node: 4, total_training_steps: {steps}}}\n")

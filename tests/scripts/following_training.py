@@ -1,7 +1,7 @@
-"""A launcher on a node that gives its dies to the head's training: reports that, and ends when a start of it ends.
+"""A launcher on a node that gives its dies to the head's training: it reports that, and ends with each start of it.
 
-Usage: following_training.py RECORD STARTS CODE; the n-th start waits for the n-th decision of the head in the
-supervisors' record, or for its last one. It ends with 0 after the last one, and with CODE after another.
+Usage: following_training.py RECORD STARTS CODE; the n-th start waits for the head's n-th decision in the supervisors'
+record, or for its last one. It ends with 0 after the last one, and with CODE after any other.
 """
 
 import json

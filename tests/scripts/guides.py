@@ -1,4 +1,4 @@
-"""Commands of guides to verl as they are written there, and an environment in which a test runs them unedited."""
+"""Commands from guides to verl, verbatim, and an environment in which tests run them unedited."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ actor_rollout_ref.actor.ppo_max_token_len_per_gpu=3072 \
 actor_rollout_ref.rollout.gpu_memory_utilization=0.8"""
 """The guide to verl in production, after its exports."""
 PRODUCTION_DATA = "python3 examples/data_preprocess/math_dataset.py --local_dir ~/data/math"
-# In `$@` and the exports: two emulated dies, two steps of eight short prompts.
+# Passed by `$@` and the exports: two emulated dies, two steps of eight short prompts.
 DIES, STEPS, BATCH = 2, 2, 8
 SMALL = {
     "data.max_prompt_length": 64,
@@ -85,7 +85,7 @@ COMMIT = "c" * 40
 
 
 class Environment:
-    """An environment with this one's packages, in which the patches may be enabled."""
+    """A virtual environment with this one's packages, in which the patches can be enabled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.elsewhere, self.home = folder / "env", folder / "elsewhere", folder / "home"
@@ -99,7 +99,7 @@ class Environment:
     def run(
         self, *command: object, cwd: Path | None = None, timeout: int = 600, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command, from a folder with nothing of this project unless another is given."""
+        """Run a command, by default in a folder that contains nothing of this project."""
         dropped = ("PYTHONPATH", "RAY_ADDRESS", "VIRTUAL_ENV")
         environment = {name: value for name, value in os.environ.items() if name not in dropped}
         own = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "RAY_TMPDIR": str(self.elsewhere)}
@@ -109,7 +109,7 @@ class Environment:
         )  # fmt: skip
 
     def fill_hub(self, folder: Path) -> None:
-        """Put a tiny model and problems into the cache of the hub's client, under the names of the guides."""
+        """Put a tiny model and problems into the hub client's cache, under the names in the guides."""
         request = CheckpointRequest(
             ROOT / "data" / "arithmetic" / "train.jsonl", 0, "bfloat16", model_type="qwen2", warm_start=None
         )
@@ -132,7 +132,7 @@ class Environment:
         return repository / "snapshots" / COMMIT
 
     def follow(self, text: str, *more: str, cwd: Path | None = None, **variables: str) -> None:
-        """Run a guide's command in bash as a user does, with `$@` and on emulated dies."""
+        """Run a guide's command in bash as a user does, with `more` as `$@`, on emulated dies."""
         emulated = run_environment(()) | {"NPU_EMULATOR_DEVICES": str(DIES), "NPU_EMULATOR_CAPACITY_MB": "2048"}
         emulated |= {"HOME": str(self.home), "HF_HOME": str(self.home / "hf"), "HF_HUB_OFFLINE": "1"}
         ended = self.run("bash", "-c", text, "bash", *more, cwd=cwd, timeout=1500, **emulated, **variables)
@@ -140,7 +140,7 @@ class Environment:
 
 
 def run_of(folder: Path, project: str, experiment: str) -> tuple[DictConfig, list[dict[str, float]]]:
-    """The configuration and the metrics by step of a run in `folder`, whose patches must all have been effective."""
+    """Return the configuration and the metrics by step of a run in `folder`; all of its patches must be effective."""
     run = folder / "checkpoints" / project / experiment
     report = json.loads((run / "overlay.json").read_text())
     assert report["applied"] and all(report["effective"].values()) and not report["problems"], report["problems"]

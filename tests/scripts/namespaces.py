@@ -1,4 +1,4 @@
-"""Two network namespaces joined by a cable, each like a machine of its own to what runs in it."""
+"""Two network namespaces joined by a cable, each of which looks like a separate machine from inside."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Node:
     address: str
 
     def command(self, own_folder: str, *line: str) -> list[str]:
-        """The command line that runs `line` in the namespace, with an `own_folder` that the other node does not see."""
+        """Return the command line that runs `line` here, with an `own_folder` that the other node does not see."""
         mount = 'mkdir -p "$0" && mount -t tmpfs tmpfs "$0" && exec "$@"'
         return ["ip", "netns", "exec", self.name, "unshare", "--mount", "bash", "-c", mount, own_folder, *line]
 
     def processes(self) -> list[int]:
-        """What runs in the namespace."""
+        """Return the processes in the namespace."""
         return [int(number) for number in ip("netns", "pids", self.name).split()]
 
     def kill(self) -> None:
-        """Kill what runs in the namespace."""
+        """Kill all processes in the namespace."""
         for number in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
 
 
 def reason_why_not() -> str:
-    """Why no namespaces can be made here; empty if they can."""
+    """Return why no namespaces can be created here, or "" if they can."""
     if shutil.which("ip") is None:
         return "the command ip (iproute2) is not installed"
     name = f"probe-{uuid.uuid4().hex[:8]}"
@@ -51,13 +51,13 @@ def reason_why_not() -> str:
 
 
 def on_small_disk(folder: Path, size: str, *line: str) -> list[str]:
-    """The command line that runs `line` where `folder` is a disk of its own of this size, which others do not see."""
+    """Return the command line that runs `line` with `folder` as a private disk of this size."""
     mount = f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"'
     return ["unshare", "--mount", "bash", "-c", mount, str(folder), *line]
 
 
 def ip(*line: str) -> str:
-    """What the command ip prints. Raises RuntimeError with its own words if it fails."""
+    """Run the command ip, and return its output. Raises RuntimeError with its message if it fails."""
     done = subprocess.run(["ip", *line], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"ip {' '.join(line)}: {done.stderr.strip()}")
@@ -66,9 +66,10 @@ def ip(*line: str) -> str:
 
 @contextmanager
 def two_nodes() -> Iterator[tuple[Node, Node]]:
-    """Two nodes, 10.91.7.1 and 10.91.7.2, that reach each other and nothing else.
+    """Yield two nodes, 10.91.7.1 and 10.91.7.2, that reach each other and nothing else.
 
-    At the end what still runs in them is killed, and they are deleted with their cable; nothing else is touched.
+    At the end, processes that still run in them are killed, and the nodes are deleted with their cable; nothing else is
+    touched.
     """
     mark = uuid.uuid4().hex[:6]
     nodes = Node(f"head-{mark}", "10.91.7.1"), Node(f"worker-{mark}", "10.91.7.2")
@@ -77,7 +78,7 @@ def two_nodes() -> Iterator[tuple[Node, Node]]:
             ip("netns", "add", node.name)
             made.callback(ip, "netns", "delete", node.name)
             made.callback(node.kill)
-        # Made in the namespaces, the cable goes with them.
+        # The cable is created inside the namespaces, so it is deleted with them.
         first, second = (node.name for node in nodes)
         ip("link", "add", INTERFACE, "netns", first, "type", "veth", "peer", "name", INTERFACE, "netns", second)
         for node in nodes:

@@ -1,4 +1,4 @@
-"""A child of the self-test on an emulated die with a fault: `python -m tests.scripts.planted_device FAULT`."""
+"""A subprocess of the self-test on an emulated die with a fault: `python -m tests.scripts.planted_device FAULT`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.health_checks import device_checks
 
 
 def without_events_and_splits() -> None:
-    """Streams do not wait for events, and an all-to-all takes the first elements, however they are to be split."""
+    """Make streams ignore events, and all-to-all return its input in a wrong order."""
     exchange = dist.all_to_all_single
 
     def in_turn(incoming: torch.Tensor, outgoing: torch.Tensor, received: list[int], sent: list[int]) -> None:
@@ -25,17 +25,17 @@ def without_events_and_splits() -> None:
 
 
 def hanging() -> None:
-    """An operator that never ends on the first die."""
+    """Make an operator hang."""
     torch.Tensor.amin = lambda tensor: signal.pause()
 
 
 def ending() -> None:
-    """An operator that ends the process."""
+    """Make an operator end the process."""
     torch.Tensor.amin = lambda tensor: os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def closed() -> None:
-    """A die that cannot be opened."""
+    """Make every die fail to open."""
 
     def rejected(die: int) -> None:
         raise RuntimeError(f"aclrtSetDevice of die {die} failed, error code is 507033")

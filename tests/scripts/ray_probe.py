@@ -1,4 +1,4 @@
-"""Stands for the training: looks at the Ray that the launcher has started, and writes seen.json into its folder.
+"""Stands for the training: inspects the Ray that the launcher has started, and writes seen.json into its folder.
 
 PROBE in its environment holds address, port and folder as JSON.
 """
@@ -23,7 +23,7 @@ SECONDS_FOR_A_JOB = 30
 
 
 def inodes(process: str) -> set[str]:
-    """Sockets that a process holds."""
+    """Return the inodes of the sockets that a process holds."""
     try:
         targets = [os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()]
     except OSError:
@@ -32,7 +32,7 @@ def inodes(process: str) -> set[str]:
 
 
 def listeners(session: int) -> dict[int, str]:
-    """Ports on which processes of `session` listen beyond loopback, and the program that does."""
+    """Return the ports on which processes of `session` listen beyond loopback, with the program of each."""
     listening = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -54,7 +54,7 @@ def listeners(session: int) -> dict[int, str]:
 
 
 def program(words: list[str]) -> str:
-    """What a command line runs: `gcs_server`, `agent.py`, the module after -m, or `ray` for a worker."""
+    """Return the program of a command line: a script, the module after -m, a binary, or `ray` for a worker."""
     if words[0].startswith("ray::"):
         return "ray"
     scripts = [Path(word).name for word in words if word.endswith(".py")]
@@ -63,7 +63,7 @@ def program(words: list[str]) -> str:
 
 
 def takes_a_job(address: str, port: int, command: str) -> bool:
-    """Whether an HTTP server at the port accepts a shell command to run."""
+    """Return whether an HTTP server at the port accepts a shell command to run."""
     body = json.dumps({"entrypoint": command}).encode()
     request = urllib.request.Request(f"http://{address}:{port}/api/job_agent/jobs/", body, method="POST")
     request.add_header("Content-Type", "application/json")
@@ -75,7 +75,7 @@ def takes_a_job(address: str, port: int, command: str) -> bool:
 
 
 def speaks_tls(address: str, port: int, certificates: Path | None) -> str:
-    """`accepted` if the server at the port speaks to a client with these certificates, else `rejected`."""
+    """Return `accepted` if the server at the port talks to a client with these certificates, else `rejected`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -89,7 +89,7 @@ def speaks_tls(address: str, port: int, certificates: Path | None) -> str:
 
 
 def doctor(address: str, port: int, folder: Path, **changed: object) -> str:
-    """What the doctor prints of the nodes."""
+    """Return the doctor's output about the nodes."""
     cluster = write_cluster_file(
         folder / "doctor.env",
         **{
@@ -121,7 +121,7 @@ def main() -> None:
     notes = re.findall(
         r"^(\d+) ", next(Path("/tmp").glob(f"ray-*-{port}/{address}.processes")).read_text(), re.MULTILINE
     )
-    # The first process that the launcher noted is Ray.
+    # The launcher records Ray's process first.
     found = listeners(int(notes[0]))
     mark = folder / "job ran"
     taking = [each for each in found if takes_a_job(address, each, f"touch '{mark}'")]

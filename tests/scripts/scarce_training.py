@@ -1,4 +1,4 @@
-"""`python -m tests.scripts.scarce_training`: `rehearsal.training` on dies that have too little memory at one place."""
+"""`python -m tests.scripts.scarce_training`: `rehearsal.training` with too little die memory for some updates."""
 
 import sys
 
@@ -10,7 +10,7 @@ from verl_patches.trainer import main_ppo
 
 
 def start_workers(config: DictConfig) -> Template:
-    """The process that Ray's workers are forked from."""
+    """Start the process from which Ray's workers are forked."""
     return start_template((*modules_of(config), "tests.scripts.scarce_workers"))
 
 

@@ -1,5 +1,5 @@
-"""Imported by the process that Ray's workers are forked from: updates after the second step have so many bytes of a die
-as the file `limit` in the run's folder says, and no more."""
+"""Imported by the process from which Ray's workers are forked: limits the device memory of updates after the second
+step to the number of bytes in the file `limit` in the run's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _phase = Signs.phase
 
 @contextmanager
 def limited(self: Signs, name: str) -> Iterator[None]:
-    """A phase, with less memory if it is one of those updates."""
+    """Run a phase, with less memory if it is one of those updates."""
     folder = Path(settings.current().measure.output_dir)
     scarce = name == "update" and (folder / "checkpoints" / AFTER).is_dir()
     if scarce:
@@ -32,4 +32,4 @@ def limited(self: Signs, name: str) -> Iterator[None]:
             torch.npu.set_per_process_memory_fraction(1.0)
 
 
-Signs.phase = limited  # type: ignore[method-assign]  # of this process and of those that it forks
+Signs.phase = limited  # type: ignore[method-assign]  # in this process and those that it forks

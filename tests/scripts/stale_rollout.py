@@ -1,4 +1,4 @@
-"""A fault, which verl's workers import as `external_lib`: the rollout gets the weights once, and never again."""
+"""A fault that verl's workers import as `external_lib`: the rollout receives the weights only once."""
 
 from typing import Any
 

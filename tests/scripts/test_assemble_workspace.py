@@ -1,4 +1,4 @@
-"""scripts/assemble_workspace.sh on a throw-away project: the overlay's folders copied beside throw-away upstreams."""
+"""scripts/assemble_workspace.sh on a temporary project: the overlay's folders next to temporary upstreams."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ setup(name="vllm-ascend", entry_points={"vllm.platform_plugins": ["ascend = vllm
 
 
 class Project:
-    """A fork of one's own with the overlay's folders in it, and checkouts of two upstreams next to it."""
+    """A user's fork with the overlay's folders in it, and checkouts of two upstreams next to it."""
 
     def __init__(self, folder: Path) -> None:
         self.checkouts = folder / "checkouts"
@@ -88,7 +88,7 @@ class Project:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def commit(self, checkout: str) -> str:
-        """Commit everything in a checkout; the commit."""
+        """Commit everything in a checkout, and return the commit."""
         if not (self.checkouts / checkout / ".git").exists():
             self.git(checkout, "init", "-q")
         self.git(checkout, "add", "-A")
@@ -109,21 +109,21 @@ class Project:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
     def present(self) -> bool:
-        """Whether anything of upstream, of the manifest or of the staging folder is in the fork."""
+        """Return whether the fork has any files of the upstreams, of the manifest or of the staging folder."""
         names = ("verl", "vllm_ascend", ".workspace", ".workspace.new", "vllm_ascend-*.dist-info")
         return any(found for name in names for found in self.root.glob(name))
 
     def plugins(self) -> str:
-        """Version and platform plugin of vLLM-Ascend as a process in the fork finds them."""
+        """Return version and platform plugin of vLLM-Ascend as a process in the fork finds them."""
         script = (
             "import importlib.metadata as m; (plugin,) = m.entry_points(group='vllm.platform_plugins'); "
             "print(m.version('vllm-ascend'), plugin.name, plugin.value)"
         )
-        # -S: without the site packages, in which vLLM-Ascend is installed here.
+        # -S: without site-packages, where vLLM-Ascend is installed here.
         return self.python("-S", "-c", script)
 
     def use(self) -> str:
-        """What the patched function returns in a process that knows the fork only."""
+        """Return the patched function's result in a process that only knows the fork."""
         script = "import verl.workers.megatron_workers as m, overlay; overlay.assert_effective(); print(m.work(1))"
         return self.python("-c", script)
 
@@ -144,7 +144,7 @@ def test_it_assembles_a_working_workspace_again_and_undoes_it(project):
             "from verl_patches import prelude_patch  # noqa: F401",
         ]
         assert sum("prelude_patch" in line for line in lines) == 1
-        # Every import of verl activates the patches, of FSDP's workers and of any program too.
+        # Every import of verl activates the patches, be it from FSDP's workers or from any program.
         assert (project.root / "verl/__init__.py").read_text().count("prelude_patch") == 1
         assert project.python("-c", "import verl, overlay; print(len(overlay.report().pending))") == "1"
         assert (project.root / "vllm_ascend/core.py").read_text() == "VALUE = 2\n"
@@ -225,7 +225,7 @@ def test_it_overwrites_and_removes_only_what_it_put_there_unchanged(project):
 
 
 def forked(project: Project) -> Project:
-    """The packages lie in the fork itself, as in a repository of one's own."""
+    """Put the packages into the fork itself, as in a user's own repository."""
     for checkout, package in (("verl", "verl"), ("vllm-ascend", "vllm_ascend")):
         shutil.copytree(project.checkouts / checkout / package, project.root / package)
     return project
@@ -246,14 +246,14 @@ def test_a_fork_is_prepared_where_it_lies_and_a_second_time_nothing_changes(proj
     again = project.assemble("--in-place")
     assert again.returncode == 0 and "has the patches of vllm_ascend_patches/series already" in again.stdout
     assert stamps == {path: path.stat().st_mtime_ns for path in project.root.rglob("*.py")}
-    # Nothing of it is this script's to remove.
+    # Nothing in the fork was put there by this script, so it removes nothing.
     assert "nothing to undo" in project.assemble("--undo").stdout and (project.root / "verl").is_dir()
 
 
 def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
     rejected(project.assemble("--in-place"), "has no package of overlay/pins.toml")
     forked(project)
-    # The package alone does not say which plugins it has.
+    # The package alone does not show which plugins it has.
     rejected(project.assemble("--in-place", "--from", "/nowhere"), "vllm_ascend: its metadata cannot be written")
     (project.root / "vllm_ascend/core.py").write_text("VALUE = 7\n")
     rejected(in_place(project), "series does not apply")

@@ -1,5 +1,5 @@
-"""scripts/internal/capture_activations.py: a process for each die, what becomes of them when one fails, and what it
-asks of verl's worker and writes."""
+"""scripts/internal/capture_activations.py: it starts one process per die and ends all when one fails; its calls to
+verl's worker and its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from post_training.mismatch.points import EMBEDDING, FINAL_NORM
 from scripts.internal import capture_activations
 from scripts.internal.capture_activations import _capture
 
-# The ranks write what they were given, then do as the request says; nothing of the stack is imported.
+# The ranks write their environment, then do what the request says; the real stack is not imported.
 RANKS = """
 import json, os, signal, sys
 from pathlib import Path
@@ -51,7 +51,7 @@ sys.exit(program.main(Path(sys.argv[1])))
 
 
 def ranks(folder: Path, **asked: object) -> tuple[subprocess.CompletedProcess[str], list[dict]]:
-    """How the program ended, and what each rank was given."""
+    """Run the program. Return the ended process, and the environment that each rank received."""
     (folder / "request.json").write_text(json.dumps({"folder": str(folder)} | asked))
     command = [sys.executable, "-c", RANKS, str(folder / "request.json")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -100,7 +100,7 @@ def test_the_program_reads_the_request_that_it_is_given(tmp_path):
 
 
 class Worker:
-    """verl's: keeps what is asked of it."""
+    """verl's worker; records what it is asked."""
 
     def __init__(self, config, role):
         self.config, self.asked, self.tokenizer = config, [role], SimpleNamespace(pad_token_id=0)
@@ -115,7 +115,7 @@ class Worker:
 
 @pytest.fixture
 def rank_0(tmp_path, monkeypatch):
-    """The first of two ranks, without the stack; returns what is asked of it. The second one's parts are there."""
+    """Make this process rank 0 of two, without the stack. Return its request; the second rank's parts exist."""
     modules = {name: ModuleType(name) for name in ("verl", "verl.workers", "verl.workers.megatron_workers")}
     modules["verl.workers.megatron_workers"].ActorRolloutRefWorker = Worker
     for name, module in modules.items():

@@ -1,4 +1,4 @@
-"""The check of an image: what it imports, and each reason for which it fails, with modules that are stood in for."""
+"""The image's self-check: its imports, and each reason for which it fails, with stand-in modules."""
 
 import sys
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ program = load_script("scripts/internal/check_image.py")
 
 @pytest.fixture
 def image(monkeypatch):
-    """Imports that succeed, a report and a platform; returns what was imported, the report and the platform."""
+    """Make imports succeed. Return what was imported, the report and the platform."""
     import overlay
 
     report = SimpleNamespace(applied=["a", "b"], pending=["c"], effective={"a": True, "b": True})

@@ -1,4 +1,4 @@
-"""Chips of a node: family, memory and links of an Atlas A2, by what npu-smi prints, against the cluster's file."""
+"""A node's chips: family, memory and links of an Atlas A2 from npu-smi's output, checked against the cluster file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FILES = sorted((ROOT / "scripts" / "env").glob("a2_8_cards_*.env"))
 
 
 def test_families_are_those_of_torch_npu():
-    """torch_npu's own table of chips numbers those of an Atlas A2 from 220 to 225; tests/npu_emulator/test_chip.py has
-    an Atlas A3's."""
+    """torch_npu's own table numbers the chips of an Atlas A2 from 220 to 225; an Atlas A3's are in
+    tests/npu_emulator/test_chip.py."""
     program = "import torch, torch_npu; print(torch_npu.npu.get_soc_version())"
     environment = {"NPU_EMULATOR_CHIP": "Ascend910B4-1", "PATH": "/usr/bin:/bin"}
     said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True).stdout
@@ -49,7 +49,7 @@ def test_table_of_npu_smi_has_name_health_and_memory():
 
 @pytest.fixture
 def smi(monkeypatch):
-    """`smi(table, topology)`: what npu-smi says, as the findings by what was looked at."""
+    """Return `examine(table, topology)`, which runs the check on this npu-smi output; findings are by subject."""
 
     def examine(table: str, topology: str = "", **settings: str) -> dict[str, str]:
         said = {("info",): table, ("info", "-t", "topo"): topology}
@@ -116,7 +116,7 @@ def test_emulated_chip_is_held_against_the_file(monkeypatch):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_file_of_an_atlas_a2_is_complete_and_its_cards(file, tmp_path):
-    """The launcher takes it once its one placeholder is filled in; every number is that of the card."""
+    """The launcher accepts it once its only placeholder is filled in, and every number is the card's."""
     read_settings = load_script("scripts/doctor.py").read_settings
     with pytest.raises(ValueError, match="MODEL_PATH is still the placeholder"):
         read_settings(file)
@@ -148,7 +148,7 @@ def test_invalid_chip_and_memory_rejected(tmp_path, setting, says):
 
 
 def test_file_without_a_chip_describes_an_atlas_a3(tmp_path):
-    """Files of users that were written before CHIP and DIE_MEMORY could be set."""
+    """Users may have files from before CHIP and DIE_MEMORY could be set."""
     lines = FILES[0].read_text().replace("<folder of the model>", str(tmp_path)).splitlines()
     file = tmp_path / "old.env"
     file.write_text("\n".join(line for line in lines if not line.startswith(("CHIP=", "DIE_MEMORY="))) + "\n")

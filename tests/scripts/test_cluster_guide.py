@@ -1,4 +1,4 @@
-"""The walk-through of the cluster in English and in Chinese: the same commands and tables, and true ones."""
+"""The cluster guide in English and in Chinese: its commands and tables are the same, and correct."""
 
 import re
 
@@ -10,12 +10,12 @@ ENGLISH, CHINESE = ((ROOT / "docs" / name).read_text() for name in ("cluster.md"
 
 
 def commands(text: str) -> list[str]:
-    """The indented lines."""
+    """Return the indented lines."""
     return re.findall(r"^    (.+)$", text, re.MULTILINE)
 
 
 def rows(text: str) -> list[int]:
-    """Number of rows of every table."""
+    """Return the number of rows of every table."""
     return [len(table.splitlines()) for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
 
 
@@ -36,7 +36,7 @@ def test_numbers_of_the_plan_are_the_same():
 def test_named_settings_and_options_exist(text):
     settings = (ROOT / "scripts" / "env" / "a3_256_dies.env").read_text()
     named = set(re.findall(r"`((?:HCCL|RAY_TLS|SOCKET|MASTER|OUTPUT)_[A-Z_]+)", text))
-    # What FILE leaves out, and the guide says when to add it.
+    # The file leaves these out, and the guide says when to add them.
     for name in named - {"HCCL_NPU_SOCKET_PORT_RANGE"}:
         assert f"\n{name}=" in settings, name
     launcher = (ROOT / "scripts" / "internal" / "launch.sh").read_text()

@@ -1,4 +1,4 @@
-"""Every program under scripts/ as it is started: it says how it is used, and rejects what it does not know."""
+"""Every program under scripts/, as it is started: it prints its usage, and rejects unknown options."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-# What each cannot do without; any other can be started with nothing.
+# Required arguments of each program; every other program starts without arguments.
 REQUIRED = {
     "check_data.py": "FILE",
     "convert_ckpt_deepseek3.py": "--load-dir, --save-dir",
@@ -39,12 +39,12 @@ SCRIPTS = sorted(FOLDER.glob("[!_]*.py"))
 
 @pytest.fixture
 def start(monkeypatch, capsys):
-    """Start a script with arguments: its exit code, output and error output."""
+    """Return a function that starts a script with arguments and returns its exit code, output and error output."""
 
     def run(script: Path, *arguments: str) -> tuple[object, str, str]:
         monkeypatch.setattr(sys, "argv", [str(script), *arguments])
         monkeypatch.setattr(sys, "path", list(sys.path))
-        # evaluate.py sets variables for what it imports.
+        # evaluate.py sets variables for its imports.
         with mock.patch.dict(os.environ), pytest.raises(SystemExit) as ended:
             runpy.run_path(str(script), run_name="__main__")
         return ended.value.code, *capsys.readouterr()
@@ -70,7 +70,7 @@ def test_a_script_rejects_an_option_that_it_does_not_know(start, script):
     ids=lambda each: each.name,
 )
 def test_a_program_finds_the_packages_of_its_own_checkout(program):
-    """A program is started by its path, wherever one is; that its modules are imported already hides it in here."""
+    """Programs are started by path, from anywhere. In this process imported modules would hide a wrong path."""
     ((place, added),) = re.findall(r"^sys\.path\.insert\((.*?), (.*)\)$", program.read_text(), re.MULTILINE)
     (root,) = re.findall(r"^ROOT = (.*)$", program.read_text(), re.MULTILINE) or [None]
     names = {"Path": Path, "__file__": str(program)}
@@ -87,7 +87,7 @@ def test_a_script_names_all_that_it_lacks(start, script):
 
 @pytest.fixture
 def defaults(start, monkeypatch):
-    """The options of a script for which a number or a word is taken where nothing is given, none of them a switch."""
+    """Return a function that gives a script's options with a string or number as default, switches excluded."""
 
     def found(script: Path) -> list[argparse.Action]:
         parsers = []
@@ -106,8 +106,8 @@ def defaults(start, monkeypatch):
 
 
 def test_defaults_are_those_that_users_know(defaults):
-    """Whoever changes one changes what a command does that somebody has written down: it stands in defaults.json, and
-    in CHANGELOG.md. Left out are those that lie in this checkout, and what follows from the machine's processors."""
+    """Changing a default changes commands that users have written down, so it must be listed in defaults.json and in
+    CHANGELOG.md. Defaults inside this checkout and ones that follow from the number of processors are left out."""
     found = {}
     for script in SCRIPTS:
         of_one = {each.option_strings[-1]: each.default for each in defaults(script) if each.dest != "workers"}
@@ -118,7 +118,7 @@ def test_defaults_are_those_that_users_know(defaults):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_the_help_says_every_default(defaults, script):
-    """A path is said in words."""
+    """Paths are described in words instead."""
     for action in defaults(script):
         said = (action.help or "") % (vars(action) | {"prog": script.name})
         value = action.default if isinstance(action.default, str) else f"{action.default:g}"

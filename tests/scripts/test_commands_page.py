@@ -1,4 +1,4 @@
-"""docs/commands.md: every script that a user starts is there, with an example that its own --help allows."""
+"""docs/commands.md lists every script that a user starts, with an example that its own --help allows."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ import pytest
 from tests.scripts.cluster_files import ROOT
 
 PAGES = [ROOT / "docs" / f"commands{language}.md" for language in ("", ".zh")]
-# Not in scripts/ itself, and yet for users.
+# Programs for users that are not directly in scripts/.
 ELSEWHERE = {
     "gsm8k.py": "examples/data_preprocess/gsm8k.py",
     "math_dataset.py": "examples/data_preprocess/math_dataset.py",
@@ -27,7 +27,7 @@ LAUNCHER = "scripts/train_deepseekv3_256die_true_weight.sh"
 
 
 def entries(page: Path) -> dict[str, tuple[str, str]]:
-    """The text and the example of every script of a page."""
+    """Return the text and the example of every script on a page."""
     found = {}
     for part in re.split(r"^### ", page.read_text(), flags=re.MULTILINE)[1:]:
         part = part.partition("\n## ")[0]
@@ -41,12 +41,12 @@ ENTRIES = entries(PAGES[0])
 
 
 def help_of(script: str) -> str:
-    """What `--help` prints."""
+    """Return the output of `--help`."""
     path = ROOT / (LAUNCHER if script == ELSEWHERE["launch.sh"] else script)
     if path.suffix == ".sh":
         return subprocess.run(["bash", path, "--help"], capture_output=True, text=True, check=True).stdout
     printed = io.StringIO()
-    # evaluate.py sets variables for what it imports.
+    # evaluate.py sets variables for its imports.
     with (
         mock.patch.dict(os.environ),
         mock.patch.object(sys, "argv", [str(path), "--help"]),

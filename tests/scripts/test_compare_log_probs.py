@@ -1,4 +1,4 @@
-"""scripts/compare_log_probs.py: what it rejects, what it starts and with what, and what it makes of two dumps."""
+"""scripts/compare_log_probs.py: what it rejects, which workers it starts, and its report on two dumps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scripts import compare_log_probs
 from tests.html_pages import StrictPage
 from tests.post_training.mismatch.synthetic import SEQUENCES, changed, dump
 
-# Stands in for the ranks: it has both sides of the made-up model ready, in each dtype.
+# Stands in for the ranks, with both sides of a made-up model prepared in each dtype.
 WORKER = """
 import json, shutil, sys
 from pathlib import Path
@@ -32,7 +32,7 @@ shutil.copy(asked["config"], here / f"seen.{dtype}.yaml")
 
 @pytest.fixture
 def files(tmp_path):
-    """A dump of each side; the rollout's attention of layer 1 is wrong."""
+    """Write a dump of each side, and one of the rollout in which the attention of layer 1 is wrong."""
     for side in ("rollout", "training"):
         write_dump(tmp_path / side, dump(side))
     wrong = changed(dump("rollout"), of_layer(1, points.ATTENTION), lambda values: values * 2)
@@ -42,7 +42,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run's folder, with its model's, and a worker that computes nothing; in bfloat16 the rollout is wrong."""
+    """Prepare a run's folder with its model, and a worker that computes nothing; in bfloat16 the rollout is wrong."""
     folder = tmp_path / "run"
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "config.json").write_text(json.dumps({"vocab_size": 20}))
@@ -91,7 +91,7 @@ def test_where_they_part_is_said_written_and_drawn(files, capsys):
     assert said["first"] == of_layer(1, points.ATTENTION) and "layer 1, attention" in said["sentence"]
     page = StrictPage((files / "out" / "comparison.html").read_text())
     assert page.tags["svg"] >= 1 and "layer 1, attention" in page.text
-    assert compared(files, *both(files, "wrong"), "--tolerance", 2) == 2  # the folder holds one
+    assert compared(files, *both(files, "wrong"), "--tolerance", 2) == 2  # the folder holds only one
 
 
 def test_a_tolerance_of_ones_own_counts(files):

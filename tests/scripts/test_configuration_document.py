@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the settings and the schema say today, and names every key."""
+"""docs/configuration.md is up to date with the settings and the schema, and has every key."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a fork's CI and pre-commit run is what scripts/test.sh runs, and all of it is there."""
+"""A fork's CI and pre-commit run the same checks as scripts/test.sh, with scripts that exist."""
 
 import os
 import re
@@ -15,7 +15,7 @@ TOOL = re.compile(r'^\s*"\$tools/([\w-]+)"(?P<arguments>.*)$', re.MULTILINE)
 
 
 def checks() -> list[str]:
-    """The checks of scripts/test.sh before the tests, as `tool subcommand`."""
+    """Return the checks that scripts/test.sh runs before the tests, as `tool subcommand`."""
     found = [
         (match[1], match["arguments"].split()) for match in TOOL.finditer((ROOT / "scripts" / "test.sh").read_text())
     ]
@@ -29,7 +29,7 @@ def hooks() -> list[dict]:
 
 
 def missing_commands(workflow: dict) -> list[str]:
-    """Scripts that a workflow runs and that are not in the repository."""
+    """Return the scripts that a workflow runs and the repository does not have."""
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     assert commands
     return [command for command in commands if not (ROOT / shlex.split(command)[1]).is_file()]
@@ -58,7 +58,7 @@ def test_a_script_that_is_not_there_is_noticed():
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs .ci/run where the tests of a stack end as `codes` say: its end, and the stacks whose tests were run."""
+    """Return a function that runs .ci/run with test results `codes`, and returns its end and the tested stacks."""
     for folder in (".ci", "scripts/lib"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "scripts/test.sh").write_text('echo "$*" >>ran; exit "$((CODE_$2))"\n')

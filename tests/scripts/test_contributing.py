@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md, followed to the letter in a copy of the checkout."""
+"""The worked examples in CONTRIBUTING.md, followed literally in a copy of the checkout."""
 
 import re
 import shutil
@@ -14,20 +14,20 @@ STEP = re.compile(r"(?:(Make|Append to)\s+`(?P<file>[\w./]+)`:\n\n)?^```(python|
 LOCK, TABLE, KEYS = "overlay/fingerprints.lock.json", "docs/patches.md", "docs/configuration.md"
 EFFECTS = "tests/demonstrations/effects.json"
 GENERATED = {"patch": {LOCK, TABLE, EFFECTS}, "feature": {LOCK, TABLE, EFFECTS, KEYS}, "model": set[str]()}
-"""What is written anew in each example."""
+"""Files that each example generates anew."""
 MINUTES = "test_load_weights.py"
-"""What a command that takes minutes names; the exhaustive tier runs it."""
+"""A word in the command that takes minutes, which only the exhaustive tier runs."""
 TOUCHED = {"patch": 2, "feature": 3, "model": 2}
-"""Files that each example makes or changes, besides generated ones."""
+"""Number of files that each example creates or changes, besides generated ones."""
 
 
 def example(guide: str, name: str) -> str:
-    """The section of the guide that adds this."""
+    """Return the section of the guide that adds this."""
     return guide.partition(f"## Example: add a {name}\n")[2].partition("\n## ")[0]
 
 
 def steps(guide: str) -> Iterator[tuple[str, str, str]]:
-    """What to do in order: (Make or Append to, file, text), or ("", "", command)."""
+    """Yield the steps in order: (Make or Append to, file, text), or ("", "", command)."""
     for match in STEP.finditer(guide):
         if match["file"]:
             yield match[1], match["file"], match["text"]
@@ -36,7 +36,7 @@ def steps(guide: str) -> Iterator[tuple[str, str, str]]:
 
 
 def copied(folder: Path) -> Path:
-    """The files of the checkout as they are now, and its environment."""
+    """Copy the checkout's current files, and link its environment."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
@@ -48,7 +48,7 @@ def copied(folder: Path) -> Path:
 
 
 def append(file: Path, text: str) -> None:
-    """Put code at the end of a file, and the imports that it begins with among the file's own."""
+    """Append code to a file, and sort the imports at its beginning into the file's own."""
     lines = text.splitlines()
     while lines and lines[0].startswith("from "):
         imported, content = lines.pop(0), file.read_text().splitlines()
@@ -58,7 +58,7 @@ def append(file: Path, text: str) -> None:
 
 
 def follow(guide: str, checkout: Path, minutes: bool = False) -> list[str]:
-    """Do what the guide says. Returns what its commands print; raises CalledProcessError for one that fails."""
+    """Follow the guide. Return what its commands print; raises CalledProcessError if one fails."""
     printed = []
     for verb, file, text in steps(guide):
         place = checkout / file
@@ -75,7 +75,7 @@ def follow(guide: str, checkout: Path, minutes: bool = False) -> list[str]:
 
 
 def contents(checkout: Path) -> dict[str, bytes]:
-    """Every file of the checkout but what git ignores."""
+    """Return every file of the checkout that git does not ignore."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=checkout, capture_output=True, text=True, check=True).stdout.split("\0")
     return {name: (checkout / name).read_bytes() for name in names if (checkout / name).is_file()}

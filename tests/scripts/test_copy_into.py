@@ -1,4 +1,4 @@
-"""scripts/copy_into.sh on git checkouts of the packages that are installed here."""
+"""scripts/copy_into.sh on git checkouts of the packages installed here."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECTION = (ROOT / "docs/workspace.md").read_text().partition("## In a fork of your own")[2].partition("##")[0]
 SETUP = 'setup(name="vllm-ascend", entry_points={"vllm.platform_plugins": ["ascend = vllm_ascend:register"]})\n'
 PRELUDE = "from verl_patches import prelude_patch"
-# Only what is in the fork, which does not have verl: torch_npu and Megatron come from where they are installed.
+# Uses only the fork, which does not have verl; torch_npu and Megatron are the installed ones.
 ACTIVATE = """
 import sys
 sys.modules["verl"] = None
@@ -29,7 +29,7 @@ print(overlay.__file__, len(report.applied), *sorted({{name.partition('.')[0] fo
 
 
 def installed(package: str) -> Path:
-    """The folder of an installed package, or a skip."""
+    """Return the folder of an installed package; skip the test if it is not installed."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed here")
@@ -42,7 +42,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def checkout(folder: Path, *packages: str) -> Path:
-    """A git repository with the Python files of packages, and with scripts of its own."""
+    """Create a git repository with the Python files of packages, and with its own scripts."""
     for package in packages:
         source = installed(package)
         for file in source.rglob("*.py"):
@@ -59,7 +59,7 @@ def checkout(folder: Path, *packages: str) -> Path:
 
 
 def copy_into(folder: Path, *arguments: str, script: Path = ROOT / "scripts/copy_into.sh") -> str:
-    """Run the script; what it prints."""
+    """Run the script, and return its output."""
     command = ["bash", str(script), "--into", str(folder), *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
@@ -86,7 +86,7 @@ def fork(tmp_path_factory) -> Path:
 
 
 def clean(folder: Path) -> bool:
-    """Whether git finds nothing changed, and no folder of ours is left either."""
+    """Return whether git sees no change, and no folder of ours is left."""
     ours = [folder / each for each in ("overlay", "post_training", ".overlay_copy", *Pins.read().patch_packages())]
     return git(folder, "status", "--porcelain", "--ignored") == "" and not any(each.exists() for each in ours)
 
@@ -104,7 +104,7 @@ def test_a_fork_gets_everything_twice_the_same_and_is_as_it_was_after_an_undo(fo
     ]
     (metadata,) = fork.glob("vllm_ascend-*.dist-info")
     assert "ascend = vllm_ascend:register" in (metadata / "entry_points.txt").read_text()
-    # What the guide names, beside the fork's own scripts.
+    # The folders that the guide names; the fork keeps its own scripts.
     named = set(re.findall(r"`(\w+)/`", SECTION))
     assert named >= {"overlay", "scripts", *(each for each in Pins.read().patch_packages() if (ROOT / each).is_dir())}
     assert all((fork / name).is_dir() for name in named) and (fork / "scripts/theirs.sh").is_file()
@@ -115,7 +115,7 @@ def test_a_fork_gets_everything_twice_the_same_and_is_as_it_was_after_an_undo(fo
     before = git(fork, "status", "--porcelain", "--untracked-files=all")
     assert "has all of it already" in copy_into(fork)
     assert git(fork, "status", "--porcelain", "--untracked-files=all") == before
-    # The copy can undo itself too.
+    # The copied script can undo the copy too.
     assert "is as it was" in copy_into(fork, "--undo", script=fork / "scripts/copy_into.sh") and clean(fork)
     assert "nothing to undo" in copy_into(fork, "--undo")
 

@@ -1,4 +1,4 @@
-"""The device's self-test: it passes on the emulator, finds every injected fault, and names a die that hangs or ends."""
+"""The device's self-test passes on the emulator, finds every injected fault, and reports a die that hangs or ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scripts.health_checks.finding import Finding
 
 PLANTED = (sys.executable, "-m", "tests.scripts.planted_device")
 ELEMENTS = 200_003
-# Streams of the emulator run late, in any order that events allow.
+# The emulator's streams run late, in any order that events allow.
 SEED = "7"
 
 
@@ -83,7 +83,7 @@ def test_die_that_cannot_be_opened_is_named_with_its_error():
 
 
 def replaced(monkeypatch, name, instead):
-    """Let every call of a tensor's method go through `instead`, which gets upstream's first."""
+    """Route every call of a tensor's method through `instead`, which gets the original as its first argument."""
     upstream = getattr(torch.Tensor, name)
     monkeypatch.setattr(torch.Tensor, name, lambda *given, **named: instead(upstream, *given, **named))
 
@@ -112,7 +112,7 @@ def test_isfinite_that_rejects_large_values_is_found(monkeypatch):
 
 
 COUNTED = 2**17
-"""Where the kernels of these tests stop counting."""
+"""The number of elements after which the faulty kernels of these tests stop."""
 
 
 def half_zeroed(upstream, tensor):
@@ -134,7 +134,7 @@ def half_copied(upstream, tensor, source, *given, **named):
     ],
 )
 def test_kernels_that_count_too_little_are_found(monkeypatch, name, fault, said):
-    """With fewer elements: what is wrong beyond 2**31 on a device is wrong beyond COUNTED here."""
+    """Fewer elements are used here: COUNTED stands for the 2**31 after which a device's kernel may be wrong."""
     assert large_tensors(ELEMENTS) == (OK, f"fills and copies of {ELEMENTS} elements are whole, and so are sums")
     replaced(monkeypatch, name, lambda upstream, tensor, *given, **named: (
         fault(upstream, tensor, *given, **named) if tensor.numel() == ELEMENTS else upstream(tensor, *given, **named)
@@ -185,7 +185,7 @@ def test_preflight_fails_on_a_bad_die_alone(monkeypatch):
 
 
 def test_preflight_tests_dies_once(monkeypatch):
-    """Its stage of the node asks the doctor, which would test them again."""
+    """The node stage asks the doctor, which would otherwise test them again."""
     asked = []
     monkeypatch.setattr(preflight.doctor, "main", lambda arguments: asked.append(arguments) or 0)
     preflight._node(SimpleNamespace(cluster="file", stack="2026"))

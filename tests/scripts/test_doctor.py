@@ -1,4 +1,4 @@
-"""The doctor with stub commands on PATH: what it finds bad, and the remedy that each finding names."""
+"""The doctor with stub commands on PATH: the problems that it finds, and the remedy for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADDRESSES = r"1: lo    inet 127.0.0.1/8 scope host lo\n2: enp0    inet 10.0.0.1/
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A node with a real NPU driver, as far as its commands tell; `says` replaces what a command prints."""
+    """Return `says`, which sets what a command prints, on a node that seems to have a real NPU driver."""
     monkeypatch.setattr(node, "emulated", lambda: False)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -38,7 +38,7 @@ def machine(tmp_path, monkeypatch):
 
 
 def remedies(findings) -> dict[str, str]:
-    """The remedy of everything that is bad."""
+    """Return the remedy of every bad finding."""
     return {finding.what: finding.remedy for finding in findings if finding.state == "BAD"}
 
 
@@ -112,13 +112,13 @@ def test_shared_memory_and_allocator(monkeypatch):
     monkeypatch.setattr(node.shutil, "disk_usage", lambda path: usage)
     assert node.shared_memory(Path("/")).remedy.startswith("give the container --shm-size")
     usage.free = 3 * 10**9
-    # A host of 10 GB, of which Ray's objects take 0.3.
+    # On a host of 10 GB, Ray's object store takes 3 GB.
     monkeypatch.setattr(node.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 10**7}.__getitem__)
     enough = node.shared_memory(Path("/"))
     assert (enough.detail, enough.remedy) == ("3 GB free", "")
     usage.free -= 1
     assert node.shared_memory(Path("/")).remedy == "give the container --shm-size 3g"
-    # Ray takes no more than 200 GB, however much there is.
+    # Ray takes at most 200 GB, however much memory there is.
     monkeypatch.setattr(node.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 10**9}.__getitem__)
     assert node.shared_memory(Path("/")).remedy == "give the container --shm-size 200g"
     assert "install jemalloc" in node.jemalloc("/no/such").remedy and not node.jemalloc("none").remedy
@@ -165,7 +165,7 @@ ok  OUTPUT_DIR            2 GB free in MODEL; scripts/plan.py says what is neede
 
 
 def test_the_whole_report_of_a_node(machine, tmp_path, monkeypatch):
-    """Every line, in its order: what is well, what is not and what mends it."""
+    """The report has every line in order: what is well, what is not, and the remedy."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").touch()
@@ -190,7 +190,7 @@ def test_the_whole_report_of_a_node(machine, tmp_path, monkeypatch):
 
 def test_an_emulated_npu_needs_no_locked_memory_and_no_cann(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
-    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)  # which the emulated NPU sets
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)  # set by the emulated NPU
     for emulated in (True, False):
         monkeypatch.setattr(node, "emulated", lambda there=emulated: there)
         assert bool(node.limit_of_locked_memory().remedy) is not emulated
@@ -326,7 +326,7 @@ def test_a_ray_that_cannot_be_asked_rejected_at_once(tmp_path, capsys, address, 
 
 
 def test_a_node_that_fails_is_named_with_the_last_line_that_it_said():
-    """Ray puts the trace of the other process before it."""
+    """Ray puts the other process's traceback before it."""
 
     class Asking:
         def remote(self):

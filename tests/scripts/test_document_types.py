@@ -1,4 +1,4 @@
-"""docs/weight_types.md is what its generator prints, and names the tensors that stay float32."""
+"""docs/weight_types.md is up to date with its generator, and has the tensors that stay float32."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""scripts/lib/documentation.sh with stub commands on PATH: what it installs, when, and what does without it."""
+"""scripts/lib/documentation.sh with stub commands on PATH: what it installs, when, and what runs without it."""
 
 from pathlib import Path
 
@@ -51,6 +51,6 @@ def test_failed_installation_repeated(machine: Machine) -> None:
 
 
 def test_rehearsal_needs_no_site() -> None:
-    """Its set-up stays short: only the tests and docs.sh install it."""
+    """Its set-up stays short: only the tests and docs.sh install the site's packages."""
     users = [path.name for path in (ROOT / "scripts").rglob("*.sh") if "documentation_ensure" in path.read_text()]
     assert sorted(users) == ["docs.sh", "documentation.sh", "test.sh"]

@@ -1,4 +1,4 @@
-"""Documents in two languages say the same, and links lead somewhere, headings included."""
+"""Documents in two languages have the same content, and all links work, including those to headings."""
 
 import re
 from pathlib import Path
@@ -50,18 +50,18 @@ def english_of(path: Path) -> Path:
 
 
 def commands(text: str) -> list[str]:
-    """The indented lines, without comments, which are translated."""
+    """Return the indented lines, without comments, which are translated."""
     lines = re.findall(r"^    (.+)$", text.partition("    overlay/  ")[0], re.MULTILINE)
     return [re.sub(r"\s+# .*", "", line) for line in lines]
 
 
 def rows(text: str) -> list[int]:
-    """Number of rows of every table."""
+    """Return the number of rows of every table."""
     return [len(table.splitlines()) for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
 
 
 def long_transcripts(text: str) -> list[str]:
-    """The first line of every indented block of more than 15 lines that is not a list of commands."""
+    """Return the first line of every indented block over 15 lines that is not a list of commands."""
     blocks = [block.split("\n") for block in re.findall(r"(?:^    .+\n?|^\n(?=    ))+", text, re.MULTILINE)]
     found = [[line.strip() for line in block if line.strip()] for block in blocks]
     return [
@@ -74,7 +74,7 @@ def headings(text: str) -> list[str]:
 
 
 def anchor(heading: str) -> str:
-    """The fragment that GitHub gives a heading."""
+    """Return the fragment that GitHub gives a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
@@ -91,7 +91,7 @@ def test_both_languages_have_the_same_content(path: Path) -> None:
         line.count("#") for line in re.findall(r"^#+ ", english, re.MULTILINE)
     ]
     assert f"]({path.name})" in english and f"]({english_of(path).name})" in chinese
-    # Names of keys, files and options, in tables as in sentences.
+    # Names of keys, files and options, in tables and in sentences.
     assert set(re.findall(r"`([\w./=:-]*[./_=][\w./=:-]*)`", chinese)) == set(
         re.findall(r"`([\w./=:-]*[./_=][\w./=:-]*)`", english)
     )

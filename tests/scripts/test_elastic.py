@@ -1,4 +1,4 @@
-"""Going on with fewer nodes: the decision under the test's own clock, and the supervisor over a fake launcher."""
+"""Continuing with fewer nodes: the decision under a fake clock, and the supervisor over a fake launcher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT = "update: 78.90 GB a die, and a die has 65.50"
 
 
 class Job:
-    """A job of 16 nodes that can go on with 8; what is there and saved is what the test says."""
+    """A job of 16 nodes that can continue with 8; the test sets which nodes exist and which step is saved."""
 
     def __init__(self, there: int = 16, wait_s: float = 600, look_s: float = 60) -> None:
         self.now, self.there, self.step = 0.0, there, 0
@@ -52,7 +52,7 @@ class Job:
         self.during()
 
     def run(self, seconds: float) -> None:
-        """The training runs, and is looked after five times a second."""
+        """Let the training run for so many seconds; the decision is checked five times a second."""
         for _ in range(int(seconds * 5)):
             self.now += 0.2
             self.elastic.check_returned()
@@ -91,7 +91,7 @@ def test_nodes_that_hold_no_layout_end_it_with_the_memory():
 
 
 def test_training_goes_back_at_the_checkpoint_after_a_return():
-    """The checkpoint that was there when the nodes returned is none, as steps since it would be lost."""
+    """A checkpoint from before the return does not count, as the steps since it would be lost."""
     job = Job(there=15, wait_s=0)
     job.elastic.choose([])
     job.step = 20
@@ -147,7 +147,7 @@ def test_second_node_lost_after_the_same_step_is_another_failure():
     assert decided([16, 8]) is Again and decided([16, 16]) is Enough
 
 
-# Describes itself as the launchers do; with `--nodes` and the overrides behind `--` it trains.
+# Describes itself as the launchers do; called with `--nodes` and overrides behind `--`, it trains.
 LAUNCHER = r"""
 nodes=2 dry=no
 while (($#)); do
@@ -172,7 +172,7 @@ exec '@PYTHON@' '@TRAINING@' '@FOLDER@/plan.json' 8 "nodes=$nodes" "$@"
 
 
 class Bench:
-    """The supervisor over a launcher that runs no job but a scripted one."""
+    """The supervisor over a launcher that runs only a scripted job."""
 
     def __init__(self, folder: Path, plan: list[dict], memory: int = 1024, role: str = "head") -> None:
         self.folder, self.output = folder, folder / "run"
@@ -196,7 +196,7 @@ class Bench:
 
     @contextmanager
     def running(self, *options: str):
-        """The supervisor, and what it has said so far."""
+        """Yield the supervisor's process, and a function that returns its output so far."""
         log = self.folder / "said"
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         with log.open("w") as output, subprocess.Popen(
@@ -214,7 +214,7 @@ class Bench:
 
 
 def test_supervisor_goes_on_with_one_node_and_back_to_two(tmp_path):
-    """The second node leaves while the first start hangs, and comes back while the second does."""
+    """The second node leaves while the first start hangs, and returns while the second start hangs."""
     bench = Bench(tmp_path, [{"after": 3, "how": "silent"}, {"after": 5, "how": "silent"}])
     with bench.running() as running, ExitStack() as second:
         second.enter_context(owning([bench.output], "supervise-second"))
@@ -279,7 +279,7 @@ def test_launchers_options_stand_before_its_overrides():
 
 
 def test_real_launcher_is_understood(tmp_path):
-    """On this machine as the head of two nodes."""
+    """This machine is the head of two nodes."""
     from tests.scripts.cluster_files import write_cluster_file
 
     file = write_cluster_file(

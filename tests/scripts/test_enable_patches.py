@@ -1,4 +1,4 @@
-"""scripts/enable_patches.py in an environment of its own: verl's own command, and any program that imports verl."""
+"""scripts/enable_patches.py in a separate environment: verl's own command, and any program that imports verl."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 def test_verls_own_command_is_ours(environment):
-    """The published line, with `$@` at its end as the guide has it: composed and checked without an edit of it."""
+    """The published line, with `$@` at its end as in the guide, is composed and checked unedited."""
     line, model = QUICK_START.replace("set -x", ""), "actor_rollout_ref.model.path=/weights"
     printed = environment.run("bash", "-c", line, "bash", "--cfg", "job")
     assert printed.returncode == 0, printed.stderr

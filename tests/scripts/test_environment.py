@@ -1,4 +1,4 @@
-"""scripts/lib/environment.sh with stub commands on PATH: what it calls, in which order, and what it rejects."""
+"""scripts/lib/environment.sh with stub commands on PATH: its calls, their order, and its rejections."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ source scripts/lib/terminal.sh
 source scripts/lib/environment.sh
 environment_ensure "$PWD" "$@"
 """
-# Stands for python3.11: makes a ".venv" whose python and uv only write down how they were called.
+# Stands for python3.11: makes a ".venv" whose python and uv only record how they were called.
 PYTHON_STUB = f"""#!/bin/bash
 case "$*" in
     *interpreter.py*) exec {shlex.quote(sys.executable)} "$@" ;;
@@ -63,7 +63,7 @@ if [[ -e "$TOOLS/hang-$name" ]]; then sleep 600 & echo $! >"$TOOLS/hanging"; ech
 """
 
 SHARED = "--numprocesses=3,--dist=loadfile,--no-loadscope-reorder"
-# One of each kind that the emulated NPU is made of.
+# One file of each kind from which the emulated NPU is built.
 SOURCES = (
     "csrc/device.cpp",
     "csrc/node.h",
@@ -75,14 +75,14 @@ SOURCES = (
 
 
 class Machine:
-    """A checkout in a temporary folder, and a PATH that holds nothing but system commands and stubs."""
+    """A checkout in a temporary folder, and a PATH with only system commands and stubs."""
 
     def __init__(self, folder: Path, name: str = "check out") -> None:
         self.root, self.tools = folder / name, folder / "tools"
         self.calls = folder / "calls"
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "requirements", self.root / "requirements")
-        # A dry run needs what plans a run, and no more.
+        # A dry run needs only what plans a run.
         for name in ("rehearsal", "post_training"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
         asked = self.root / "verl_patches/trainer/isolated_ray/interpreter.py"
@@ -106,7 +106,7 @@ class Machine:
         path.chmod(path.stat().st_mode | stat.S_IEXEC)
 
     def leave_space(self, megabytes: int) -> None:
-        """Lets the disk have so much left, whatever there really is."""
+        """Make the disk seem to have so many megabytes left."""
         self.stub("df", f"#!/bin/bash\nprintf '%s\\n' Avail {megabytes}\n")
 
     def run(self, *command: str, stack: str = "2025") -> subprocess.CompletedProcess[str]:
@@ -151,7 +151,7 @@ def test_a_path_from_which_ray_starts_no_workers_rejected_before_anything_is_mad
 
 
 def test_stacks_have_environments_of_their_own(machine):
-    """Other folders, locks, logs and stamps: each is set up once, whatever becomes of the other."""
+    """They have separate folders, locks, logs and stamps: each is set up once, whatever happens to the other."""
     machine.run()
     machine.take_calls()
     first = machine.run(stack="2026")
@@ -297,7 +297,7 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, 
         env=machine.environment,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell cannot trap what was ignored when it started, as these are below some test harnesses.
+        # A shell cannot trap signals that were ignored at its start, as these are below some test harnesses.
         preexec_fn=lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGQUIT)],
     )
     wait_until_ready(running, machine.tools / "ready")
@@ -315,7 +315,7 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, 
 
 
 def wait_until_ready(running, pipe):
-    """Waits for a word in the named pipe; a command that ends without one fails the test at once."""
+    """Wait for a word in the named pipe; a command that ends without one fails the test at once."""
     ready, ended = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(running.pid)
     try:
         readable, _, _ = select.select([ready, ended], [], [], 600)
@@ -351,13 +351,13 @@ def test_setup_that_runs_elsewhere_is_waited_for(machine):
 
 
 def as_another_user(machine):
-    """Runs environment_ensure where the checkout cannot be written; root goes without the right to write anywhere."""
+    """Run environment_ensure with an unwritable checkout; root gives up its right to write anywhere for that."""
     for folder in (machine.root, machine.root / ".cache", machine.root / ".venv", machine.root / ".venv" / "stamps"):
         folder.chmod(0o555)
     (machine.root / ".cache" / "setup.lock").chmod(0o444)
     less = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
     command = [*less, "bash", "-c", ENSURE]
-    machine.environment["PATH"] += ":/usr/bin:/bin"  # of stat, id and setpriv
+    machine.environment["PATH"] += ":/usr/bin:/bin"  # for stat, id and setpriv
     return subprocess.run(command, cwd=machine.root, env=machine.environment, capture_output=True, text=True)
 
 
@@ -433,7 +433,7 @@ def test_launcher_rejects_before_it_sets_up_anything(machine):
 
 
 def test_dry_run_needs_no_environment_and_makes_nothing(machine):
-    # -S: no installed package is seen
+    # -S: no installed package is visible
     machine.stub("python3.11", f'#!/bin/bash\nexec {shlex.quote(sys.executable)} -S "$@"\n')
     before = sorted(path.name for path in machine.root.iterdir())
     done = machine.run("bash", "scripts/rehearse.sh", "--dry-run", "--steps", "3", "--", "a.b=c d")

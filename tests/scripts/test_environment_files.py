@@ -1,4 +1,4 @@
-"""Every variable of scripts/env/ has a reader that its line names, and that reader knows it."""
+"""Every variable in scripts/env/ has a reader, named on its line, that really reads it."""
 
 import re
 import shlex
@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # The stack 2026 has its own readers: tests/stack_2026/test_environment.py.
 FILES = [file for file in sorted((ROOT / "scripts" / "env").glob("*.env")) if not file.stem.endswith("_2026")]
 LINE = re.compile(r"^([A-Z][A-Z0-9_]*)=(.*?)\s+# (\w+): \S.*$")
-# Readers whose source cannot be here, with the variables that their documentation lists. HCCL and CANN: "Environment
-# Variable Reference" of CANN; torch_npu: "Environment variables" of Ascend Extension for PyTorch 7.1.0.
+# Readers without source here, with the variables in their documentation. HCCL and CANN: "Environment Variable
+# Reference" of CANN; torch_npu: "Environment variables" of Ascend Extension for PyTorch 7.1.0.
 DOCUMENTED = {
     "cann": {"ASCEND_GLOBAL_LOG_LEVEL"},
     "hccl": {
@@ -30,12 +30,12 @@ DOCUMENTED = {
     "torch_npu": {"PYTORCH_NPU_ALLOC_CONF", "TASK_QUEUE_ENABLE"},
     "python": {"PYTHONUNBUFFERED"},
 }
-# Distributions whose compiled part reads a variable.
+# Distributions with a compiled part that reads a variable.
 COMPILED = {"torch": "lib/libtorch_cpu.so", "torch_npu": "lib/libtorch_npu.so", "ray": "_raylet.so"}
 
 
 def variables(file: Path) -> list[tuple[str, str]]:
-    """Name and reader of every variable; a line in another form fails."""
+    """Return name and reader of every variable; a line in another form fails."""
     found = []
     for text in file.read_text().splitlines():
         if text and not text.startswith("#"):
@@ -46,7 +46,7 @@ def variables(file: Path) -> list[tuple[str, str]]:
 
 
 def has_reader(name: str, reader: str) -> bool:
-    """Whether `reader` reads the variable: by its source, its compiled part, or its documentation."""
+    """Return whether `reader` reads the variable: by its source, its compiled part, or its documentation."""
     if reader == "launcher":
         return any(re.search(rf"\b{name}\b", path.read_text()) for path in (ROOT / "scripts" / "lib").glob("*.sh"))
     if name in DOCUMENTED.get(reader, ()):
@@ -57,7 +57,7 @@ def has_reader(name: str, reader: str) -> bool:
     folder = Path(package.submodule_search_locations[0])
     if any(name in path.read_text(errors="ignore") for path in folder.rglob("*.py")):
         return True
-    # RAY_xyz is the environment's form of the C++ setting xyz.
+    # RAY_xyz is the environment variable of the C++ setting xyz.
     names = {name.encode(), name.removeprefix("RAY_").encode()}
     return reader in COMPILED and any(each in (folder / COMPILED[reader]).read_bytes() for each in names)
 
@@ -69,7 +69,7 @@ def test_every_variable_has_the_reader_that_is_named(file):
     assert [name for name, reader in found if not has_reader(name, reader)] == []
 
 
-# The published recipe's variables; None where it gives no value.
+# The published recipe's variables; None if it gives no value.
 RECIPE = {
     "HCCL_CONNECT_TIMEOUT": None,
     "HCCL_EXEC_TIMEOUT": None,
@@ -93,12 +93,12 @@ def test_the_cluster_has_the_variables_of_the_recipe():
     assert {name: given.get(name, "missing") for name in RECIPE} == {
         name: given.get(name) if value is None else value for name, value in RECIPE.items()
     }
-    # The overlay sets VLLM_DP_SIZE, by the place of each engine.
+    # The overlay sets VLLM_DP_SIZE by the place of each engine.
     assert "VLLM_DP_SIZE" not in given
 
 
 def test_the_one_variable_of_the_recipe_that_is_left_out_would_have_no_reader():
-    """Hydra reads HYDRA_FULL_ERROR where hydra.main runs a program; this entry point composes and runs by itself."""
+    """Hydra reads HYDRA_FULL_ERROR when hydra.main runs a program; this entry point composes without it."""
     assert "HYDRA_FULL_ERROR" not in read_environment(ROOT / "scripts" / "env" / "a3_256_dies.env")
     entry = (ROOT / "verl_patches" / "trainer" / "main_ppo.py").read_text()
     assert "hydra.main" not in entry and "initialize_config_dir" in entry

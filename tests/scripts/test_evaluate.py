@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: what it rejects, what it makes of answers, and answers of vLLM-Ascend on the emulated NPU."""
+"""scripts/evaluate.py: its rejections, its results for given answers, and vLLM-Ascend's answers on the emulated NPU."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.html_pages import StrictPage
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = ROOT / "data" / "arithmetic" / "test.jsonl"
-# Stands in for vLLM: of the questions it is given, it answers the first ones with the text of the second argument.
+# Stands in for vLLM: it answers the questions with the given answers in turn.
 WORKER = """
 import json, sys
 from pathlib import Path
@@ -30,14 +30,14 @@ Path(sys.argv[2]).write_text(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
-    """A tiny Qwen2 of random weights."""
+    """Make a tiny Qwen2 with random weights."""
     request = CheckpointRequest(PROBLEMS, 0, "bfloat16", model_type="qwen2", warm_start=None)
     return make_checkpoint(request, tmp_path_factory.mktemp("qwen") / "model", lambda step, loss: None).path
 
 
 @pytest.fixture
 def answering(monkeypatch, qwen, tmp_path):
-    """Puts a worker in vLLM's place that answers question after question with these texts, from the first again."""
+    """Return a function that replaces vLLM by a worker that answers the questions with these texts in turn."""
 
     def put(*texts):
         from transformers import AutoTokenizer
@@ -71,7 +71,7 @@ def test_answers_become_results_json_and_a_page(answering, qwen, tmp_path, capsy
     assert content["models"][0]["shares"]["boxed"] == 0.5 and "copy - tiny" in said
     assert len(StrictPage((tmp_path / "out" / "evaluation.html").read_text()).text) > 100
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["evaluation.html", "evaluation.json", "logs"]
-    # A second evaluation does not write over the first.
+    # A second evaluation does not overwrite the first.
     assert run(qwen, tmp_path / "out") == 2 and "holds an evaluation" in capsys.readouterr().err
 
 
@@ -80,11 +80,11 @@ def test_a_model_that_answers_nothing_gets_nothing(answering, qwen, tmp_path):
     assert run(qwen, tmp_path / "out", "--n", "3") == 0
     model = json.loads((tmp_path / "out" / "evaluation.json").read_text())["models"][0]
     assert {each["value"] for each in model["estimates"].values()} == {0.0} and model["shares"]["boxed"] == 0.0
-    assert model["estimates"]["greedy"]["high"] > 0.1  # 24 wrong answers do not prove that there is no right one
+    assert model["estimates"]["greedy"]["high"] > 0.1  # 24 wrong answers do not prove that it is never right
 
 
 def test_answers_end_at_every_end_token(answering, qwen, tmp_path, monkeypatch):
-    """The tokenizer's, and those of generation_config.json, as in a training."""
+    """These are the tokenizer's and those of generation_config.json, as in a training."""
     answering("nothing")
     folder = shutil.copytree(qwen, tmp_path / "copy")
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
@@ -96,7 +96,7 @@ def test_answers_end_at_every_end_token(answering, qwen, tmp_path, monkeypatch):
 
 
 def test_a_prompt_has_the_tokens_of_its_template_alone(answering, qwen, tmp_path, monkeypatch):
-    """Tokenizers of DeepSeek and Llama put a token before every text, and their chat templates begin with it too."""
+    """DeepSeek's and Llama's tokenizers put a token before every text, and so do their chat templates."""
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
 
@@ -127,7 +127,7 @@ def test_a_worker_that_fails_is_named_with_its_last_line(monkeypatch, qwen, tmp_
     assert not list((tmp_path / "out").glob(".work.*"))
 
 
-# Fails unless the folder that it is to load holds the weights of the model {expected}, bit for bit.
+# Fails unless the model folder that it receives has the weights of the model {expected}, bit for bit.
 COMPARING = """
 import json, sys
 from pathlib import Path
@@ -143,7 +143,7 @@ Path(sys.argv[2]).write_text(json.dumps(dict.fromkeys(asked["sampling"], answers
 
 
 def test_checkpoints_of_both_back_ends_are_evaluated(monkeypatch, qwen, tmp_path):
-    """Of FSDP, whose folder vLLM reads, and of Megatron, from the files of eight ranks."""
+    """FSDP's checkpoint is a folder that vLLM reads; Megatron's is made from the files of eight ranks."""
     from transformers import AutoModelForCausalLM
 
     from tests.post_training.checkpoint.test_training_export import saved
@@ -160,7 +160,7 @@ def test_checkpoints_of_both_back_ends_are_evaluated(monkeypatch, qwen, tmp_path
 
 
 def spoiled(qwen, folder, name, **config):
-    """A copy of the model without a file, or with other values in its config.json."""
+    """Copy the model without a file, or with other values in its config.json."""
     made = folder / f"without-{name or 'nothing'}"
     shutil.copytree(qwen, made)
     for file in made.glob(name) if name else ():
@@ -237,7 +237,7 @@ def test_without_emulate_the_emulated_npu_is_no_npu(qwen, tmp_path, capsys):
 
 
 def greedy_of_transformers(folder, prompts, tokens):
-    """What transformers answers, in the model's own type: token ids of each prompt, the end included."""
+    """Return transformers' greedy answers in bfloat16: token ids for each prompt, including the end."""
     program = (
         "import json, sys, torch; from transformers import AutoModelForCausalLM as M\n"
         "asked = json.loads(sys.stdin.read()); model = M.from_pretrained(asked['folder'], torch_dtype=torch.bfloat16)\n"
@@ -255,7 +255,7 @@ def greedy_of_transformers(folder, prompts, tokens):
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_vllm_ascend_answers_as_transformers_does(qwen, tmp_path, dies):
-    """In bfloat16, where nearly tied tokens may be decided either way and all that follow differ then."""
+    """In bfloat16 a near tie may be decided either way, after which all tokens differ."""
     command = [sys.executable, "scripts/evaluate.py", "--emulate", "--model", qwen, "--data", PROBLEMS]
     command += ["--n", "3", "--max-tokens", "6", "--output", tmp_path / "out", "--tensor-parallel", str(dies)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -271,7 +271,7 @@ def test_vllm_ascend_answers_as_transformers_does(qwen, tmp_path, dies):
     expected = [tokenizer.decode(tokens) for tokens in greedy_of_transformers(qwen, prompts, 6)]
     equal = [each["greedy"]["text"] == text for each, text in zip(answers, expected, strict=True)]
     assert len(equal) == 24 and sum(equal) >= 18, equal
-    # Control: what was sampled is something else, and the samples of a question differ.
+    # Control: sampled answers differ from greedy ones and from each other.
     sampled = [[one["text"] for one in each["sampled"]] for each in answers]
     assert sum(texts[0] == text for texts, text in zip(sampled, expected, strict=True)) <= 6
     assert all(len(set(texts)) > 1 for texts in sampled)

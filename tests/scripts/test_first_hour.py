@@ -1,4 +1,4 @@
-"""Every command of docs/first-hour.md is executed: on emulated dies, by a look at what it serves, or with stand-ins."""
+"""Every command of docs/first-hour.md is executed: on emulated dies, by a look at its result, or with stand-ins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.scripts.test_one_node import ROOT
 
 GUIDES = [ROOT / "docs" / f"first-hour{language}.md" for language in ("", ".zh")]
 LAUNCHER = r"bash scripts/train_qwen2_5_\w+\.sh"
-# How a command is executed, by what it looks like.
+# Which way a command is executed, by pattern.
 KINDS = {
     "emulated": rf"{LAUNCHER} --emulate .*|\.venv/bin/python scripts/export_hf\.py .*",
     "looked at": r"python3 -m webbrowser \S+|bash scripts/watch\.sh \S+|\.venv/bin/tensorboard --logdir \S+",
@@ -55,7 +55,7 @@ def test_every_command_is_executed_in_some_way(guide):
     "added", ["bash scripts/new.sh --emulate", ".venv/bin/python scripts/report.py RUN", "bash scripts/watch.sh a b"]
 )
 def test_a_command_that_nothing_executes_is_noticed(added):
-    """The control: in the guide it would turn the test above red."""
+    """The control: such a command in the guide would fail the test above."""
     with pytest.raises(ValueError):
         [kind_of(command) for command in [*commands_of(GUIDES[0]), added]]
 
@@ -68,7 +68,7 @@ def test_the_commands_for_npus_are_those_that_the_launchers_tests_execute():
 
 
 def executed(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess:
-    """With `folder` before the commands of the machine."""
+    """Execute the command with `folder` first on PATH; it must succeed."""
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"} | variables
     ended = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -94,7 +94,7 @@ def test_a_plan_of_the_guide_fits(command, tmp_path):
 
 @pytest.mark.parametrize("command", of_kind("checked"))
 def test_the_doctor_of_the_guide_knows_the_chip(command, tmp_path):
-    """On emulated dies of an Atlas A2, with a copy of the file that the guide names and the reader's model in it."""
+    """The dies are an emulated Atlas A2's; the file is a copy of the guide's, with the reader's model in it."""
     (name,) = set(re.findall(r"`(scripts/env/a2_\S+_64gb\.env)`", GUIDES[0].read_text()))
     (tmp_path / "a2.env").write_text((ROOT / name).read_text().replace("<folder of the model>", str(tmp_path)))
     words = shlex.split(command.replace("/data/", f"{tmp_path}/"))
@@ -102,14 +102,14 @@ def test_the_doctor_of_the_guide_knows_the_chip(command, tmp_path):
     ended = subprocess.run(
         [sys.executable, *words[1:], "--no-self-test"], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    # What this machine lacks of a node's limits is not the guide's.
+    # This machine may lack some of a node's limits, which the guide cannot help.
     assert ended.returncode in (0, 1) and "error:" not in ended.stderr, ended.stderr
     assert re.search(r"^ok +chip +Atlas A2, emulated$", ended.stdout, re.MULTILINE), ended.stdout
     assert re.search(r"^ok +NPUs +8 emulated$", ended.stdout, re.MULTILINE)
 
 
 def test_the_image_is_built_started_and_entered(tmp_path):
-    """By a docker that notes its arguments and has the Ascend runtime."""
+    """The stand-in docker records its arguments and has the Ascend runtime."""
     (tmp_path / "data").mkdir()
     tool(tmp_path / "docker", f"""[[ $1 != info ]] || echo '{{"ascend": 1}}'\necho "$@" >>{tmp_path}/calls""")
     for command in of_kind("in the image"):
@@ -123,7 +123,7 @@ def test_the_image_is_built_started_and_entered(tmp_path):
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> Path:
-    """What takes the place of outputs/: later commands look at what earlier ones have made."""
+    """Return the folder that replaces outputs/: later commands read what earlier ones wrote."""
     return tmp_path_factory.mktemp("outputs")
 
 
@@ -131,7 +131,7 @@ def outputs(tmp_path_factory) -> Path:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("command", of_kind("emulated", "looked at"))
 def test_a_command_without_a_card_works(command, outputs, tmp_path):
-    """As it is written but for the folder, and two steps where it says none: twenty are trained by test_one_node.py."""
+    """It runs as written except for its folder, and with two steps by default (test_one_node.py trains twenty)."""
     words = [word.replace("outputs/", f"{outputs}/", 1) for word in shlex.split(command)]
     if "watch.sh" in command or "tensorboard" in command:
         assert served(words)
@@ -154,7 +154,7 @@ def test_a_command_without_a_card_works(command, outputs, tmp_path):
 
 
 def served(words: list[str]) -> bytes:
-    """The page of the address that a server names, which is ended then."""
+    """Return the page at the address that a server prints, and end the server."""
     more = ["--port", "0"] if "tensorboard" in words[0] else []
     server = subprocess.Popen(
         [*words, *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True

@@ -1,4 +1,4 @@
-"""What the program that answers prompts asks of vLLM's engine, and the file of answers, with an engine that is none."""
+"""The program that answers prompts: its calls to vLLM's engine, which is a stand-in here, and its file of answers."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ program = load_script("scripts/internal/generate_responses.py")
 
 @pytest.fixture
 def made(monkeypatch):
-    """What was asked of the engine; it answers a prompt with its tokens, n times."""
+    """Return the calls to the engine, which answers a prompt n times with its own tokens."""
     asked = []
 
     class Engine:
@@ -45,7 +45,7 @@ def test_each_way_of_sampling_has_an_answer_for_each_prompt(made, tmp_path):
 
 
 def test_it_runs_only_as_a_program_and_ends_without_destructors(made, tmp_path, monkeypatch):
-    """Importing it, as above, has asked nothing of an engine."""
+    """Importing it, as above, does not call the engine."""
     import runpy
 
     request, answers = tmp_path / "request.json", tmp_path / "answers.json"

@@ -1,4 +1,4 @@
-"""The commands of guides to verl train on emulated dies without an edit, in an environment with the patches enabled.
+"""Guides' commands for verl train on emulated dies unedited, in an environment with the patches enabled.
 
 `tests/upstream/test_workspace.py` runs the first of them in the assembled workspace.
 """
@@ -37,7 +37,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 def values_of(command: str) -> list[str]:
-    """The settings of a command, as bash reads them."""
+    """Return the settings of a command, as bash reads them."""
     words = shlex.split(command.replace("\\\n", " ").replace("set -x\n", ""))
     return [word for word in words if "=" in word and not word.startswith("--") and "$" not in word]
 

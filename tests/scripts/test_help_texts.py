@@ -1,4 +1,4 @@
-"""Every --help has at most 80 columns, an example that the command accepts, and the placeholders of all others."""
+"""Every --help has at most 80 columns, an example that the command accepts, and the same placeholders as the others."""
 
 import os
 import runpy
@@ -21,7 +21,7 @@ SHELL = sorted((ROOT / "scripts").glob("*.sh"))
 
 
 def program(path):
-    """A script is started by its path, as `python scripts/NAME` does it."""
+    """Return the function that starts a script by its path, as `python scripts/NAME` does."""
 
     def start(words):
         with mock.patch.object(sys, "argv", [str(path), *words]), mock.patch.object(sys, "path", list(sys.path)):
@@ -53,7 +53,7 @@ by_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: Pa
 
 @pytest.fixture(autouse=True)
 def same_environment():
-    """Some commands set variables for what they import."""
+    """Some commands set variables for their imports."""
     with mock.patch.dict(os.environ):
         yield
 

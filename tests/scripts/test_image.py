@@ -1,4 +1,4 @@
-"""The image of the cluster: its pins, the paths that it copies and runs, and the command that starts it."""
+"""The cluster's image: its pins, the paths that it copies and runs, and the command that starts it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ DOCKERFILE = ROOT / "Dockerfile.vllm_ascend.mindspeed.deepseekV3"
 DOCKERFILES = {"2025": DOCKERFILE, "2026": ROOT / "Dockerfile.vllm_ascend.mindspeed.verl_0_9"}
 RUN_CONTAINER = ROOT / "scripts" / "run_container.sh"
 STACKS = tomllib.loads((ROOT / "overlay" / "pins.toml").read_text())["stack"]
-# Of the default stack: the image is that of the published recipe.
+# The pins of the default stack, because the image is that of the published recipe.
 PINS = STACKS["2025"]
 
 
 def instructions(dockerfile: Path = DOCKERFILE) -> list[tuple[str, str]]:
-    """Every instruction and its arguments, continued lines joined, comments left out."""
+    """Return every instruction with its arguments, with continued lines joined and without comments."""
     lines = [line for line in dockerfile.read_text().splitlines() if not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [tuple(line.split(None, 1)) for line in joined.splitlines() if line.strip()]
 
 
 def arguments(dockerfile: Path = DOCKERFILE) -> dict[str, str]:
-    """The build arguments that have a default, and it."""
+    """Return the build arguments that have a default, with their defaults."""
     return dict(text.split("=", 1) for name, text in instructions(dockerfile) if name == "ARG" and "=" in text)
 
 
 @pytest.mark.parametrize("stack", DOCKERFILES)
 def test_the_commits_are_those_of_the_pins(stack):
     clusters = {name: pin.get("cluster", {}) for name, pin in STACKS[stack].items() if isinstance(pin, dict)}
-    # Those of 2026 without a commit are installed as packages.
+    # The packages of 2026 without a commit are installed as packages.
     sources = {name: cluster for name, cluster in clusters.items() if "commit" in cluster}
     wanted = {}
     for name, cluster in sources.items():
@@ -103,7 +103,7 @@ def test_only_packages_with_hashes_are_installed():
     assert installs == [f"{common} -r /tmp/bootstrap.lock && {common} --no-build-isolation -r /tmp/requirements.txt"]
 
 
-# In the image and in no environment of the tests; SwanLab's are those of the lock of trackers.
+# These are in the image but in no test environment; SwanLab's are those of the trackers' lock.
 OF_DOWNLOADS_AND_SWANLAB = {
     "modelscope": "1.40.2", "modelscope-hub": "0.5.1", "nvidia-ml-py": "13.615.71", "prettytable": "3.18.0",
     "pwinput": "1.0.3", "pydantic-settings": "2.16.3", "pyecharts": "2.1.0", "pyroaring": "1.0.3",
@@ -115,7 +115,7 @@ def test_swanlab_of_the_image_is_the_tested_one():
     locked = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements" / "trackers.lock").read_text(), re.MULTILINE))
     of_swanlab = OF_DOWNLOADS_AND_SWANLAB.keys() - {"modelscope", "modelscope-hub"}
     assert {name: locked[name] for name in of_swanlab} == {name: OF_DOWNLOADS_AND_SWANLAB[name] for name in of_swanlab}
-    # The line of the guide names SwanLab and all of these.
+    # The guide's line has SwanLab and all of these.
     for name in ("tracking.md", "tracking.zh.md"):
         (line,) = re.findall(r"^    (.* --no-deps swanlab.*)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
         assert {word.partition("==")[0] for word in line.split()} >= of_swanlab
@@ -136,7 +136,7 @@ def test_the_image_has_the_versions_of_the_lock():
         for name, version in wanted.items()
     ]
     assert sorted(lines) == sorted([*expected, 'tensordict==0.8.3 ; platform_machine == "aarch64"'])
-    # What is installed is this list, each line with hashes.
+    # Exactly this list is installed, each line with hashes.
     made = (ROOT / "requirements.txt").read_text()
     entries = re.findall(r"^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", made, re.MULTILINE)
     assert sorted(entry.replace("'", '"') for entry, _ in entries) == sorted(lines)
@@ -144,7 +144,7 @@ def test_the_image_has_the_versions_of_the_lock():
 
 
 def test_a_package_that_is_not_the_one_of_the_hash_rejected(tmp_path):
-    """pip itself: the same command with one hash changed installs nothing."""
+    """This tests pip itself: a package with another hash is not installed."""
     package = tmp_path / "other-1.0.tar.gz"
     package.write_bytes(b"not it")
     (tmp_path / "r.txt").write_text(f"other==1.0 --hash=sha256:{'0' * 64}\n")
@@ -157,7 +157,7 @@ def test_a_package_that_is_not_the_one_of_the_hash_rejected(tmp_path):
 
 def resolve(requirements: Path, machine: str) -> subprocess.CompletedProcess:
     """Ask the package registry for a wheel of every requirement, for Python 3.11 on Linux."""
-    # These, pure Python, have no wheel anywhere.
+    # These two pure Python packages have no wheel anywhere.
     options = [
         "--only-binary",
         ":all:",
@@ -223,7 +223,7 @@ def test_hadolint_finds_nothing(stack, spoilt, rule):
 
 
 def test_image_of_2026_installs_by_hash_what_it_does_not_build(tmp_path):
-    """The awk of the Dockerfile on the locks: it leaves out the named packages, with all of their hashes."""
+    """The Dockerfile's awk, run on the locks, leaves out the named packages with all of their hashes."""
     (install,) = [text for name, text in instructions(DOCKERFILES["2026"]) if name == "RUN" and "without()" in text]
     assert install.count("--require-hashes --no-deps") == install.count("pip install") == 3
     function = install.partition(" && ")[0]
@@ -238,7 +238,7 @@ def test_image_of_2026_installs_by_hash_what_it_does_not_build(tmp_path):
 
 @pytest.fixture
 def repository(tmp_path) -> tuple[Path, str]:
-    """A repository with one commit, as the image fetches them."""
+    """Return a repository with one commit, and that commit, as the image fetches them."""
     folder = tmp_path / "upstream"
     folder.mkdir()
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
@@ -268,13 +268,13 @@ def test_a_tag_a_branch_and_an_unknown_commit_rejected(repository, tmp_path, wan
 
 @pytest.fixture
 def host(tmp_path):
-    """A machine with two dies: `run(runtimes, ...)` starts run_container.sh with a docker that says what it got."""
+    """Return `run(runtimes, ...)`, which starts run_container.sh on two dies; its docker prints its arguments."""
     for path in ("dev/davinci0", "dev/davinci1", "dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
     (tmp_path / "usr/local/dcmi").mkdir(parents=True)
     docker = tmp_path / "docker"
-    # info says more than a pipe holds, so that a reader who stops early would end docker with SIGPIPE.
+    # info prints more than a pipe holds, so that a reader who stops early would end docker with SIGPIPE.
     docker.write_text(
         '#!/bin/bash\n[[ $1 != info ]] || { echo "$RUNTIMES"; exec seq 30000; }\nprintf "[%s]" "$@"\necho\n'
     )

@@ -1,4 +1,4 @@
-"""Installed files against the hashes of their packages, in an environment of the test's own and in this one."""
+"""Installed files against the hashes of their packages, in a temporary environment and in this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.scripts.cluster_files import load_script
 
 @pytest.fixture
 def environment(tmp_path) -> Path:
-    """A virtual environment's folder with verl 0.4.0 of two files, as an installer leaves it."""
+    """Return a virtual environment with verl 0.4.0 of two files, as an installer leaves it."""
     site = tmp_path / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
     files = {
         "verl/__init__.py": b"x = 1\n",
@@ -56,7 +56,7 @@ def test_one_byte_that_changed_is_found_and_named(environment, capsys):
     code, said = check(environment, capsys)
     assert code == 2 and said.startswith("error: verl/__init__.py of verl 0.4.0 has been changed")
     assert "start again" in said and said.count("\n") == 1
-    # It stays an error until the content is right again; the time of change does not matter.
+    # It remains an error until the content is right again, whatever the modification time.
     assert check(environment, capsys)[0] == 2
     target.write_bytes(b"x = 1\n")
     assert check(environment, capsys) == (0, "")
@@ -113,7 +113,7 @@ def test_some_packages_do_not_make_the_others_forgotten(environment):
 
 
 def test_the_doctor_finds_an_edited_upstream(environment, monkeypatch):
-    """The upstreams of this environment are well; the same check on the edited one is not."""
+    """This environment's upstreams pass the check; the edited one does not."""
     found = list(node.installed_files())
     assert [finding.state for finding in found] == ["ok"] and "vllm-ascend" in found[0].detail
     (site(environment) / "verl" / "__init__.py").write_bytes(b"x = 2\n")
@@ -136,5 +136,5 @@ def test_the_doctor_finds_an_edited_upstream(environment, monkeypatch):
 
 
 def test_the_script_needs_no_package(environment):
-    """It runs isolated and without site-packages."""
+    """It runs in isolated mode and without site-packages."""
     assert load_script("scripts/health_checks/installed_files.py").main([str(environment)]) == 0

@@ -1,4 +1,4 @@
-"""`--join` on a Ray that somebody else has started: what is rejected, and a training that leaves it as it was."""
+"""`--join` with a Ray that somebody else has started: rejections, and a training that leaves that Ray untouched."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
 
-# Ray takes 127.0.0.1 for another name of this machine's address on the network.
+# Ray treats 127.0.0.1 as another name of this machine's network address.
 ADDRESS, SECOND = "127.0.0.2", "127.0.0.3"
 PROBLEMS = ROOT / "data" / "arithmetic" / "train.jsonl"
 SECONDS_ALLOWED = 900
-# Ray alone, as an operator would start it; the launcher has no part in it.
+# Plain Ray, as an operator starts it, without the launcher.
 ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -51,7 +51,7 @@ class JoinedRay:
 
     @contextmanager
     def node(self, address: str, *options: str, before: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
-        """A node of this Ray in a session of its own, which ends with the block; `before` is what runs its command."""
+        """Run a node of this Ray in its own session while the block lasts; `before` is put before its command."""
         command = [sys.executable, ROOT / "scripts" / "internal" / "start_ray.py", "start", "--block"]
         own = [f"--node-ip-address={address}", '--resources={"NPU": 1}', "--num-cpus=4", *options]
         with self.log.open("ab") as log:
@@ -69,7 +69,7 @@ class JoinedRay:
                     os.kill(pid, signal.SIGKILL)
 
     def join(self, *overrides: str, **settings: object) -> tuple[int, str]:
-        """What the launcher says and its exit code; `settings` are those of the cluster's file."""
+        """Run the launcher with the cluster file's `settings`. Return its exit code and output."""
         data = {name: self.folder / f"{name}.parquet" for name in ("train", "test")}
         cluster = write_cluster_file(
             self.folder / "cluster.env",
@@ -97,7 +97,7 @@ class JoinedRay:
 
 
 def session(leader: int) -> list[int]:
-    """The living processes of a session."""
+    """Return the living processes of a session."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -115,7 +115,7 @@ def last_line(said: str) -> str:
 
 @contextmanager
 def another_version(at: str) -> Iterator[None]:
-    """The Ray tells whoever connects that it is of an older release."""
+    """Make the Ray report an older release to whoever connects."""
     from ray._private.ray_constants import KV_NAMESPACE_CLUSTER
     from ray._private.usage.usage_constants import CLUSTER_METADATA_KEY
     from ray._raylet import GcsClient
@@ -131,7 +131,7 @@ def another_version(at: str) -> Iterator[None]:
 
 
 def without_the_overlay() -> tuple[str, ...]:
-    """What runs a command where the checkout has no `overlay/`; empty if this machine does not allow that."""
+    """Return a command prefix that hides the checkout's `overlay/`; empty if this machine does not allow that."""
     hide = f"mount -t tmpfs none {ROOT}/overlay"
     tried = subprocess.run(["unshare", "--mount", "bash", "-c", hide], capture_output=True)
     return () if tried.returncode else ("unshare", "--mount", "bash", "-c", f'{hide} && exec "$@"', "_")
@@ -155,7 +155,7 @@ def test_a_ray_that_runs_is_held_against_this_node_trained_on_and_left_alone(tmp
 
 
 def check_the_join(ray: JoinedRay, head: subprocess.Popen[bytes]) -> None:
-    """The launcher on a Ray that runs."""
+    """Run the launcher's checks and a training on the running Ray."""
     code, said = ray.join(DIES_PER_NODE=2, NODES_TIMEOUT_S=5)
     assert code == 4 and f"{ADDRESS} has 1 NPUs" in said, said
     assert f"The Ray at {ray.at} does not have 1 nodes with 2 NPUs each within 5 s" in last_line(said)

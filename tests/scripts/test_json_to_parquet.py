@@ -1,4 +1,4 @@
-"""scripts/json_to_parquet.py as a user types it, through the path of the published recipe."""
+"""scripts/json_to_parquet.py as a user types it, by its path in the published recipe."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The launcher of the cluster jobs with stub commands on PATH: what it calls, in which order, and how it ends."""
+"""The launcher of the cluster jobs with stub commands on PATH: its calls, their order, and how it ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from verl_patches.trainer.main_ppo import compose
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"
-# Of a machine that is busy with other things.
+# Generous, for a machine that is busy with other things.
 SECONDS_ALLOWED = 180
 IP = """#!/bin/bash
 case "$*" in
@@ -112,7 +112,7 @@ esac
 
 
 class Machine:
-    """One node: a PATH with stubs in front of the system's commands, and a file of settings."""
+    """One node: a PATH with stubs before the system's commands, and a settings file."""
 
     launcher, shipped = LAUNCHER, SHIPPED
 
@@ -143,7 +143,7 @@ class Machine:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the launcher finds in its environment."""
+        """The environment variables of the launcher."""
         return {
             "PATH": f"{self.tools}:/usr/bin:/bin",
             "HOME": str(self.folder),
@@ -155,7 +155,7 @@ class Machine:
         }
 
     def start(self, *arguments: str, **changed: object) -> subprocess.Popen:
-        """Start the launcher with settings `changed`; it leads a process group, as a job of a terminal does."""
+        """Start the launcher with settings `changed`; it leads a process group, like a job in a terminal."""
         settings = write_cluster_file(self.folder / "cluster.env", self.shipped, **(self.settings | changed))
         return subprocess.Popen(
             ["bash", str(self.launcher), "--cluster", str(settings), *arguments],
@@ -167,7 +167,7 @@ class Machine:
         )
 
     def run(self, *arguments: str, **changed: object) -> tuple[int, str]:
-        """Run the launcher to its end; exit code and everything said."""
+        """Run the launcher to its end. Return its exit code and output."""
         process = self.start(*arguments, **changed)
         said = process.communicate(timeout=SECONDS_ALLOWED)[0]
         return process.returncode, said
@@ -178,16 +178,16 @@ class Machine:
 
     @property
     def calls(self) -> list[str]:
-        """What the stubs were called for, first word only."""
+        """The calls to the stubs, first word only."""
         return [" ".join(line.split()[:2]) if line.startswith("ray") else line.split()[0] for line in self.lines]
 
     @property
     def lines(self) -> list[str]:
-        """What the stubs wrote down."""
+        """The lines that the stubs recorded."""
         return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
 
     def wait_for(self, call: str) -> None:
-        """Wait until a stub has been called for `call`."""
+        """Wait until a stub has recorded `call`."""
         deadline = time.monotonic() + SECONDS_ALLOWED
         while call not in self.calls:
             assert time.monotonic() < deadline, self.lines
@@ -196,7 +196,7 @@ class Machine:
 
 def _new_terminal_job() -> None:
     os.setpgrp()
-    # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
+    # Python keeps ignoring SIGINT if it was ignored at its start, as it is below some test harnesses.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
@@ -316,7 +316,7 @@ def _close(listener: socket.socket) -> None:
 
 def test_a_late_worker_is_waited_for(head, worker):
     head.set("wait-for-worker")
-    # Both nodes write into one list of calls, as the head's stub looks for the worker there.
+    # Both nodes record into one file, because the head's stub looks for the worker there.
     worker.calls_file = head.calls_file
     leading = head.start()
     head.wait_for("wait")
@@ -425,7 +425,7 @@ def test_a_signal_ends_training_and_ray(head, port, number, code):
     head.set("train-hangs")
     process = head.start()
     head.wait_for("train")
-    if number != signal.SIGTERM:  # of the terminal, to all that it shows
+    if number != signal.SIGTERM:  # a terminal sends it to the whole process group
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
@@ -464,7 +464,7 @@ def test_a_wait_that_ends_otherwise_than_by_its_bound_is_told_apart(head, waited
 
 @pytest.mark.parametrize(("hangs", "code"), [(True, 143), (False, 0)])
 def test_a_signal_does_not_cut_the_stop_short(head, port, hangs, code):
-    """Neither a second one, nor one that comes after the training has ended."""
+    """This holds for a second signal, and for one that comes after the training has ended."""
     if hangs:
         head.set("train-hangs")
     head.set("ray-lingers")
@@ -496,7 +496,7 @@ def test_a_second_start_beside_a_job_that_runs_rejected(head, port):
 
 
 def test_two_jobs_of_one_user_run_beside_each_other(head, tmp_path, port):
-    """With another RAY_PORT; the end of one, and --stop of one, leave the other alone."""
+    """The other job has another RAY_PORT; neither its end nor its --stop affects the first."""
     other_port = free_port(HEAD)
     (tmp_path / "other").mkdir()
     other = Machine(tmp_path / "other", other_port, HEAD)
@@ -537,7 +537,7 @@ def test_the_scripts_of_the_vendor_may_do_what_an_interactive_shell_allows(head)
     script.write_text('false\nexport FROM_VENDOR="$NOT_SET_ANYWHERE/lib" VLLM_VERSION=other\n')
     assert head.run(CANN_ENV=script)[0] == 0
     environment = (head.tools / "environment").read_text().splitlines()
-    # The cluster's file has the last word.
+    # The cluster file takes precedence.
     assert "FROM_VENDOR=/lib" in environment and "VLLM_VERSION=0.9.1" in environment
     script.write_text("return 7\n")
     code, said = head.run(CANN_ENV=script)
@@ -559,7 +559,7 @@ def test_a_folder_for_results_that_cannot_be_made_rejected(head):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="NOT RUN: only root can mount a small file system")
 def test_a_full_disk_loses_the_log_and_not_the_training(head, port):
-    """A file system of 64 KiB; the training prints 200 KB."""
+    """The file system has 64 KiB, and the training prints 200 KB."""
     head.set("train-says", "a line of the training\n" * 10000)
     settings = write_cluster_file(head.folder / "cluster.env", **head.settings)
     mount = 'mkdir "$0" && mount -t tmpfs -o size=64k tmpfs "$0" && exec bash "$@"'
@@ -600,7 +600,7 @@ def test_inherited_list_of_npus_that_is_too_short_is_named(head, arguments, in_f
 
 @pytest.mark.parametrize(("cores", "slots"), [(2, 6), (6, 6), (320, 320)])
 def test_ray_gets_a_slot_for_every_core_and_at_least_those_that_verl_places(head, cores, slots):
-    """A worker for each of 4 dies, the task runner, and the register center."""
+    """verl places a worker for each of 4 dies, the task runner, and the register center."""
     (head.tools / "nproc").write_text(f"#!/bin/bash\necho {cores}\n")
     (head.tools / "nproc").chmod(0o755)
     assert f"--num-cpus={slots}" in shlex.split(command_of_ray(head))
@@ -650,7 +650,7 @@ def test_a_job_goes_on_where_it_is_told_to(head, tmp_path, given, settings, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "global step_5").mkdir()
     (tmp_path / "global step_5" / "trainer.json").write_text("{}")
-    # What is given after -- comes last, and therefore counts.
+    # Overrides behind -- come last and therefore take precedence.
     code, said = head.run("--dry-run", *given, "--", "trainer.save_freq=50")
     training = shlex.split([line for line in said.splitlines() if "main_ppo" in line][-1])
     expected = [each.format(folder=tmp_path) for each in settings]
@@ -658,7 +658,7 @@ def test_a_job_goes_on_where_it_is_told_to(head, tmp_path, given, settings, monk
 
 
 def test_fewer_nodes_are_waited_for_and_trained_on(head):
-    """Which the file's NODES bounds; the training gets the same number."""
+    """The file's NODES is the upper bound; the training gets the same number."""
     code, said = head.run("--dry-run", "--nodes", "2", NODES=3)
     lines = [shlex.split(line) for line in said.splitlines() if line.startswith("run ")]
     (waiting,) = [line for line in lines if any("wait_for_nodes" in word for word in line)]
@@ -681,7 +681,7 @@ def test_secrets_reach_the_training_and_are_not_shown(head):
     assert code == 0 and "s3cret" not in said, said
     for line in ("export WANDB_API_KEY=***", "export HTTPS_PROXY=http://***@proxy:3128"):
         assert line in said.splitlines()
-    # Names of columns are no secrets.
+    # Column names are not secrets.
     assert "data.prompt_key=question" in said and "api_key=***" in said
     code, said = head.run("--", *overrides, **SECRETS)
     assert code == 0 and "s3cret" not in said
@@ -697,7 +697,7 @@ def test_nobody_else_can_enter_the_folder_of_ray_and_temporary_files_go_with_the
     head.set("train-hangs")
     process = head.start()
     head.wait_for("train")
-    # Ray opens its own folder to everybody, so that one lies inside.
+    # Ray opens its own folder to everybody, so that folder is inside a closed one.
     assert folder.stat().st_mode & 0o777 == 0o700 and f"--temp-dir={folder}/r" in head.lines[1]
     left = [folder / "t" / "socket", Path(f"/dev/shm/psm_tmp-{folder.name}-t_1234")]
     other = Path(f"/dev/shm/psm_tmp-{folder.name}-other")
@@ -724,7 +724,7 @@ def test_what_a_killed_job_left_in_memory_is_removed_by_the_next_start(head, por
 
 def test_a_process_that_has_ended_does_not_run_before_it_is_reaped_either():
     script = f"source {shlex.quote(str(ROOT))}/scripts/lib/processes.sh; "
-    # The parent is a sleep by then, which never asks how its child ended.
+    # By then the parent is a sleep, which never waits for its child.
     script += 'exec 3< <(exec 3>&-; bash -c "exit 3" & echo $!; exec sleep 60); read -r child <&3; '
     script += 'until [[ $(cat "/proc/$child/stat") == *") Z "* ]]; do :; done; '
     script += 'kill -0 "$child" && echo "a signal reaches it"; process_runs "$child" || echo "it has ended"; '
@@ -740,7 +740,7 @@ def test_a_rejected_configuration_starts_nothing(head):
 
 
 def words(line: str) -> list[str]:
-    """What bash makes of a line that it is given in an empty environment; it quotes as no library of Python reads."""
+    """Return the words that bash reads from a line; no Python library parses bash's quoting."""
     printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], env={}, capture_output=True, check=True).stdout
     return os.fsdecode(printed).split("\0")[:-1]
 
@@ -765,7 +765,7 @@ def test_a_dry_run_starts_nothing_and_prints_what_a_run_then_does(head):
     ]
     environment = (head.tools / "environment").read_text().splitlines()
     assert not set(exports) - set(environment)
-    # And nothing else: beyond what this test has itself, and what the shell and the fakes set, all was shown.
+    # Nothing else is set: apart from this test's own variables and those of shell and stubs, all were shown.
     names = {entry.partition("=")[0] for entry in exports}
     assert {"MASTER_ADDR", "NODES"}.isdisjoint(names) and {"HCCL_CONNECT_TIMEOUT", "LD_PRELOAD"} <= names
     own = {"_", "PWD", "OLDPWD", "SHLVL", "TOOLS", "CALLS", "NODE_ADDRESS", "PYTHON_OF_TESTS"}
@@ -855,7 +855,7 @@ def test_the_shipped_settings_ask_to_be_filled_in():
 
 
 def test_a_ray_that_runs_is_joined_and_neither_started_nor_stopped(worker, port):
-    """From any node, which need not be the head of the file."""
+    """This works from any node, which need not be the head in the file."""
     with socket.create_server((HEAD, port)) as listener:
         threading.Thread(target=_accept, args=(listener,), daemon=True).start()
         code, said = worker.run("--join", f"{HEAD}:{port}", MASTER_ADDR="10.9.9.9", RAY_PORT=1)

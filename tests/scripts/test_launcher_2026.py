@@ -1,4 +1,4 @@
-"""The launchers of many nodes with the stack 2026, where python3 and ip are stubs: what they run and reject."""
+"""The multi-node launchers of the stack 2026, with stubs for python3 and ip: what they run and reject."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 
 @pytest.fixture
 def cluster(head) -> Machine:
-    """The head of a cluster of two nodes."""
+    """Return the head of a cluster of two nodes."""
     head.launcher, head.shipped = DEEPSEEK, SHIPPED_2026
     return head
 

@@ -1,4 +1,4 @@
-"""The two small tools: what they print, what they write, and how they reject."""
+"""The two small tools: their output, their files, and their rejections."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""scripts/make_training_config.py: the config.json that is trained in bfloat16, of any published model."""
+"""scripts/make_training_config.py: makes the config.json for training in bfloat16, for any published model."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_shipped_config_is_made_of_the_published_one(tmp_path):
 
 
 def test_published_values_are_those_of_transformers():
-    """transformers' defaults of this architecture are the values of DeepSeek-V3."""
+    """transformers' defaults for this architecture are DeepSeek-V3's values."""
     read, defaults = AutoConfig.from_pretrained(SHIPPED.parent), DeepseekV3Config()
     names = [name for name in json.loads(SHIPPED.read_text()) if hasattr(defaults, name)]
     stated = {"architectures", "auto_map", "bos_token_id", "max_position_embeddings", "rope_scaling", "torch_dtype"}

@@ -1,4 +1,4 @@
-"""NPUs as the driver's tools show them: samples of what npu-smi and hccn_tool print, from the places in SOURCES.md."""
+"""NPUs as the driver's tools show them: sample output of npu-smi and hccn_tool, from the sources in SOURCES.md."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_health_is_read_from_every_form_of_the_table(name, chips):
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
-    """The driver of an A3, off PATH where it is installed: `says(tool, text)` replaces what a tool does."""
+    """Install an A3's driver at its usual place outside PATH. Return `says(tool, text)`, which replaces a tool."""
     monkeypatch.setattr(node, "emulated", lambda: False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     places = {"npu-smi": tmp_path / "usr/local/sbin", "hccn_tool": tmp_path / "usr/local/Ascend/driver/tools"}
@@ -78,7 +78,7 @@ def driver(tmp_path, monkeypatch):
 
 
 def shows(table: str, mapping: str = "a3_mapping", health: str = "exit 1") -> str:
-    """An npu-smi with that table; `health` is run for `info -t health`, with $4 the card and $6 the chip."""
+    """Return an npu-smi with that table; `health` runs for `info -t health`, with $4 the card and $6 the chip."""
     return f"""case "$*" in
     "info -m") cat {shlex.quote(f"{SAMPLES}/{mapping}.txt")} ;;
     "info -t health -i "*) {health} ;;
@@ -146,7 +146,7 @@ def test_missing_npus_are_counted(driver):
     ],
 )
 def test_links_by_state(driver, status, health, state, says):
-    """hccn_tool is asked for a chip by its physical number."""
+    """hccn_tool addresses a chip by its physical number."""
     spoilt = (
         f'case "$2$3" in 9-link) echo "link status: {status}" ;; 9-net_health) echo "net health status: {health}" ;; '
     )
@@ -206,7 +206,7 @@ BUSY = "die 0 by process 602983 (python, 54729 MB)"
     ],
 )
 def test_die_with_a_process_is_named_with_those_that_are_free(driver, dies, environment, detail, remedy):
-    """The table of a 910B node whose first card another job has; the second chip of the mapping is free."""
+    """On this 910B node another job has the first card; the mapping's second chip is free."""
     table = sample("a2_info").replace("| 0       0  ", "| 8       0  ")  # the mapping's number of the first card
     root = driver("npu-smi", shows(table, "a2_mapping_short"))
     found = dies_in_use(dies, environment, root)
@@ -214,7 +214,7 @@ def test_die_with_a_process_is_named_with_those_that_are_free(driver, dies, envi
 
 
 def test_die_that_a_job_of_ours_holds_is_named_before_it_has_memory(driver, monkeypatch):
-    """As between a job's start and its first tensor, when npu-smi shows no process."""
+    """Between a job's start and its first tensor, npu-smi shows no process."""
     monkeypatch.delenv(VISIBLE, raising=False)
     root = driver("hccn_tool", LINKS)
     (root / "dev").mkdir()

@@ -1,5 +1,5 @@
-"""One card from end to end, emulated: trained with validation, saved, gone on with, exported and evaluated; its
-memory against the plan, and every metric of it in every tracker."""
+"""One emulated card from end to end: training with validation, saving, resuming, export and evaluation; its memory
+compared with the plan, and all of its metrics in every tracker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def script(name: str, *arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> SimpleNamespace:
-    """A run of two steps that was gone on with to the third, and the lines of its metrics.jsonl."""
+    """Run two steps and resume to the third. Return the run's folder, its metrics by step, and the number of lines."""
     folder = tmp_path_factory.mktemp("one card") / "run"
     frequencies = ("trainer.save_freq=1", "trainer.test_freq=1")
     ended, _ = emulate(ONE_CARD, folder, "--steps", str(LAST - 1), "--", *frequencies)
@@ -48,7 +48,7 @@ def test_every_step_is_validated_and_saved_and_no_step_is_there_twice(trained):
     assert sorted(trained.logged) == list(range(LAST + 1)) and trained.lines == LAST + 1
     assert all(VALIDATED in metrics for metrics in trained.logged.values())
     saved = sorted(folder.name for folder in (trained.folder / "checkpoints").glob("global_step_*"))
-    assert saved == [f"global_step_{step}" for step in (LAST - 1, LAST)]  # two stay
+    assert saved == [f"global_step_{step}" for step in (LAST - 1, LAST)]  # two are kept
 
 
 def test_what_it_learned_is_exported_and_evaluated_beside_what_it_began_with(trained, tmp_path):
@@ -98,12 +98,12 @@ def test_the_die_needs_what_the_plan_says_and_five_percent_less_rejected(capsys,
 
 
 def logged_by(name: str, trained: SimpleNamespace) -> dict[int, dict[str, float]]:
-    """What metrics.jsonl has of every step, under the names and with the values that the tracker takes."""
+    """Return each step's metrics from metrics.jsonl, with the names and values that the tracker accepts."""
     return {step: backend(name).values(metrics) for step, metrics in trained.logged.items()}
 
 
 def test_tensorboard_has_every_metric_of_every_step(trained):
-    """The events that the run itself has written, before and after it was gone on with."""
+    """These are the events that the run itself wrote, before and after the resume."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(trained.folder / "tensorboard"), size_guidance={"scalars": 0})
@@ -123,7 +123,7 @@ def test_tensorboard_has_every_metric_of_every_step(trained):
 
 @pytest.fixture(scope="module")
 def replayed(trained, tmp_path_factory) -> Path:
-    """The run given again, line by line, to the clients that are in none of the environment's packages."""
+    """Replay the run line by line to the clients whose packages are not in the environment."""
     folder = tmp_path_factory.mktemp("replayed")
     (folder / "run").mkdir()
     metrics, clients = trained.folder / "metrics.jsonl", ("mlflow", "wandb", "swanlab")
@@ -132,7 +132,7 @@ def replayed(trained, tmp_path_factory) -> Path:
 
 
 def histories(name: str, folder: Path) -> dict[int, dict[str, float]]:
-    """By step, from what `readers.py` has printed."""
+    """Return the metrics by step from the output of `readers.py`."""
     read, found = read_by(name, folder / "run", folder), {}
     if name == "mlflow":
         rows = [(step, metric, value) for metric, values in read[3].items() for step, value in values]
@@ -151,11 +151,11 @@ def histories(name: str, folder: Path) -> dict[int, dict[str, float]]:
 @pytest.mark.parametrize("name", ["mlflow", "wandb", "swanlab"])
 def test_a_client_reads_back_every_metric_of_every_step(trained, replayed, name):
     found, expected = histories(name, replayed), logged_by(name, trained)
-    if name == "mlflow":  # verl's own way with the sign
+    if name == "mlflow":  # verl's own replacement of the sign
         expected = {
             step: {key.replace("@", "_at_"): value for key, value in expected[step].items()} for step in expected
         }
-    if name == "swanlab":  # it records the machine beside the run
+    if name == "swanlab":  # it also records the machine
         found = {
             step: {key: row[key] for key in row if not key.startswith("__swanlab__")} for step, row in found.items()
         }

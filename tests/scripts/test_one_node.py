@@ -1,4 +1,4 @@
-"""The launchers of one node: what they reject, what they run in which order, and the job itself on emulated dies."""
+"""The single-node launchers: their rejections, their commands in order, and the job itself on emulated dies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_CARD = ROOT / "scripts" / "train_qwen2_5_1_5b_math_one_card.sh"
 EIGHT_DIES = ROOT / "scripts" / "train_qwen2_5_0_5b_gsm8k.sh"
 GUIDE = ROOT / "docs" / "first-hour.md"
 PROBLEMS = ROOT / "data" / "arithmetic" / "train.jsonl"
-# Notes how it is called, and counts NPUs like torch_npu behind CANN's warnings.
+# Records its calls, and counts NPUs like torch_npu, behind a warning of CANN's.
 PYTHON = """#!/bin/bash
 [[ $1 == -c ]] && { echo "a warning of CANN"; echo "$NPUS ${DIE_MEMORY:-65498251264}"; exit "${IMPORT_STATUS:-0}"; }
 printf '%s\\n' "$(printf '%q ' "$@")VLLM_USE_V1=$VLLM_USE_V1 VENDOR=$VENDOR" >>"$CALLS"
@@ -36,7 +36,7 @@ printf '%s\\n' "$(printf '%q ' "$@")VLLM_USE_V1=$VLLM_USE_V1 VENDOR=$VENDOR" >>"
 
 @pytest.fixture
 def machine(tmp_path):
-    """Runs a launcher where python3 is a stub and CANN a script; gives the end and the calls of python3."""
+    """Return a function that runs a launcher with stubs of python3 and CANN; it returns the end and python3's calls."""
     tools, calls = tmp_path / "tools", tmp_path / "calls"
     tools.mkdir()
     (tools / "python3").write_text(PYTHON)
@@ -126,7 +126,7 @@ def test_a_job_that_does_not_fit_is_not_trained(machine):
 
 @pytest.mark.exhaustive
 def test_a_die_with_five_percent_less_than_the_plan_rejected_before_anything_starts(machine, tmp_path, capsys):
-    """By the launcher and scripts/plan.py itself, for the sizes that a die is said to have."""
+    """The launcher and scripts/plan.py itself check this, for the memory size that the die reports."""
     file = tmp_path / "a model" / "config.json"
     file.write_text(json.dumps(NAMED | dict(zip(NAMES, QWEN["1.5B"][0], strict=True))))
     fixed = "+actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override=512"
@@ -158,7 +158,7 @@ def test_a_run_goes_on_where_it_is_told_to(machine, tmp_path, resume, settings):
 
 
 def test_relative_resume_folder_made_absolute(machine, tmp_path, monkeypatch):
-    """The launcher trains in the project's folder, where a path from the user's means nothing."""
+    """The launcher trains in the project's folder, where a relative path of the user's would not work."""
     step = tmp_path / "out" / "checkpoints" / "global step_5"
     step.mkdir(parents=True)
     (step / "trainer.json").write_text("{}")
@@ -182,7 +182,7 @@ def test_a_configuration_that_rejected_is_not_trained(machine):
 
 
 def described_model(folder: Path, tokenizer: Path) -> Path:
-    """A folder with all files of a model but its weights."""
+    """Return a folder with all files of a model except its weights."""
     described = folder / "described"
     described.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -202,13 +202,13 @@ def test_check_plans_the_job_and_starts_nothing(tmp_path, inputs):
 
 
 def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
-    """By the entry point itself, on a folder that describes a model."""
+    """The entry point itself runs the check, on a folder that describes a model."""
     described = described_model(tmp_path, inputs[0])
     for launcher in (ONE_CARD, EIGHT_DIES):
         shown, _ = machine(launcher, "--dry-run", "--model", described)
         *_, convert, train = (words(line)[2:] for line in shown.stdout.splitlines() if line.startswith("run "))
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        # The 208 problems here are fewer than a batch of the job on one card.
+        # The 208 problems here are fewer than a batch of the single-card job.
         train += ["--check", "data.train_batch_size=128", "actor_rollout_ref.actor.ppo_mini_batch_size=64"]
         for command in (convert, train, [*train, "trainer.savefreq=1"]):
             ended = subprocess.run(
@@ -219,7 +219,7 @@ def test_the_printed_commands_pass_their_own_check(machine, tmp_path, inputs):
 
 
 def words(line: str) -> list[str]:
-    """The words of a line for bash, which may quote a path in ways that other shells do not know."""
+    """Return the words of a line in bash, which may quote a path in a way that other shells do not know."""
     printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout
     return printed.decode().split("\0")[:-1]
 
@@ -231,7 +231,7 @@ def commands_of_the_guide() -> list[list[str]]:
 
 @pytest.mark.parametrize("command", commands_of_the_guide(), ids=" ".join)
 def test_every_command_of_the_guide_has_a_plan(command, tmp_path):
-    """Model and data that the reader has to have are empty stand-ins."""
+    """Empty stand-ins replace the reader's model and data."""
     (tmp_path / "Qwen2.5-1.5B-Instruct").mkdir()
     (tmp_path / "Qwen2.5-0.5B-Instruct").mkdir()
     for name in ("Qwen2.5-1.5B-Instruct/config.json", "Qwen2.5-0.5B-Instruct/config.json"):
@@ -250,7 +250,7 @@ def test_every_command_of_the_guide_has_a_plan(command, tmp_path):
 
 @pytest.mark.parametrize("command", [each for each in commands_of_the_guide() if "--emulate" not in each], ids=" ".join)
 def test_a_command_of_the_guide_for_npus_trains(command, machine, tmp_path):
-    """On a machine that has them by its stub of torch_npu, with the reader's files as above."""
+    """The stub of torch_npu reports NPUs; the reader's files are stand-ins as above."""
     for folder, names in (("math", ["train.parquet"]), ("gsm8k", ["train.jsonl", "test.jsonl"])):
         (tmp_path / folder).mkdir()
         for name in names:
@@ -269,7 +269,7 @@ def test_the_guide_has_commands_of_both_kinds():
 
 
 def emulate(launcher: Path, output: Path, *arguments: str) -> tuple[subprocess.CompletedProcess, list[dict]]:
-    """A run as a newcomer starts it; its end and the metrics of its steps."""
+    """Run as a newcomer does. Return the ended process and the metrics of each step."""
     ended = subprocess.run(
         ["bash", launcher, "--emulate", "--output", output, *arguments],
         cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -279,12 +279,12 @@ def emulate(launcher: Path, output: Path, *arguments: str) -> tuple[subprocess.C
     return ended, [entry["metrics"] for entry in entries if entry["step"]]
 
 
-# A rule of our own that two steps meet, beside the thresholds of the documented command.
+# A rule of our own that fires after two steps, in addition to the documented command's thresholds.
 LASTING = "+actor_rollout_ref.overlay.alerts.rules.lasting={metric: critic/score/mean, below: 1.8, for: 2}"
 
 
 def observed_run() -> list[str]:
-    """The command of docs/tracking.md that has a profile and alerts, without its launcher and folder."""
+    """Return the arguments of the command in docs/tracking.md with profile and alerts, without launcher and folder."""
     text = (ROOT / "docs" / "tracking.md").read_text()
     (command,) = re.findall(r"^    (bash scripts/train_qwen.*(?:\n .*)+)", text, re.MULTILINE)
     _, launcher, emulated, *arguments = shlex.split(command.replace("\\\n", " "))
@@ -294,7 +294,7 @@ def observed_run() -> list[str]:
 
 
 def assert_is_observed(output: Path) -> None:
-    """The page has its title, and the profiler has recorded the first step alone."""
+    """Check the page's title, and that the profiler recorded only the first step."""
     assert "<title>verl-production-monitoring</title>" in (output / "report.html").read_text()
     (trace,) = (output / "profile").glob("step_*/rank_0_*_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json")
     assert "step_1" in trace.parts and len(json.loads(trace.read_text())) > 1000
@@ -307,9 +307,8 @@ def alerts_of(folder: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.slow
 def test_one_emulated_die_trains_exactly_and_goes_on_to_the_bit(tmp_path):
-    """The second step is trained twice: after the first, and after the checkpoint of the first. What the first has
-    raised is not raised again. The folder is one that a user may have, and the die one of an Atlas A2, whose FLOPs verl
-    knows by its name."""
+    """The second step is trained twice: after the first, and from the first's checkpoint; alerts are raised once. The
+    folder's name is one that a user may have, and the die is an Atlas A2's, whose FLOPs verl knows by name."""
     output = tmp_path / "第一 次"
     saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")
     ended, steps = emulate(ONE_CARD, output, "--chip", "a2", *observed_run(), *saving, LASTING)
@@ -328,7 +327,7 @@ def test_one_emulated_die_trains_exactly_and_goes_on_to_the_bit(tmp_path):
 
 
 def assert_goes_on(launcher: Path, output: Path, last: int) -> None:
-    """The run in `output`, gone on with after its first step, ends as it did."""
+    """Check that the run in `output`, resumed after its first step, ends as it did before."""
     unbroken = output.with_name("unbroken")
     shutil.copytree(output, unbroken)
     first = output / "checkpoints" / "global_step_1"
@@ -336,14 +335,14 @@ def assert_goes_on(launcher: Path, output: Path, last: int) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Going on after step 1" in ended.stdout
     result = compare(unbroken, output, last)
-    assert result.steps >= last and result.differing == () and result.metrics > 50  # a step 0 is the validation
+    assert result.steps >= last and result.differing == () and result.metrics > 50  # step 0 is the validation
     assert digests_of(output, last) != digests_of(output, 1)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("launcher", [ONE_CARD, EIGHT_DIES], ids=["1 die", "2 dies"])
 def test_a_job_trains_exactly(launcher, tmp_path):
-    """In float32, where rollout and training log-probs agree if the weights do."""
+    """In float32, rollout and training log-probs agree if the weights do."""
     precision = "actor_rollout_ref.overlay.precision=float32"
     ended, steps = emulate(launcher, tmp_path, "--steps", "2", "--", precision)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -356,7 +355,7 @@ def test_a_job_trains_exactly(launcher, tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_rollout_with_stale_weights_is_caught_by_the_gate(tmp_path):
-    """The control of the log-probs of the run above: the first step is exact, and the second is not."""
+    """The control of the test above: with stale weights the first step is exact, and the second is not."""
     overrides = ("actor_rollout_ref.overlay.precision=float32", "trainer.save_freq=-1", "trainer.test_freq=-1")
     stale = "actor_rollout_ref.model.external_lib=tests.scripts.stale_rollout"
     ended, steps = emulate(ONE_CARD, tmp_path / "run", "--steps", "2", "--", *overrides, stale)
@@ -384,7 +383,7 @@ def test_three_steps_go_on_after_the_first_to_the_bit(launcher, precision, strat
 
 
 def sharded_by(output: Path) -> dict[str, str]:
-    """How the run's own configuration has each model sharded."""
+    """Return each model's sharding strategy from the run's own configuration."""
     node = OmegaConf.load(output / "config.yaml")
     found = {name: node.actor_rollout_ref[name].strategy for name in ("actor", "ref")}
     return found | ({"critic": node.critic.strategy} if node.algorithm.adv_estimator == "gae" else {})
@@ -411,7 +410,7 @@ def test_a_critic_goes_on_after_the_first_step_to_the_bit(strategy, tmp_path):
 
 @pytest.mark.exhaustive
 def test_dapo_trains_on_fsdp(tmp_path):
-    """Exactly, in float32, on groups that differ and without the answers that were cut."""
+    """In float32 it trains exactly, on groups with different rewards and without cut answers."""
     recipe = ("+recipe=dapo", "algorithm.overlong_filtering=true", "actor_rollout_ref.overlay.precision=float32")
     ended, steps = emulate(EIGHT_DIES, tmp_path, "--steps", "3", "--", *recipe)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -425,7 +424,7 @@ def test_dapo_trains_on_fsdp(tmp_path):
 
 @pytest.mark.exhaustive
 def test_one_die_goes_on_from_two(tmp_path):
-    """And two from one: the rollout draws others from there on, so steps are trained and not compared."""
+    """So does two from one. The rollout then draws other answers, so the steps are not compared."""
     output = tmp_path / "run"
     saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")
     ended, _ = emulate(EIGHT_DIES, output, "--steps", "1", "--", *saving)
@@ -450,5 +449,5 @@ def test_twenty_steps_learn_the_arithmetic(launcher, overrides, tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rewards = [step["critic/score/mean"] for step in steps]
     print(rewards)
-    # One step's mean of 256 answers varies by about 0.05 while the policy stays the same.
+    # With an unchanged policy, one step's mean over 256 answers varies by about 0.05.
     assert len(rewards) == 20 and mean(rewards[-3:]) > mean(rewards[:3]) + 0.3

@@ -1,4 +1,4 @@
-"""The launchers of the stack 2026 where python3 is a stub: what they run, in which order, and what they reject."""
+"""The launchers of the stack 2026 with a stub for python3: their commands in order, and their rejections."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def test_every_line_of_the_guide_has_a_kind(guide):
 
 @pytest.mark.parametrize("command", of_kind(GUIDES[0], "on NPUs"))
 def test_command_of_the_guide_trains(machine, tmp_path, command):
-    """Model and data that the reader has to have are stand-ins."""
+    """Stand-ins replace the reader's model and data."""
     arguments = words(command)
     launcher = ROOT / arguments[1]
     for option, stand_in in (("--model", tmp_path / "a model"), ("--data", PROBLEMS), ("--test-data", PROBLEMS)):
         if option in arguments:
             arguments[arguments.index(option) + 1] = str(stand_in)
     if "--check" in arguments:
-        return  # by real verl: tests/stack_2026/verl/test_launchers.py
+        return  # tested with real verl: tests/stack_2026/verl/test_launchers.py
     ended, calls = machine(launcher, *arguments[2:], given=False, NPUS="16")
     assert ended.returncode == 0, ended.stderr
     assert "--dry-run" in arguments or "verl.trainer.main_ppo" in calls[-1]

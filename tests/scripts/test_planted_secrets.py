@@ -1,4 +1,4 @@
-"""Secrets of thirty kinds, planted in variables, settings and output: none stands in what a run writes or prints."""
+"""Thirty kinds of secrets, planted in variables, settings and output, never appear in a run's files or output."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""scripts/preflight.py: a job that is well passes, and every planted fault is found before anything is started."""
+"""scripts/preflight.py: a valid job passes, and every planted fault is found before anything starts."""
 
 import json
 import re
@@ -23,20 +23,20 @@ SIZES = ["data.train_batch_size=32", "trainer.logger=[console]", "trainer.save_f
 
 @pytest.fixture(autouse=True)
 def dies(monkeypatch):
-    """Dies that are well; their test has tests of its own."""
+    """Make the dies pass; their check has its own tests."""
     monkeypatch.setattr(preflight, "check_device", lambda: [Finding("event order", "kept")])
 
 
 @pytest.fixture
 def job(inputs, tmp_path):
-    """The overrides of a job whose model and data are there."""
+    """Return the overrides of a job whose model and data exist."""
     model, data = inputs
     own = [f"actor_rollout_ref.model.path={model}", f"data.train_files=[{data}]", f"data.val_files=[{data}]"]
     return [*own, f"trainer.default_local_dir={tmp_path / 'checkpoints'}", *SIZES]
 
 
 def look(tmp_path, words):
-    """The exit code and the stages by name."""
+    """Run the preflight. Return the exit code and the stages by name."""
     output = tmp_path / "out"
     arguments = ["--config-name", "rehearsal", "--output", str(output), *words]
     code = preflight.main(arguments if "--dry-run" in words else ["--no-scaled-down-job", *arguments])
@@ -121,14 +121,14 @@ def test_of_a_node_that_is_not_well_what_is_wrong_is_said(monkeypatch):
 
 
 def test_checks_that_look_at_nothing_are_seen(tmp_path, job, monkeypatch):
-    """The control: without the entry point's checks the faults of that stage pass."""
+    """The control: without the entry point's checks, the faults of that stage pass."""
     monkeypatch.setattr(preflight.main_ppo, "main", lambda arguments: 0)
     planted, stage, _ = FAULTS["no such reward"]
     assert look(tmp_path, [*job, planted])[1][stage][0] == "passed"
 
 
-# Stands in for each command of the scaled-down job: says how it was called, leaves what is read
-# later, and fails where it has to.
+# Stands in for each command of the scaled-down job: prints its arguments, writes the files that are read
+# later, and fails if told to.
 COMMAND = """
 import json, sys
 from pathlib import Path
@@ -150,7 +150,7 @@ if name == "{failing}":
 
 @pytest.fixture
 def scaled(tmp_path, monkeypatch, job):
-    """Runs a preflight over stand-ins for the scaled-down job's commands; the exit code, the stages and their logs."""
+    """Return a function that runs a preflight with stand-in commands. It returns exit code, stages and logs."""
     root, output = tmp_path / "root", tmp_path / "out"
     (root / "scripts").mkdir(parents=True)
     monkeypatch.setattr(rehearsal.scaled_down_job, "ROOT", root)
@@ -242,7 +242,7 @@ def passed_when_scaled_down(output):
 @pytest.mark.exhaustive("trains a configuration three times")
 @pytest.mark.parametrize("name", ["deepseek_v3_256die_true_weight", "deepseek_v3_256die_random_init"])
 def test_the_scaled_down_jobs_of_671b_pass(tmp_path, job, inputs, name):
-    """For a model of which config.json and tokenizer are here, on a machine without room for its checkpoints."""
+    """Only config.json and tokenizer of the model are here, and the machine has no room for its checkpoints."""
     model = tmp_path / "DeepSeek-V3"
     model.mkdir()
     shutil.copy(DEEPSEEK_V3, model / "config.json")
@@ -250,7 +250,7 @@ def test_the_scaled_down_jobs_of_671b_pass(tmp_path, job, inputs, name):
         if (inputs[0] / file).exists():
             shutil.copy(inputs[0] / file, model)
     rows = pyarrow.parquet.read_table(inputs[1])
-    batch = 512  # of the job; fewer rows are rejected
+    batch = 512  # the job's; fewer rows are rejected
     pyarrow.parquet.write_table(pyarrow.concat_tables([rows] * (batch // len(rows) + 1)), tmp_path / "many.parquet")
     replaced = re.compile(r"actor_rollout_ref\.model\.path|data\.(train|val)_files")
     own = [word for word in job if word not in SIZES and not replaced.match(word)]

@@ -1,4 +1,4 @@
-"""examples/data_preprocess: verl's commands for GSM8K and MATH, with the rows that verl's own scripts write."""
+"""examples/data_preprocess: verl's commands for GSM8K and MATH write the same rows as verl's own scripts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MATH = [
     },
     {"problem": "Factor $x^2-1$.", "level": "Level 2", "type": "Algebra", "solution": "So $\\boxed{(x-1)(x+1)}$."},
 ]
-# The prompts' ends and the sources, as verl's own scripts of these names write them.
+# The sources, and the ends of the prompts, as verl's own scripts of these names write them.
 KINDS = {
     "gsm8k": (
         GSM8K, "openai/gsm8k", "question", ["3600", "14"],
@@ -43,7 +43,7 @@ KINDS = {
 
 
 def downloaded(folder: Path, records: list[dict[str, str]], place: str) -> Path:
-    """A data set as a hub's client leaves it: a split a file, the first record of training in the test's place."""
+    """Write a data set as a hub client leaves it: a file per split; the test split varies the first record."""
     (folder / place).mkdir(parents=True)
     for split, rows in (("train", records), ("test", [{**records[0], **{next(iter(records[0])): "Another?"}}])):
         table = pyarrow.Table.from_pylist(rows)
@@ -77,7 +77,7 @@ def test_local_files_become_verls_rows(name, tmp_path):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_verls_rule_judges_the_rows(name, tmp_path):
-    """The right answers in the form that the prompt asks for, by verl's own reward for that source."""
+    """verl's own reward for that source accepts right answers in the form that the prompt asks for."""
     from verl.utils.reward_score import default_compute_score
 
     records, *_ = KINDS[name]

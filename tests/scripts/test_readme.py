@@ -1,4 +1,4 @@
-"""README.md and the pages that it leads to agree with the tree: pins, commands, the sample run and links."""
+"""README.md and the pages that it links to agree with the repository: pins, commands, the sample run and links."""
 
 import re
 import tomllib
@@ -33,7 +33,7 @@ def test_pins_are_those_of_the_overlay(page):
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_readme_is_a_landing_page(name):
-    """One screen after another, and every cell of evidence leads to something that is there (test_documents.py)."""
+    """It is short, and every evidence cell has a link (test_documents.py checks that links work)."""
     lines = (ROOT / name).read_text().splitlines()
     assert len(lines) < 150
     assert {"    bash scripts/rehearse.sh", "    bash scripts/test.sh"} <= set(lines)
@@ -93,7 +93,7 @@ def test_the_sample_run_is_replaced_by_a_command(name):
     newer = script.with_sample(readme, SHOWN, 7)
     shown = "\n".join(f"    {line}".rstrip() for line in SHOWN.splitlines())
     assert newer.count(shown) == 1 and re.search(r"\b7 (patches|个补丁)", newer) and newer != readme
-    # Everything else stays, and what is there is short and of a run in which all patches had an effect.
+    # Text outside the sample is unchanged; the present sample is short, of a run in which all patches had an effect.
     outside = [text.partition(script.BEGINS[name])[0] + text.partition(script.END)[2] for text in (readme, newer)]
     assert outside[0] == outside[1] and script.END in readme
     there = readme.partition(script.BEGINS[name])[2].partition(script.END)[0]

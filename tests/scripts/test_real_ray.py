@@ -1,6 +1,6 @@
-"""The launcher with a real Ray: what it offers to whoever connects, and how the doctor sees it.
+"""The launcher with a real Ray: what that offers to whoever connects, and the doctor's report about it.
 
-Everything runs on a loopback address. The training is a probe that looks at the Ray around it.
+Everything runs on a loopback address. The training is a probe that inspects the Ray around it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ADDRESS = "127.0.0.2"
 IP = f"""#!/bin/bash
 echo "1: net0    inet {ADDRESS}/24 scope global net0"
 """
-# The launcher's own programs run as they are, but the configuration is not composed and the training is a probe.
+# The launcher's own programs run as they are, but the configuration is not checked and the training is a probe.
 PYTHON = f"""#!/bin/bash
 case "$*" in
     *--check*) exit 0 ;;
@@ -47,7 +47,7 @@ def port():
 
 @pytest.fixture
 def launch(tmp_path, port):
-    """Runs the launcher with the probe as its training, settings `changed`; returns what the probe saw."""
+    """Return a function that runs the launcher with the probe as its training, and returns what the probe saw."""
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {"ip": IP, "python3": PYTHON}.items():
@@ -92,7 +92,7 @@ def launch(tmp_path, port):
 
 
 def processes_that_mention(text: str) -> list[str]:
-    """Command lines of living processes with `text` in them."""
+    """Return the command lines of living processes that contain `text`."""
     lines = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -106,7 +106,7 @@ def processes_that_mention(text: str) -> list[str]:
 def test_no_server_of_ray_takes_jobs_over_http_and_the_nodes_agree(launch):
     seen = launch(doctor=True)
     assert seen["takes_jobs"] == [] and not seen["job_ran"]
-    # The processes of Ray's own protocol, its metrics, and the agent of runtime environments.
+    # Processes of Ray's own protocol, its metrics, and the agent of runtime environments.
     assert set(seen["listeners"]) <= {
         "gcs_server",
         "raylet",
@@ -117,7 +117,7 @@ def test_no_server_of_ray_takes_jobs_over_http_and_the_nodes_agree(launch):
         "ray",
     }
     assert "gcs_server" in seen["listeners"] and "server" not in seen["listeners"]
-    # The columns are as wide as their widest word.
+    # The columns are as wide as their longest word.
     doctor, wants_more = (re.sub(" +", " ", seen[name]) for name in ("doctor", "doctor_that_wants_more"))
     for line in ("nodes 1 of 1", f"{ADDRESS} NPUs 2 of 2", f"{ADDRESS} pins the same", f"{ADDRESS} overlay the same"):
         assert f"ok {line}" in doctor
@@ -128,13 +128,13 @@ def test_no_server_of_ray_takes_jobs_over_http_and_the_nodes_agree(launch):
 
 @pytest.mark.slow
 def test_ray_starts_while_a_node_of_the_one_before_still_ends(launch, port):
-    """Ray looks at every raylet of the machine, and at the address that its last start left."""
+    """Ray considers every raylet on the machine, and the address that its last start left."""
     folder = Path(f"/tmp/ray-{getpass.getuser()}-{port}", "r")
     folder.mkdir(parents=True, mode=0o700)
     (folder / "ray_current_cluster").write_text(f"{ADDRESS}:{port}")
     waits = ["raylet", "-c", "import sys; sys.stdin.read()", f"--gcs-address={ADDRESS}:{port}"]
     with subprocess.Popen(waits, executable=sys.executable, stdin=subprocess.PIPE) as joined:
-        # The control: what Ray would go by.
+        # The control: Ray would follow these.
         assert find_gcs_addresses() >= {f"{ADDRESS}:{port}"}
         assert find_bootstrap_address(str(folder)) == f"{ADDRESS}:{port}"
         launch()
@@ -147,13 +147,13 @@ def test_ray_starts_while_a_node_of_the_one_before_still_ends(launch, port):
     bool(python_of_workers()), reason="NOT RUN: Ray alone starts no worker with a Python at such a path"
 )
 def test_a_plain_ray_start_would_run_the_job_of_a_stranger(launch):
-    """The control of the test above: Ray 2.46 as it comes."""
+    """The control of the test above: plain Ray 2.46."""
     with socket.socket() as first, socket.socket() as second:
         first.bind(("", 0)), second.bind(("", 0))
         agent, client = first.getsockname()[1], second.getsockname()[1]
     seen = launch(plain_ray=f"--dashboard-agent-listen-port={agent} --ray-client-server-port={client}")
     assert seen["takes_jobs"] == [agent] and seen["job_ran"] and "server" in seen["listeners"]
-    # Nor is it encrypted, whether or not a certificate is shown.
+    # It is not encrypted either, with or without a certificate.
     assert seen["tls"] == {"without a certificate": "rejected", "with a certificate": "rejected"}
 
 
@@ -165,7 +165,7 @@ def test_mutual_tls_keeps_out_whoever_has_no_certificate(launch, tmp_path):
 
 
 def make_certificates(folder: Path) -> None:
-    """The commands of docs/cluster.md for one node."""
+    """Run the commands of docs/cluster.md for one node."""
     guide = (ROOT / "docs" / "cluster.md").read_text()
     commands = [line.strip() for line in guide.splitlines() if line.startswith("    openssl ")]
     assert len(commands) == 3

@@ -1,4 +1,4 @@
-"""scripts/report.py and the server behind scripts/watch.sh."""
+"""scripts/report.py, and the server behind scripts/watch.sh."""
 
 import http.client
 import json
@@ -108,7 +108,7 @@ def test_page_waits_for_the_first_step_and_then_shows_the_run(tmp_path):
         metrics = (write_run(run) / "metrics.jsonl").read_text()
         (run / "metrics.jsonl").unlink()
         assert waits_for("the first step has not ended yet")
-        # A record without its end is being written.
+        # An incomplete line is a record that is still being written.
         (run / "metrics.jsonl").write_text(metrics.splitlines()[0])
         assert waits_for("the first step has not ended yet")
         (run / "metrics.jsonl").write_text(metrics)
@@ -126,7 +126,7 @@ def test_run_that_failed_before_its_first_step_is_shown(server):
 
 
 def test_watch_says_that_it_waits_and_ends_with_ctrl_c(tmp_path):
-    # Python leaves SIGINT ignored where it was when it started, as it is below some test harnesses.
+    # Python keeps ignoring SIGINT if it was ignored at its start, as it is below some test harnesses.
     with subprocess.Popen(
         ["bash", "scripts/watch.sh", tmp_path / "absent"], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

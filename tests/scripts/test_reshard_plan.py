@@ -1,4 +1,4 @@
-"""The statistics of a reshard plan: the recipe's 256 dies against the goals, and the sentences for wrong options."""
+"""The statistics of a reshard plan: the recipe's 256 dies against the goals, and the messages for invalid options."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_the_cluster_reaches_its_goals(capsys: pytest.CaptureFixture[str], rollo
     assert relayed["collectives"] == relayed["buckets"] + 1 <= 32
     assert relayed["node_ingress"]["average"] < 0.5 * found["direct"]["node_ingress"]["average"]
     if rollout == "tp2,ep256":
-        # Computed beforehand from the recipe's description: 73.68 GB a die, 40.71 GB of it experts, 4.17 GB staged.
+        # Computed by hand from the recipe's description: 73.68 GB per die, 40.71 GB of it experts, 4.17 GB staged.
         published = found["per_tensor"]
         assert published["received"]["average"] == pytest.approx(73.68e9, rel=1e-4)
         assert published["expert_received"]["average"] == pytest.approx(40.71e9, rel=1e-4)
@@ -101,7 +101,7 @@ planning, CPU s a rank        1.38                1.38                   -"""
 
 
 def plan_with(lowest: int) -> PlanStatistics:
-    """Statistics of which no two are alike: received, sent, both bounds and into a node from so many GB on."""
+    """Return statistics that all differ: received, sent, both bounds and into a node, from `lowest` GB upwards."""
     received, sent, bound, experts, bound_experts, node = (gigabytes(lowest + number) for number in range(6))
     regions = Spread(1, 2.4, 3)
     return PlanStatistics(

@@ -1,4 +1,4 @@
-"""docs/security.md speaks of the versions that are locked, and of every package whose advisories are known here."""
+"""docs/security.md covers the locked versions, and every package whose advisories are known here."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/seeds.md: every path, key, test and command that it names is there."""
+"""docs/seeds.md: every path, key, test and command in it exists."""
 
 import re
 from pathlib import Path
@@ -11,17 +11,17 @@ from verl_patches.trainer.configuration_checks import known_keys
 PAGES = [ROOT / "docs" / name for name in ("seeds.md", "seeds.zh.md")]
 FOLDERS = ("benchmarks/", "deploy/", "docs/", "examples/", "overlay/", "requirements", "scripts/", "tests/")
 PATCHES = ("megatron_patches/", "mindspeed_patches/", "verl_patches/", "vllm_patches/", "vllm_ascend_patches/")
-# What a document has under a name of its own, which is no file of ours.
+# Paths in the document that are not files of this repository.
 OTHERS = {"vllm_ascend_patches/0001-FIX-KVcache-NZ.patch", "llm_rl/deepseek"}
 
 
 def named(page: Path) -> list[str]:
-    """What stands in backticks, whole."""
+    """Return the text of every pair of backticks."""
     return re.findall(r"`([^`]+)`", page.read_text())
 
 
 def paths(page: Path) -> set[str]:
-    """Paths of this project that stand alone or in a command, with the tests behind them."""
+    """Return the paths of this project that stand alone or in a command, with the names of their tests."""
     found = set()
     for text in named(page):
         for word in text.replace('"', " ").replace("'", " ").split():

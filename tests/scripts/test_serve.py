@@ -1,4 +1,4 @@
-"""scripts/serve.py: what it rejects, and answers from an emulated die that OpenAI's own client asks for."""
+"""scripts/serve.py: its rejections, and answers from an emulated die to OpenAI's own client."""
 
 import re
 import signal
@@ -21,7 +21,7 @@ PROBLEMS = ROOT / "data" / "arithmetic" / "test.jsonl"
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory) -> Path:
-    """A tiny Qwen2 of random weights."""
+    """Make a tiny Qwen2 with random weights."""
     request = CheckpointRequest(PROBLEMS, 0, "bfloat16", model_type="qwen2", warm_start=None)
     return make_checkpoint(request, tmp_path_factory.mktemp("qwen") / "model", lambda step, loss: None).path
 
@@ -73,8 +73,8 @@ def test_dies_of_another_job_are_not_taken(qwen, tmp_path, monkeypatch, capsys, 
 
 @pytest.mark.slow
 def test_trained_model_answers_openais_client(qwen, tmp_path):
-    """Greedy answers are transformers' own but for near ties of bfloat16; without the key there are none; Ctrl-C leaves
-    nothing behind."""
+    """Greedy answers equal transformers', except for near ties in bfloat16; without the key there are none; Ctrl-C
+    leaves nothing behind."""
     from openai import AuthenticationError, OpenAI
     from transformers import AutoTokenizer
 

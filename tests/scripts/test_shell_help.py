@@ -1,4 +1,4 @@
-"""Every shell script that a user starts says in a page what it does, at once, and does nothing."""
+"""Every shell script for users prints a one-page help at once, and does nothing else."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ SCRIPTS = sorted(file.name for file in (ROOT / "scripts").glob("*.sh"))
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """The scripts in a checkout in which nothing has been set up."""
+    """Copy the scripts into a checkout in which nothing has been set up."""
     root = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "scripts", root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     return root

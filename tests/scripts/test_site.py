@@ -1,4 +1,4 @@
-"""The documentation site: built strictly, every link and anchor leads somewhere, and no other host is asked."""
+"""The documentation site builds in strict mode, all links and anchors work, and no other host is contacted."""
 
 import json
 import re
@@ -17,10 +17,10 @@ from scripts.internal import site_pages
 from tests.scripts.cluster_files import ROOT
 
 PYTHON = ROOT / ".venv.docs" / "bin" / "python"
-# What a page shows by them is the same on GitHub and on the site.
+# Elements that a page must have in equal numbers on GitHub and on the site.
 COUNTED = re.compile(r"<(h[1-6]|table|tr|td|ul|ol|li|pre|code|a|img|strong|em)[ >]")
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
-# Renders the pages that come as a list of texts in JSON, as MkDocs does.
+# Renders pages, given as a JSON list of texts, as MkDocs does.
 RENDER = (
     "import json, sys, markdown\n"
     "extensions = ['attr_list', 'tables', 'fenced_code']\n"
@@ -29,7 +29,7 @@ RENDER = (
 
 
 class Page(HTMLParser):
-    """What a page links to, loads and can be linked to."""
+    """A page's links, the files that it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -68,14 +68,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
-    """Every page of the site, by its path in it."""
+    """Return every page of the site, by its path in it."""
     return {path.relative_to(site): Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
 
 
 def broken_links(site: Path, pages: dict[Path, Page]) -> Iterator[str]:
-    """Links of the pages that lead to no file of the site, or to no anchor of a page."""
+    """Yield the links of the pages to a missing file of the site, or to a missing anchor of a page."""
     for name, page in pages.items():
-        # The page that a server shows for what is not there has links from the server's root.
+        # The links of the 404 page start at the server's root.
         for link in page.links + page.loaded if name.name != "404.html" else ():
             path, _, fragment = link.partition("#")
             if "://" in link or link.startswith(("data:", "mailto:")):
@@ -107,12 +107,12 @@ def test_site_asks_no_other_host(site: Path, pages: dict[Path, Page]) -> None:
     assert loaded and not [each for each in loaded if "//" in each]
     styles = "".join(path.read_text() for path in site.rglob("*.css"))
     assert styles and not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//[^)\s]*", styles)
-    # The theme's script loads these from another host where a page uses them.
+    # For such elements, the theme's script loads a library from another host.
     assert not [name for name in pages if re.search(r'class="(?:mermaid|arithmatex)', (site / name).read_text())]
 
 
 def test_both_languages_have_the_same_pages_and_anchors(pages: dict[Path, Page]) -> None:
-    """A page that is in English alone links into Chinese ones by the same anchors."""
+    """A page that exists only in English links into Chinese pages by the same anchors."""
     english = {name for name in pages if name.parts[0] != "zh" and name.name != "404.html"}
     assert {Path("zh") / name for name in english} == {name for name in pages if name.parts[0] == "zh"}
     for name in english:
@@ -133,7 +133,7 @@ def test_navigation_is_translated(site: Path) -> None:
 def test_search_knows_words_of_both_languages(site: Path, word: str, page: str) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text())
     assert index["config"]["lang"] == ["en", "zh"]
-    # The browser takes the text apart where the index says; words of Chinese are parted by spaces without a width.
+    # The browser splits the text as the index says; Chinese words are separated by zero-width spaces.
     separator = re.compile("[\\s\\u200b" + re.escape("，。、：；（）<>`/()=.|") + "]+")
     found = {
         entry["location"].partition("#")[0]
@@ -149,7 +149,7 @@ def documents() -> list[str]:
 
 
 def test_pages_show_what_github_shows(tmp_path: Path) -> None:
-    """The referee is CommonMark, which GitHub renders: as many items, blocks of code, tables and links on each page."""
+    """The reference is CommonMark, which GitHub renders: equal numbers of items, code blocks, tables and links."""
     referee = MarkdownIt("commonmark", {"html": True}).enable("table")
     copies = site_pages.Site(ROOT, tmp_path)
     texts = {name: FRONT_MATTER.sub("", copies.page(name)) for name in documents()}
@@ -161,14 +161,14 @@ def test_pages_show_what_github_shows(tmp_path: Path) -> None:
 
 
 def test_only_changed_pages_are_written_again(small: Path) -> None:
-    """`mkdocs serve` watches what it builds from: a page that is written without need would start another build."""
+    """`mkdocs serve` watches its input, so writing an unchanged page would start another build."""
     copies = site_pages.Site(small, small / "pages")
     copies.write()
     before = {path: path.stat().st_mtime_ns for path in (small / "pages").rglob("*") if path.is_file()}
     (small / "docs" / "data.md").write_text("# Another title\n\n## Part\n")
     copies.write()
     changed = {path.name for path, time in before.items() if path.stat().st_mtime_ns != time}
-    # The Chinese page has the anchors of the English one.
+    # The Chinese page uses the English one's anchors.
     assert changed == {"data.md", "data.zh.md"}
     assert (small / "pages" / "data.zh.md").read_text().startswith("# Title {#another-title}")
 
@@ -189,7 +189,7 @@ def test_anchors_are_those_of_github() -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """A checkout with the site's configuration, and one short page in place of each document."""
+    """Make a checkout with the site's configuration, and one short page in place of each document."""
     for name in ("mkdocs.yml", "scripts/internal/site_pages.py", "docs/site"):
         target = tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def test_invalid_argument_of_docs_rejected(arguments: tuple[str, ...], says: str
 
 
 def test_hook_needs_no_package_of_this_environment() -> None:
-    """MkDocs runs it in .venv.docs, which has none of them."""
+    """MkDocs runs it in .venv.docs, which does not have these packages."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import site_pages"
     folder = ROOT / "scripts" / "internal"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, folder], capture_output=True, text=True)

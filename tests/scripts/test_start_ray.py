@@ -1,4 +1,4 @@
-"""The command `ray` without its servers: Ray Client is not asked for, and a Ray that asks otherwise is rejected."""
+"""The command `ray` without its servers: Ray Client is never started, and a Ray without a known switch is rejected."""
 
 import sys
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ START = ["start", "--block", '--resources={"NPU": 4}', "--num-cpus=6"]
 
 @pytest.fixture
 def rays_command(monkeypatch):
-    """Ray's command line as a module that says what it was asked; returns it."""
+    """Return a stand-in for Ray's command line that records whether it finds Ray Client."""
     command = SimpleNamespace(asked=[], check_ray_client_dependencies_installed=lambda: True)
     command.main = lambda: command.asked.append(command.check_ray_client_dependencies_installed())
     scripts = ModuleType("ray.scripts")
@@ -30,7 +30,7 @@ def test_ray_is_run_and_finds_no_ray_client(rays_command):
 
 
 def test_a_later_ray_finds_no_ray_client(rays_command):
-    """Ray 2.60 asks what is missing."""
+    """Ray 2.60 asks for an error message instead."""
     del rays_command.check_ray_client_dependencies_installed
     rays_command.get_ray_client_dependency_error = lambda: None
     rays_command.main = lambda: rays_command.asked.append(rays_command.get_ray_client_dependency_error() is None)

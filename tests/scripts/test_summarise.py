@@ -1,4 +1,4 @@
-"""scripts/summarise.py on run folders: a run that is the published row, and everything that is no run."""
+"""scripts/summarise.py on run folders: a run like the published row, and folders that are not runs."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ STAGE_METRICS = {
 
 
 def configuration(**changes) -> dict:
-    """Of the job with true weights, as far as it is read."""
+    """Return the part of the configuration of the job with real weights that is read."""
     return {
         "data": {"train_batch_size": 512},
         "trainer": {"n_gpus_per_node": 16, "nnodes": 16, "total_training_steps": 3},
@@ -41,7 +41,7 @@ def configuration(**changes) -> dict:
 
 
 def metrics(row, **changes) -> dict:
-    """Those of a step that went as a published row says: verl counts the reshard to the generation."""
+    """Return the metrics of a step like a published row; verl counts the reshard as generation."""
     statistics = row.statistics
     seconds = {f"timing_s/{name}": statistics.seconds[stage] for stage, name in STAGE_METRICS.items()}
     return {
@@ -73,7 +73,7 @@ def columns(capsys, *arguments: str) -> list[dict]:
 
 
 def rejected(capsys, *arguments: str) -> str:
-    """The one sentence of a rejection."""
+    """Return the single sentence of a rejection."""
     assert summarise.main(list(arguments)) == 2
     ended = capsys.readouterr()
     assert ended.out == "" and ended.err.startswith("error: ") and ended.err.count("\n") == 1
@@ -81,7 +81,7 @@ def rejected(capsys, *arguments: str) -> str:
 
 
 def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys):
-    """The first step compiles and counts for nothing; a job of 3 steps that has made 3 is complete."""
+    """The first step compiles and is not counted; a 3-step job with 3 steps is complete."""
     slow = metrics(TRUE_WEIGHTS, **{"timing_s/step": 5000.0})
     run = write_run(tmp_path / "run", slow, metrics(TRUE_WEIGHTS), metrics(TRUE_WEIGHTS))
     found, true, random = columns(capsys, str(run))
@@ -93,7 +93,7 @@ def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys
     system = {"system": 123.16, "trained": 123.16}
     assert found["per_card"] == pytest.approx({"rollout": 270.05, "training": 331.6, **system}, abs=0.05)
     assert found["per_die"] == pytest.approx({name: rate / 2 for name, rate in found["per_card"].items()})
-    # What verl prints: the rate of a die, and no MFU.
+    # As verl prints it: a rate per die. verl knows no MFU here.
     assert found["per_die"]["system"] == pytest.approx(metrics(TRUE_WEIGHTS)["perf/throughput"])
     assert found["mfu"] == pytest.approx(true["mfu"]) and 0.05 < found["mfu"] < 0.5
     assert found["statistics"]["truncated"] == 0.25
@@ -105,7 +105,7 @@ def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys
 
 
 def test_saving_and_validation_are_told_apart(tmp_path, capsys):
-    """One of two steps validates for 200 s and saves for 100 s, inside verl's timer of the step."""
+    """One of two steps validates for 200 s and saves for 100 s, within verl's step timer."""
     longer = {"timing_s/testing": 200.0, "timing_s/save_checkpoint": 100.0}
     longer["timing_s/step"] = TRUE_WEIGHTS.statistics.total + 300.0
     run = write_run(tmp_path / "run", metrics(TRUE_WEIGHTS), metrics(TRUE_WEIGHTS, **longer), metrics(TRUE_WEIGHTS))

@@ -1,4 +1,4 @@
-"""The supervisor over a scripted training: every failure by its name, and what follows from it."""
+"""The supervisor over a scripted training: the cause of every failure, and the action that follows."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 7
 FOLLOWING = ROOT / "tests" / "scripts" / "following_training.py"
 TRAINING = ROOT / "tests" / "scripts" / "failing_training.py"
-# What is met after step 3, whose newest checkpoint is that of step 2; and the cause that has to be read from it.
+# Failures after step 3, when the newest checkpoint is that of step 2, and the cause that must be recognized.
 CAUSES = {
     "OOM": "OOM",
     "worker_died": "worker_died",
@@ -49,7 +49,7 @@ CAUSES = {
 
 
 class Bench:
-    """Runs the supervisor in a folder of the test."""
+    """Runs the supervisor in a temporary folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.output = folder, folder / "run of it"
@@ -102,7 +102,7 @@ def after(step: int | None, how: str) -> dict:
 
 @pytest.mark.parametrize("how", CAUSES)
 def test_a_failure_is_named_and_met_as_it_has_to_be(bench, how):
-    """The run goes on to its end with the metrics of an unbroken one, or is not started again."""
+    """The run is either completed with the metrics of an unbroken one, or not started again."""
     ended = bench.run([after(3, how)], *(["--silent-after", "2"] if how == "silent" else []))
     (failed,) = [entry for entry in bench.record if "cause" in entry]
     assert (failed["cause"], failed["step"]) == (CAUSES[how], 3), ended.stdout + ended.stderr
@@ -116,7 +116,7 @@ def test_a_failure_is_named_and_met_as_it_has_to_be(bench, how):
 
 
 class Training:
-    """What a supervisor sees of a training, under a clock that the test turns."""
+    """A training as a supervisor sees it, under a fake clock."""
 
     def __init__(self, folder: Path, left_before: int | None = None) -> None:
         self.now, self.folder = 0.0, folder
@@ -133,7 +133,7 @@ class Training:
 
 
 def test_progress_without_output_is_life(tmp_path):
-    """Rollouts of 10,600 s, in which nothing is printed and decode steps end; the limit is 7,200 s."""
+    """Rollouts of 10,600 s print nothing while decode steps end; the limit is 7,200 s."""
     training = Training(tmp_path)
     for minute in range(1, 178):
         assert training.seconds_after(60.0) <= 60.0
@@ -165,7 +165,7 @@ def test_the_heartbeat_of_an_earlier_start_is_no_life(tmp_path):
 
 
 def test_who_retries_everything_is_seen(bench, monkeypatch):
-    """The control of the table above: with every cause retried, failures that come again are started again."""
+    """The control of the table above: if every cause is retried, recurring failures are started again."""
     command = bench.command([after(3, "reward_error")] * 3)
     patched = (
         "import sys; sys.path.insert(0, 'scripts'); import post_training.recovery.policy as p; "
@@ -196,7 +196,7 @@ def test_the_same_failure_after_the_same_step_ends_it_with_a_bundle(bench):
 
 
 def test_earlier_start_does_not_explain_a_later_one(bench):
-    """The first says that memory ran out; the second is killed, and says nothing."""
+    """The first start reports out of memory; the second is killed and reports nothing."""
     ended = bench.run([after(3, "OOM"), after(5, "killed")])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert [(entry["cause"], entry["step"]) for entry in bench.record if "cause" in entry] == [
@@ -213,7 +213,7 @@ def test_earlier_fault_does_not_explain_a_later_failure(bench):
 
 
 def test_configuration_of_an_earlier_start_not_reduced(bench):
-    """The second start ends before it has resolved one, so nobody knows which micro batches it had."""
+    """The second start ends before it has resolved its configuration, so its micro batches are unknown."""
     ended = bench.run([after(3, "OOM"), after(None, "OOM")])
     assert ended.returncode == 1 and len(bench.starts) == 2, ended.stdout + ended.stderr
     assert "the run did not come so far as to write its configuration" in ended.stdout
@@ -224,14 +224,14 @@ def test_configuration_of_an_earlier_start_not_reduced(bench):
 
 
 def test_step_of_an_earlier_start_is_not_this_ones(bench):
-    """After step 3 and before any step is no failure that came twice; twice before any step is."""
+    """A failure after step 3 and one before any step are different; two before any step are the same failure twice."""
     ended = bench.run([after(3, "worker_died"), after(None, "worker_died"), after(None, "worker_died")])
     assert [entry["step"] for entry in bench.record if "cause" in entry] == [3, 2, 2]
     assert ended.returncode == 1 and "worker_died twice after step 2" in ended.stdout
 
 
 def test_damaged_records_set_aside_between_starts(bench):
-    """A whole line of zeros, as a power loss leaves it, between good ones."""
+    """A power loss leaves a whole line of zeros between good lines."""
     bench.run([after(3, "unknown")])
     file = bench.output / "events.jsonl"
     file.write_bytes(b"\0" * 40 + b"\n" + file.read_bytes())
@@ -242,7 +242,7 @@ def test_damaged_records_set_aside_between_starts(bench):
 
 
 def test_two_supervisors_of_one_folder_rejected(bench):
-    """The second is rejected before it starts anything; the first goes on, and its record is its own."""
+    """The second is rejected before it starts anything; the first continues, and its record is unchanged."""
     first = subprocess.Popen(
         bench.command([after(3, "silent")]), cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -257,7 +257,7 @@ def test_two_supervisors_of_one_folder_rejected(bench):
 
 
 def test_folder_in_use_does_not_end_the_other_nodes(bench):
-    """The record of a folder is read by the supervisors of the job that owns it."""
+    """Supervisors of the job that owns the folder read its record."""
     bench.run([after(3, "in_use")])
     assert not [entry for entry in bench.record if "ended" in entry]
     assert [entry["left"] for entry in bench.record if "left" in entry] == [2]
@@ -291,7 +291,7 @@ def test_a_second_supervision_goes_on_from_what_the_first_has_left(bench):
 
 @pytest.fixture
 def another_node(bench, request):
-    """Starts the supervisor of a node that gives its dies to the head, in the folder of the head's."""
+    """Start the supervisor of a node that gives its dies to the head, in the head's folder."""
     script, record, starts = FOLLOWING, bench.output / "supervision.jsonl", bench.folder / "follows"
     command = bench.command([])
     command = [*command[: command.index("--") + 1], sys.executable, str(script), str(record), str(starts)]
@@ -308,7 +308,7 @@ def another_node(bench, request):
 
 @pytest.mark.parametrize("another_node", [0, 5], indirect=True, ids=["alone", "beside the next Ray of the head"])
 def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_node):
-    """Whatever the head does, its launcher ends with 0 there, or with 5 where the head's next Ray is there already."""
+    """A node's launcher ends with 0 whenever the head's Ray ends, or with 5 if its next Ray is already there."""
     process, starts = another_node
     ended = bench.run([after(3, "worker_died"), after(5, "ray_died")])
     said, _ = process.communicate(timeout=600)
@@ -320,7 +320,7 @@ def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_n
 
 @pytest.mark.parametrize("role, code", [("worker", 0), ("head", None)])
 def test_only_a_worker_may_be_silent_for_long(tmp_path, role, code):
-    """A day goes by at each look at the clock once the role is reported; after ten the command ends."""
+    """A day passes at each look at the clock once the role is reported; the command ends after ten."""
     start, over = Start.begin(tmp_path), tmp_path / "over"
     days = itertools.count()
 
@@ -363,7 +363,7 @@ def test_a_folder_of_the_commands_own_is_kept(bench):
 
 @pytest.mark.parametrize("how, number", [("silent", signal.SIGTERM), (None, signal.SIGINT), ("silent", signal.SIGQUIT)])
 def test_a_signal_ends_the_training_too_and_nothing_is_left(bench, how, number):
-    """In the middle of a training, and while it waits for the next start."""
+    """The signal comes in the middle of a training, or while the supervisor waits for the next start."""
     bench.policy("interval_seconds: 3600")
     plan = [after(3, how or "worker_died")]
     supervisor = subprocess.Popen(

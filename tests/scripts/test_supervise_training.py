@@ -1,4 +1,4 @@
-"""The supervisor over a real training on emulated dies, of which something is killed, stopped or taken away."""
+"""The supervisor over a real training on emulated dies, in which something is killed, stopped or taken away."""
 
 import json
 import os
@@ -26,12 +26,12 @@ from verl_patches.trainer.isolated_ray import private_folder
 STEPS, LIMIT_S = 3, 900
 SETTINGS = ("trainer.save_freq=1", "trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.logger=[console]")
 
-# Of losses that are reported, with another order of the sums in float32: tests/verl_patches/features/exact_loss.
+# Tolerance of reported losses when float32 sums are in another order: tests/verl_patches/features/exact_loss.
 EXACT_LOSS = {"rel": 1e-5, "abs": 1e-6}
 OUTPUT = "actor_rollout_ref.overlay.measure.output_dir"
 MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 
-# A process that answers nobody is named after 15 seconds, and the run is ended after 30.
+# A process that does not answer is reported after 15 seconds, and the run is ended after 30.
 WATCH = "actor_rollout_ref.overlay.watch"
 SOON = (f"{WATCH}.interval_s=1", f"{WATCH}.warn_s.silent=15", f"{WATCH}.end_s.silent=30")
 NAMED = r"rank [0-3] \(process {} on \S+\) has not answered for \d+ s"
@@ -44,14 +44,14 @@ def planned(output: Path, *more: str) -> Plan:
 
 
 def make_model(plan: Plan) -> Path:
-    """The folder of the tiny model that a plan trains."""
+    """Return the folder of the tiny model that a plan trains, making it if necessary."""
     if not plan.checkpoint.exists():
         subprocess.run(plan.checkpoint_command(), check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     return plan.checkpoint
 
 
 def train(command: list[str], plan: Plan, meanwhile: Callable[[int], None] = lambda process: None) -> int:
-    """Run a command that trains as the plan says; `meanwhile` is called with its process until it has ended."""
+    """Run a command that trains as the plan says; `meanwhile` is called with its process id until it ends."""
     make_model(plan)
     with private_folder("supervised", on_removal=remove_emulated_dies) as private:
         environment = os.environ | plan.environment() | {"TMPDIR": str(private), "NPU_EMULATOR_NODE": private.name}
@@ -87,7 +87,7 @@ def unbroken(tmp_path_factory) -> Path:
 
 
 def of_name(below: int, name: str) -> list[int]:
-    """The processes below another that are of a program, or run a module."""
+    """Return the descendants of a process that run a program or a module of this name."""
     found = []
     for process in descendants(below):
         try:
@@ -100,7 +100,7 @@ def of_name(below: int, name: str) -> list[int]:
 
 
 def workers(below: int, output: Path) -> list[int]:
-    """The processes below another that are verl's workers of a rank, as the run says; the trainer's is none."""
+    """Return the descendants of a process that are verl's rank workers according to the run, without the trainer."""
     entries = read_patches(output)
     ran = {each["process"] for each in entries if any("RolloutRefWorker.__init__" in name for name in each["executed"])}
     return [process for process in descendants(below) if process in ran]
@@ -144,7 +144,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def given_up(tmp_path: Path, *settings: str) -> dict:
-    """What the record says of a training with these settings, which fails, and has to be started once."""
+    """Return the recorded failure of a training with these settings, which must fail after a single start."""
     plan = planned(tmp_path / "run", *settings)
     assert train(supervised(plan, tmp_path / "policy.yaml"), plan) == 1, (tmp_path / "run.log").read_text()[-4000:]
     record = record_of(plan)
@@ -175,7 +175,7 @@ def test_weights_that_are_not_finite_are_not_loaded_again(tmp_path):
 
 
 def test_a_disk_that_is_full_is_not_written_to_again(tmp_path):
-    """It is the supervisor's too: neither its record nor an archive has room there."""
+    """The disk is also the supervisor's: it has no room for its record or an archive."""
     reason = reason_why_not()
     if reason:
         pytest.skip(f"NOT RUN, a full disk: {reason}")
@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_is_not_written_to_again(tmp_path):
 
 
 def test_memory_that_runs_out_at_the_third_step_changes_no_gradient(tmp_path):
-    """Its update gets nine tenths of what it took: too little for a micro batch, and enough for half of one."""
+    """The update gets nine tenths of its usual memory: too little for a micro batch, but enough for half of one."""
     plan, unbroken = (planned(tmp_path / name, "actor_rollout_ref.overlay.precision=float32") for name in "ab")
     assert train(unbroken.run_command(), unbroken) == 0, (tmp_path / "b.log").read_text()[-4000:]
     expected = metrics_of(unbroken.output)

@@ -1,4 +1,4 @@
-"""The list that rehearse.sh reads before there is a Python environment is the one that Python knows."""
+"""The list that rehearse.sh reads without a Python environment equals the one in Python."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""scripts/tune.py over a scripted training, and over the plan's real refusals."""
+"""scripts/tune.py over a scripted training, and with the plan's real rejections."""
 
 import json
 import math
@@ -42,7 +42,7 @@ TRAINING = ROOT / "tests" / "scripts" / "tuned_training.py"
 MEGATRON = "actor_rollout_ref.actor.megatron"
 KEYS = [f"{MEGATRON}.{name}_model_parallel_size" for name in ("tensor", "pipeline")]
 STAGES = f"{MEGATRON}.override_transformer_config.num_layer_list"
-# The update of a die with 110 MiB takes 99 with micro batches of 64 on TP2 x PP2, and more otherwise.
+# With 110 MiB per die, the update takes 99 with micro batches of 64 on TP2 x PP2, and more otherwise.
 LAYOUTS = ((1, 1, [3]), (1, 2, [2, 1]), (2, 1, [3]), (2, 2, [2, 1]), (2, 2, [1, 1]), (4, 1, [3]), (4, 2, [2, 1]))
 SEQUENCES = "++actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_seqs"
 SPACE = (
@@ -63,7 +63,7 @@ def test_saving_does_not_slow_a_setting_down(tmp_path):
 
 
 def speed(settings):
-    """The larger the micro batch and the fewer dies share a layer, the faster; 32 sequences in flight are best."""
+    """Larger micro batches and fewer dies per layer are faster; 32 sequences in flight are best."""
     shared = 2 * settings[KEYS[0]] + 3 * settings[KEYS[1]]
     return settings[MICRO] ** 0.5 - shared - abs(math.log2(settings[SEQUENCES] / 32))
 
@@ -77,12 +77,12 @@ def scripted_search(folder, refusal, trials):
 
 
 def test_forty_trials_find_the_fastest_settings_that_the_plan_allows(tmp_path):
-    """Of 210 settings. Without refusals a search goes for one that does not fit."""
+    """There are 210 settings. Without rejections, a search chooses one that does not fit."""
     subject = describe_rehearsal(["bash", "scripts/rehearse.sh", "--device-memory", "110"], [])
     refusals = {}
 
     def refusal(settings):
-        key = json.dumps({**settings, SEQUENCES: 0})  # which neither a check nor the plan of this job looks at
+        key = json.dumps({**settings, SEQUENCES: 0})  # neither a check nor this job's plan depends on it
         if key not in refusals:
             refusals[key] = subject.refusal(settings)
         return refusals[key]
@@ -102,7 +102,7 @@ def test_forty_trials_find_the_fastest_settings_that_the_plan_allows(tmp_path):
 
 @pytest.fixture
 def bench(tmp_path):
-    """Arguments of a search over the scripted training."""
+    """Return the arguments of a search over the scripted training."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v3", **TINY_MODELS["deepseek_v3"]}))
     space = tmp_path / "space.yaml"
     space.write_text(f"{MICRO}: [1, 2, 3, 4, 8]\n{SHARE}: {{low: 0.5, high: 0.7, step: 0.1}}\n")
@@ -240,7 +240,7 @@ def test_a_key_of_the_space_that_does_not_exist_rejected(tmp_path, capsys):
 
 @pytest.mark.exhaustive("rehearses twice, four dies and two steps each")
 def test_a_rehearsal_is_searched_on_emulated_dies(tmp_path, capfd):
-    """Of four settings the checks refuse two, which are not started; the others are measured, and only once."""
+    """The checks reject two of the four settings, which never start; the others are measured once each."""
     space = tmp_path / "space.yaml"
     space.write_text(f"{MICRO}: [32, 64]\n{KEYS[0]}: [2, 3]\n")
     command = ["bash", str(ROOT / "scripts" / "rehearse.sh"), "--", "trainer.val_before_train=false"]

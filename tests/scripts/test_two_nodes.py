@@ -1,4 +1,4 @@
-"""Two Ray nodes in network namespaces of their own train through the launcher as two machines would."""
+"""Two Ray nodes in separate network namespaces train through the launcher as two machines would."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHECKPOINTS = "trainer.default_local_dir"
 
 
 def cluster_file(folder: Path, checkpoint: Path, data: Path, **others: object) -> Path:
-    """Settings of a cluster of two emulated nodes, with four dies each unless others are given."""
+    """Write the settings of a cluster of two emulated nodes, with four dies each unless others are given."""
     settings = dict(
         MASTER_ADDR="10.91.7.1",
         SOCKET_IFNAME=INTERFACE,
@@ -51,15 +51,15 @@ def cluster_file(folder: Path, checkpoint: Path, data: Path, **others: object) -
         NPU_EMULATOR_CAPACITY_MB=256,
         OMP_NUM_THREADS=1,
         VLLM_ASCEND_MLA_PA=1,
-        # A worker's Ray gives up on a head that has ended after a minute otherwise.
+        # Otherwise a worker's Ray gives up on an ended head only after a minute.
         RAY_gcs_rpc_server_reconnect_timeout_s=5,
     )
     return write_cluster_file(folder / "cluster.env", **settings | others)
 
 
 def start(node: Node, line: Sequence[str], said: TextIO) -> subprocess.Popen[bytes]:
-    """Run a command as one that somebody started on this machine."""
-    # What the user's shell holds must not decide: the file describes the cluster. A node's dies are its own.
+    """Run a command as if somebody started it on this machine."""
+    # The user's shell must not matter, as the file describes the cluster. A node has its own dies.
     environment = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
     environment |= {"NPU_EMULATOR_NODE": node.name}
     environment["PATH"] = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -67,7 +67,7 @@ def start(node: Node, line: Sequence[str], said: TextIO) -> subprocess.Popen[byt
         node.command("/tmp/ray-root-6379", *line),
         cwd=ROOT,
         env=environment,
-        # Not a pipe: nobody reads one node's while waiting for the other.
+        # Not a pipe: nobody reads one node's pipe while waiting for the other node.
         stdout=said,
         stderr=subprocess.STDOUT,
     )
@@ -85,7 +85,7 @@ def nodes() -> Iterator[tuple[Node, Node]]:
 
 
 def train(nodes: Sequence[Node], line: Sequence[str], folder: Path) -> list[str]:
-    """Run a command on both nodes, which ends well and leaves nothing; returns what each said."""
+    """Run a command on both nodes; it must succeed and leave nothing. Return each node's output."""
     with ExitStack() as files:
         running = [start(node, line, files.enter_context((folder / node.address).open("w"))) for node in nodes]
         for process in running:
@@ -104,7 +104,7 @@ def test_two_nodes_train_through_the_launcher(nodes, inputs, tmp_path):
     said = train(nodes, line, tmp_path)
     assert "2 of 2 nodes with 4 NPUs each are there: 10.91.7.1, 10.91.7.2" in said[0]
     assert "giving 4 dies to the head at 10.91.7.1:6379" in said[1] and "the head has ended the job" in said[1]
-    # Whether the head has to wait for the worker is a matter of speed.
+    # Whether the head must wait for the worker depends on timing.
     unseen = {pattern.pattern for pattern in lines_of_a_first_step() if not pattern.search(said[0])}
     assert unseen <= {"nodes.*after"}
     (metrics,) = (tmp_path / "output with space").glob("*/metrics.jsonl")
@@ -114,7 +114,7 @@ def test_two_nodes_train_through_the_launcher(nodes, inputs, tmp_path):
     assert all(step["metrics"]["overlay/patches_ineffective"] == 0 for step in steps)
 
 
-# Somebody else's server on the port of Ray's head; says when it is there.
+# Somebody else's server on the port of Ray's head; prints when it is ready.
 TAKES_THE_PORT = """
 import socket, sys
 server = socket.create_server(("10.91.7.1", 6379))
@@ -124,9 +124,9 @@ while True:
 """
 
 
-# A job of two dies, which can be gone on with after every step.
+# A job of two dies that can be resumed after every step.
 STEPS = 3
-# Enough for a node to come back while another one trains alone.
+# Enough steps for a node to return while the other one trains alone.
 ELASTIC_STEPS = 16
 SMALL_JOB = (
     "+scale=emulated_qwen2_5", f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.test_freq=-1",
@@ -135,7 +135,7 @@ SMALL_JOB = (
 
 
 def small_job(folder: Path, data: Path) -> list[str]:
-    """The command line, but for its output, of a job of two nodes with a die each, whose files are in `folder`."""
+    """Return the command line, without its output, of a job on two single-die nodes, with its files in `folder`."""
     request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, warm_start=None, model_type="qwen2")
     model = make_checkpoint(request, folder / "model", lambda step, loss: None).path
     one_die = {"DIES_PER_NODE": 1, "NPU_EMULATOR_DEVICES": 1, "NPU_EMULATOR_CAPACITY_MB": 1024}
@@ -151,7 +151,7 @@ def writing_to(output: Path) -> list[str]:
 @pytest.mark.exhaustive("trains three times")
 @pytest.mark.timeout(3000)
 def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(nodes, inputs, tmp_path):
-    """Both are named, and the training comes to the end of one that nothing happened to, to the bit."""
+    """Both failures are reported, and the training ends bit-identical to an undisturbed one."""
     head, worker = nodes
     output, policy, job = tmp_path / "run", tmp_path / "policy.yaml", small_job(tmp_path, inputs[1])
     policy.write_text("retry_options: {interval_seconds: 1}\n")
@@ -200,7 +200,7 @@ def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(no
 @pytest.mark.exhaustive("trains three times")
 @pytest.mark.timeout(3000)
 def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, tmp_path):
-    """The worker loses power and does not come back for the wait; while one node trains, it does."""
+    """The worker loses power and does not return within the wait; it returns while the other node trains."""
     head, worker = nodes
     output, policy = tmp_path / "run", tmp_path / "policy.yaml"
     policy.write_text("retry_options: {interval_seconds: 1}\n")
@@ -215,7 +215,7 @@ def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, t
             assert happened and leading.poll() is None, (tmp_path / "head").read_text()[-6000:]
 
         following = start(worker, line, logs[1])
-        # A node is there once its supervisor is.
+        # A node counts as present once its supervisor is running.
         assert wait_until(lambda: list(output.glob(".supervise-*.owner.1")) != [], SECONDS_ALLOWED)
         leading = start(head, line, logs[0])
         until(lambda: (output / "checkpoints" / "global_step_1").is_dir())
@@ -232,7 +232,7 @@ def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, t
             process.wait(SECONDS_ALLOWED)
     said = [(tmp_path / name).read_text() for name in ("head", "worker again")]
     assert [leading.returncode, again.returncode] == [0, 0], said[0][-6000:] + said[1][-3000:]
-    # The collective of the head may notice before Ray does.
+    # The head's collective may notice before Ray does.
     assert causes(output) in (["ray_died"], ["operator_error"]), said[0][-6000:]
     assert [(each["nodes"], each["layout"]) for each in starts(output)] == [
         (2, "as configured"),
@@ -250,11 +250,11 @@ def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, t
 
 
 def starts(output: Path) -> list[dict]:
-    """The starts of the head, as its supervisor writes them: their nodes, layout and first step."""
+    """Return the head's starts from its supervisor's record: their nodes, layout and first step."""
     return [entry for entry in read_entries(output / "supervision.jsonl") if "of_nodes" in entry]
 
 
 def causes(output: Path) -> list[str]:
-    """Why starts failed on the head, as its supervisor names it."""
+    """Return the causes of failed starts from the head's supervision record."""
     entries = read_entries(output / "supervision.jsonl")
     return [entry["cause"] for entry in entries if "cause" in entry]

@@ -1,4 +1,4 @@
-"""The type checker of scripts/test.sh: it notices wrong types, and no line is kept from it without a reason."""
+"""The type checker of scripts/test.sh notices wrong types, and no line is excluded without a reason."""
 
 import os
 import re
@@ -15,7 +15,7 @@ IGNORED = re.compile(r"#\s*type:\s*ignore(?P<codes>\[[a-z, -]+\])?(?P<rest>.*)")
 
 
 def without_reason(source: str) -> list[str]:
-    """Lines that silence the type checker and name no error code, or give no reason behind it or in the line above."""
+    """Return the lines that silence the type checker without an error code, or without a reason there or above."""
     lines = ["", *source.splitlines()]
     found = []
     for above, line in zip(lines, lines[1:], strict=False):

@@ -1,4 +1,4 @@
-"""The launchers of Qwen2.5-VL and every command of their guide, in both languages."""
+"""The launchers of Qwen2.5-VL, and every command of their guide in both languages."""
 
 import re
 import shlex
@@ -40,7 +40,7 @@ def test_options_of_a_tool_are_known(command):
     "command", [each for each in commands(GUIDES[0]) if "--data" in each and "train_qwen" in each[1]], ids=" ".join
 )
 def test_launcher_plans_its_job(command, tmp_path):
-    """Model and data that the reader has to have are empty stand-ins."""
+    """Empty stand-ins replace the reader's model and data."""
     for size in ("3B", "7B"):
         (tmp_path / f"Qwen2.5-VL-{size}-Instruct").mkdir()
         (tmp_path / f"Qwen2.5-VL-{size}-Instruct" / "config.json").write_text("{}")

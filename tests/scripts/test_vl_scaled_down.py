@@ -1,4 +1,4 @@
-"""The scaled-down jobs of Qwen2.5-VL: what they are composed of, and images in the place of arithmetic."""
+"""The scaled-down jobs of Qwen2.5-VL: their composition, and images in place of arithmetic."""
 
 import pyarrow.parquet
 import pytest

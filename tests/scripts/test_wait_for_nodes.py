@@ -1,4 +1,4 @@
-"""Waiting for the nodes of a cluster, with a clock of the test's own."""
+"""Waiting for the nodes of a cluster, under a fake clock."""
 
 from scripts.health_checks.cluster import NodeFacts
 from tests.scripts.cluster_files import load_script
@@ -8,7 +8,7 @@ wait_for_nodes = script.wait_for_nodes
 
 
 class Cluster:
-    """Nodes that join at given seconds; `sleep` moves the clock."""
+    """Nodes that join at given seconds; `sleep` advances the clock."""
 
     def __init__(self, *joins: tuple[float, str, int]) -> None:
         self.now, self.joins = 0.0, joins

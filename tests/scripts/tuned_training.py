@@ -1,7 +1,7 @@
-"""A training whose speed and reward follow from its settings: writes what a run writes, and no more.
+"""A training whose speed and reward follow from its settings; it writes only the files that a run writes.
 
-Usage: tuned_training.py FOLDER KEY=VALUE...; every start leaves its overrides in FOLDER/starts.jsonl. While there is a
-FOLDER/hold, the start of that number (the first is 1) waits after its first step until something ends it.
+Usage: tuned_training.py FOLDER KEY=VALUE...; every start appends its overrides to FOLDER/starts.jsonl. While
+FOLDER/hold exists, the start with the number in it (the first is 1) waits after its first step until it is ended.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Ranks of the check that MindSpeed-LLM deals experts out in turn where the overlay's key says so: one layout.
+"""Ranks that check whether MindSpeed-LLM deals experts out in turn if the overlay's key says so, in one layout.
 
-FOLDER is as for engine_program. Each rank writes the tokens that went to each expert, call by call of its routers.
+FOLDER is as for engine_program. Each rank writes the number of tokens of each expert, for every call of its routers.
 """
 
 import verl_patches.prelude_patch  # noqa: F401

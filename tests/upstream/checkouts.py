@@ -1,4 +1,4 @@
-"""Checkouts of upstream projects as one folder to import from, without a change to any of their files."""
+"""Checkouts of upstream projects as one folder to import from, without changing any of their files."""
 
 import hashlib
 import importlib.util
@@ -11,20 +11,20 @@ PACKAGES = {"Megatron-LM": "megatron", "MindSpeed": "mindspeed", "MindSpeed-LLM"
 PRETRAIN = Path("MindSpeed-LLM", "pretrain_gpt.py")
 CONVERTER = Path("MindSpeed-LLM", "examples", "mcore", "deepseek3", "convert_ckpt_deepseek3.py")
 # MindSpeed-LLM imports both names from apex, which a machine without its Ascend build does not have; MindSpeed then
-# puts its own AdamW in the place of FusedAdam.
+# replaces FusedAdam by its own AdamW.
 _APEX_OPTIMIZERS = """from torch.optim import SGD as FusedSGD
 from torch.optim import AdamW as FusedAdam
 """
 
 
 def missing(folder: Path) -> list[str]:
-    """What `folder` lacks to be used here."""
+    """Return the paths that `folder` lacks to be used here."""
     wanted = [Path(checkout, package) for checkout, package in PACKAGES.items()] + [PRETRAIN, CONVERTER]
     return [str(path) for path in wanted if not (folder / path).exists()]
 
 
 def assemble(folder: Path, target: Path) -> Path:
-    """A folder with the packages of the checkouts, each file a link, so that what is built at run time stays out.
+    """Link the checkouts' packages into `target` file by file; files made at run time then stay out of the checkouts.
 
     Megatron compiles a helper beside its sources and Python caches bytecode there: both end up in `target`.
     """
@@ -38,7 +38,7 @@ def assemble(folder: Path, target: Path) -> Path:
 
 
 def assemble_once(folder: Path, kept: Path) -> Path:
-    """What `assemble` makes, in a folder of its own below `kept` for each set of files in the checkouts."""
+    """Assemble into a folder below `kept`, one for each set of files in the checkouts, and return it."""
     roots = [folder / checkout / package for checkout, package in PACKAGES.items()]
     names = sorted(str(path) for root in roots for path in root.rglob("*") if _is_source(path))
     target = kept / hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
@@ -50,7 +50,7 @@ def assemble_once(folder: Path, kept: Path) -> Path:
 
 
 def environment(packages: Path) -> dict[str, str]:
-    """Variables with which a process imports the packages."""
+    """Return the variables with which a process imports the packages."""
     return {"PYTHONPATH": os.pathsep.join([str(packages), str(_PROJECT)])}
 
 

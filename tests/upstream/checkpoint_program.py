@@ -1,7 +1,7 @@
-"""Ranks that save and load what an optimizer of MindSpeed holds, started as a worker of verl starts it.
+"""Ranks that save and load the state of a MindSpeed optimizer, started as verl starts a worker.
 
-FOLDER holds request.json and checkpoint/; ``from`` in the request is a folder of a step that is loaded, too. Each rank
-writes to ``rank<n>.json`` which optimizer it has; test_checkpoint.py judges the files of the steps.
+FOLDER holds request.json and checkpoint/; ``from`` in the request is the folder of another step to load. Each rank
+writes the form of its optimizer to ``rank<n>.json``; test_checkpoint.py checks the files of the steps.
 """
 
 # Its first import is the prelude.
@@ -22,7 +22,7 @@ from verl_patches.features.training_checkpoint.restoring import load_training
 
 
 def form_of(trained: Trained) -> dict[str, object]:
-    """The classes of the parts of the optimizer, and how many of its shards are counted and kept in which way."""
+    """Return the optimizer parts' classes, and how many of its shards are on the host or count steps in the group."""
     rank = trained.rank()
     shards = optimizer_shards(rank.optimizer, rank.tensors)
     return {

@@ -1,4 +1,4 @@
-"""The packages of the checkouts that train, with MindSpeed's kernels compiled."""
+"""The packages for training from the checkouts, with MindSpeed's kernels compiled."""
 
 import fcntl
 import shutil
@@ -13,10 +13,10 @@ from tests.upstream.kernels import compile_kernels
 
 @pytest.fixture(scope="session")
 def packages(upstream: Path, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder to import from. It and the compiled kernels are kept between runs of pytest, which takes turns.
+    """Yield the folder to import from.
 
-    What is started then finds a copy of the kernels: MindSpeed removes all of them when it is imported while another
-    process loads one.
+    The folder and the compiled kernels are kept between runs of pytest, which use them in turn. Started processes find
+    a copy of the kernels, because MindSpeed removes all of them if it is imported while another process loads one.
     """
     lacking = checkouts.missing(upstream)
     if lacking:

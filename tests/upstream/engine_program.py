@@ -1,7 +1,7 @@
-"""Ranks of the comparison of MindSpeed-LLM, started as a worker of verl starts it, with transformers: one layout.
+"""Ranks that compare MindSpeed-LLM, started as verl starts a worker, with transformers, in one layout.
 
 FOLDER holds request.json, and checkpoint/ with reference.pt as tests/megatron_patches writes them. Each rank writes
-what it measured to ``rank<n>.json``. MindSpeed changes Megatron once in a process, so a layout has its own processes.
+its results to ``rank<n>.json``. MindSpeed changes Megatron once per process, so each layout has its own processes.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -44,7 +44,7 @@ RECOMPUTE = (
 
 
 def start_engine(checkpoint: Path, layout: Layout, fused: bool, *overrides: str) -> list[str]:
-    """As the worker does; the places where MindSpeed itself would have left Megatron's own functions."""
+    """Start the engine as a worker does. Return the names that MindSpeed alone would leave on Megatron's functions."""
     megatron = "actor_rollout_ref.actor.megatron"
     config = compose(
         "rehearsal",
@@ -76,7 +76,7 @@ def start_engine(checkpoint: Path, layout: Layout, fused: bool, *overrides: str)
 
 @contextmanager
 def sequences_run_into_each_other() -> Iterator[None]:
-    """A fault: attention is told of one long sequence."""
+    """A fault: attention sees one long sequence."""
     from post_training.models.mindspeed import packed_gpt_model
 
     upstream = packed_gpt_model.set_actual_seq_len
@@ -86,7 +86,7 @@ def sequences_run_into_each_other() -> Iterator[None]:
 
 @contextmanager
 def recomputation_cuts_sequences() -> Iterator[None]:
-    """A fault: what backward computes again is told of other ends than the micro batch had."""
+    """A fault: the recomputation in backward gets other sequence ends than the micro batch had."""
     from mindspeed.utils import set_actual_seq_len
 
     def in_halves(ends: list[int]) -> None:
@@ -97,7 +97,7 @@ def recomputation_cuts_sequences() -> Iterator[None]:
 
 
 def with_faults(folder: Path, layout: Layout, reference: dict[str, Any]) -> dict[str, float]:
-    """Errors that the comparison has to notice. A whole batch is one micro batch where sequences may run together."""
+    """Return errors that the comparison must detect. Sequences can run together if the batch is one micro batch."""
     if layout.recompute:
         with recomputation_cuts_sequences():
             gradients = compare_layout(folder, layout, reference)["gradients"]
@@ -111,11 +111,11 @@ def with_faults(folder: Path, layout: Layout, reference: dict[str, Any]) -> dict
 
 
 def types_of_biases(folder: Path, layout: Layout) -> dict[str, str]:
-    """The types of the routers' biases in a bfloat16 model, which Megatron's Float16Module casts as verl wraps it.
+    """Return the dtypes of the routers' biases in a bfloat16 model, cast by Megatron's Float16Module as verl wraps it.
 
     The engine was started for float32, so its configuration says float32 until here.
     """
-    from megatron.core.transformer.module import Float16Module  # the engine may have put its own there
+    from megatron.core.transformer.module import Float16Module  # the engine may have replaced it
 
     trial = Trial(folder / "checkpoint", layout)
     trial.config.bf16 = True

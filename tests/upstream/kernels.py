@@ -1,6 +1,6 @@
-"""MindSpeed's own kernels, which call CANN: compiled before the runs, by MindSpeed, and kept.
+"""MindSpeed's own kernels, which call CANN. MindSpeed compiles them before the runs, and they are kept.
 
-MindSpeed compiles each when it is first called, against the headers of torch_npu and of CANN's toolkit, which takes
+MindSpeed compiles each kernel at its first call, against the headers of torch_npu and of CANN's toolkit, which takes
 minutes for all. ``python -m tests.upstream.kernels`` does so with the packages on PYTHONPATH, for TORCH_EXTENSIONS_DIR.
 """
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 _TIME_LIMIT = 3000  # seconds
-# What training calls, by MindSpeed's names.
+# The kernels that training calls, by MindSpeed's names.
 _BUILDERS = (
     "AlgorithmOpBuilder", "FusedEmaAdamWOpBuilder", "GMMOpBuilder", "GMMV2OpBuilder", "GroupMatmulAddOpBuilder",
     "MatmulAddOpBuilder", "MoeTokenPermuteOpBuilder", "MoeTokenUnpermuteOpBuilder", "RingAttentionUpdateOpBuilder",
@@ -19,9 +19,9 @@ _BUILDERS = (
 
 
 def compile_kernels(environment: dict[str, str], extensions: Path) -> None:
-    """Compile into a folder, in a process with these variables; what is there and still right is left.
+    """Compile into a folder, in a process with these variables; up-to-date kernels are left alone.
 
-    Raises AssertionError with the end of the compiler's output where it cannot be done.
+    Raises AssertionError with the end of the compiler's output on failure.
     """
     extensions.mkdir(parents=True, exist_ok=True)
     environment = os.environ | environment | {"TORCH_EXTENSIONS_DIR": str(extensions)}
@@ -31,7 +31,7 @@ def compile_kernels(environment: dict[str, str], extensions: Path) -> None:
             timeout=_TIME_LIMIT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
     except BaseException:
-        # torch marks what is being compiled, and whoever finds the mark waits.
+        # torch marks a kernel that is being compiled, and whoever finds the mark waits.
         for mark in extensions.glob("*/lock"):
             mark.unlink(missing_ok=True)
         raise

@@ -1,4 +1,4 @@
-"""Manifests of Kubernetes held against the schemas of their CustomResourceDefinitions."""
+"""Checks of Kubernetes manifests against the schemas of their CustomResourceDefinitions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ OPEN = ("x-kubernetes-preserve-unknown-fields", "x-kubernetes-embedded-resource"
 
 
 def schema_of(definition: dict[str, Any], version: str) -> dict[str, Any]:
-    """The schema of a version, in which a field that it does not name is an error, as `kubectl --validate=strict`
-    says."""
+    """Return the schema of a version, in which unknown fields are errors, as with `kubectl --validate=strict`."""
     (found,) = [each for each in definition["spec"]["versions"] if each["name"] == version]
     return _closed(found["schema"]["openAPIV3Schema"], top=True)
 

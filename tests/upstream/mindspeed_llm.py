@@ -16,7 +16,7 @@ from tests.upstream.checkouts import CONVERTER, PRETRAIN
 
 _LOSS = re.compile(r"lm loss: ([0-9.E+-]+)")
 _TIME_LIMIT = 1500  # seconds
-# What is fixed in MindSpeed-LLM's converter, for the tiny model.
+# Constants in MindSpeed-LLM's converter, for the tiny model.
 _CONVERTER_SIZES = {
     "HIDDEN_SIZE": tiny.HIDDEN,
     "NUM_EXPERTS": tiny.EXPERTS,
@@ -54,7 +54,7 @@ _ARGUMENTS = f"""
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is spread over dies. The cluster's extra arguments change how it computes, not what."""
+    """How a run is spread over dies. The cluster's extra arguments change how it computes, but not the result."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -65,7 +65,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """Without more data parallelism than the experts need."""
+        """The number of ranks with the least data parallelism that the experts need."""
         return self.tensor * self.pipeline * self.expert * self.context
 
     @property
@@ -83,8 +83,8 @@ class Layout:
 
 
 def convert(checkouts: Path, model: Path, target: Path, layout: Layout) -> None:
-    """Write the weights of a HuggingFace folder for a layout, with MindSpeed-LLM's own converter."""
-    # The converter imports this for quantised weights, which are not written here.
+    """Write the weights of a HuggingFace folder for a layout with MindSpeed-LLM's own converter."""
+    # The converter imports this for quantised weights, which are not used here.
     sys.modules.setdefault("bitsandbytes", types.ModuleType("bitsandbytes"))
     spec = importlib.util.spec_from_file_location("convert_ckpt_deepseek3", checkouts / CONVERTER)
     converter = importlib.util.module_from_spec(spec)
@@ -107,9 +107,9 @@ class Workplace:
     tokens: Path
 
     def train(self, folder: Path, layout: Layout, weights: Path, dtype: str, leave_out: str = "nothing") -> list[float]:
-        """The losses of each iteration. `dtype` is bfloat16 or float32; bfloat16 runs with the emulator's strict mode.
+        """Return the loss of each iteration. `dtype` is bfloat16, which uses the emulator's strict mode, or float32.
 
-        Raises AssertionError with the end of the log when the run fails or has another number of iterations.
+        Raises AssertionError with the end of the log if the run fails or has another number of iterations.
         """
         folder.mkdir()
         arguments = [

@@ -1,8 +1,8 @@
 """Runs MindSpeed-LLM's pretrain_gpt.py, unmodified, on ranks that are forked after its imports.
 
 ``python -m tests.upstream.mindspeed_llm_program FOLDER`` reads FOLDER/request.json: the script, its arguments, the
-number of ranks, the type to train in and what to leave out on purpose ("nothing", or "gradient synchronisation"). The
-log of the training goes to standard output; the batches that a single rank reads, to FOLDER/batches.pt.
+number of ranks, the dtype to train in, and a part to leave out on purpose ("nothing", or "gradient synchronisation").
+The training's log goes to standard output; the batches that a single rank reads go to FOLDER/batches.pt.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.ranks import fork_ranks
 
 
 def _record_batches(path: Path) -> None:
-    """Keep what this rank is given to train on."""
+    """Record the batches that this rank trains on."""
     import torch
     from megatron.training import utils
 
@@ -40,7 +40,7 @@ def _leave_out_gradient_synchronisation() -> None:
 
 
 def _train_in_float32() -> None:
-    """Megatron rejects grouped products in other types than bfloat16 when it validates arguments, and only there."""
+    """Train in float32: Megatron rejects grouped products outside bfloat16 only when it validates the arguments."""
     import torch
     from mindspeed_llm.training import initialize
 
@@ -62,7 +62,7 @@ def main(folder: Path) -> None:
         _train_in_float32()
     if request["leave_out"] == "gradient synchronisation":
         _leave_out_gradient_synchronisation()
-    # The kernels are documented for 16 bits, so that strict mode would reject float32.
+    # The kernels are documented for 16 bits, so strict mode would reject float32.
     os.environ["NPU_EMULATOR_STRICT"] = "1" if request["dtype"] == "bfloat16" else "0"
     runpy.run_path(request["script"], run_name="__main__")
     meters.write()

@@ -1,11 +1,13 @@
-"""op-plugin's own tests of torch_npu's operators, run unmodified on the emulator.
+"""Run op-plugin's unmodified tests of torch_npu's operators on the emulator.
 
-    python -m tests.upstream.op_plugin --upstream FOLDER [--reached | --file NAME ...] [--chip NAME] [--jobs N]
+    python -m tests.upstream.op_plugin --upstream FOLDER
+        [--reached | --file NAME ...] [--chip NAME] [--jobs N]
         [--keep FOLDER] [--report FILE]
 
-FOLDER holds the checkout ``op-plugin`` (branch 7.1.0 is that of torch_npu 2.5.1.post1). Every file runs in a process of
-its own, on the chip that most of op-plugin's tests are written for (A2): they skip themselves on another, and those for
-A3 on this one.
+FOLDER holds the checkout ``op-plugin``, whose branch for torch_npu 2.5.1.post1
+is 7.1.0. Every file runs in a separate process, on the chip for which most of
+op-plugin's tests are written (A2): tests skip themselves on any other chip, and
+those for A3 on this one.
 """
 
 import argparse
@@ -19,22 +21,22 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# The checkouts for torch_npu 2.5.1.post1 and for 2.10.0.post4, by their branches.
+# The branches for torch_npu 2.5.1.post1 and for 2.10.0.post4.
 CHECKOUT, CHECKOUT_2026 = "op-plugin", "op-plugin-26.1.0"
 TESTS = Path("test", "test_custom_ops")
 LIMIT_S = 300
 CHIP, A3 = "Ascend910B3", "Ascend910_9391"
-# A test of more ranks than there are dies returns without a word and counts as passed.
+# A test that needs more ranks than there are dies returns silently and counts as passed.
 DIES = 16
 REACHED = Path(__file__).with_name("reached_operators.json")
-# Operators by which tests of others prepare what they give.
+# Operators with which tests of other operators prepare their inputs.
 PREPARING = {"npu_format_cast"}
 _CALL = re.compile(r"(?:torch_npu|torch_npu\.atb|torch\.ops\.\w+)\.(\w+)\(")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one file of tests gave; `failed` and `skipped` map the names of tests to reasons."""
+    """Results of one test file; `failed` and `skipped` map test names to reasons."""
 
     file: str
     passed: int = 0
@@ -49,21 +51,21 @@ class Outcome:
 
 
 def files(folder: Path, names: Iterable[str] = (), checkout: str = CHECKOUT) -> list[Path]:
-    """The test files of the checkout in `folder`, or those with the given names."""
+    """Return the test files of the checkout in `folder`, or those with the given names."""
     wanted = set(names)
     return [path for path in sorted((folder / checkout / TESTS).glob("test_*.py")) if not wanted or path.name in wanted]
 
 
 def reached(folder: Path, chip: str = CHIP) -> list[str]:
-    """The names of the files for a chip that call an operator which the pinned code bases reach."""
+    """Return the names of a chip's test files that call an operator which the pinned code bases reach."""
     of_a3 = {path.name for path in files(folder) if f"SupportedDevices(['{A3[:10]}'])" in path.read_text()}
     return [path.name for path in files(folder) if calls_reached(path) and (path.name in of_a3) == (chip == A3)]
 
 
 def calls_reached(test: Path, reached: Collection[str] | None = None) -> bool:
-    """Whether a file of tests calls an operator of torch_npu that the pinned code bases reach.
+    """Return whether a test file calls an operator of torch_npu that the pinned code bases reach.
 
-    `reached` are full names of operators; None for what the pins of 2025 reach.
+    `reached` are full names of operators; None stands for those that the pins of 2025 reach.
     """
     names = json.loads(REACHED.read_text())["reached"] if reached is None else reached
     operators = {name.rpartition("::")[2] for name in names} - PREPARING
@@ -71,7 +73,7 @@ def calls_reached(test: Path, reached: Collection[str] | None = None) -> bool:
 
 
 def share(outcomes: Iterable[Outcome]) -> tuple[int, int]:
-    """How many tests passed, and how many ran: those that skip themselves did not."""
+    """Return how many tests passed, and how many ran; tests that skip themselves do not count as run."""
     counted = [(outcome.passed, len(outcome.failed)) for outcome in outcomes]
     return sum(passed for passed, _ in counted), sum(passed + failed for passed, failed in counted)
 
@@ -87,9 +89,9 @@ def run(
 ) -> list[Outcome]:
     """Run the files of op-plugin's checkout in `folder`, `jobs` at a time, on a chip.
 
-    The queue of the real torch_npu is off: a rejection there would end all later work of a file. Strict mode is on: the
-    tests keep to what documents demand, and show where these are wrong. `keep` is a folder for the outcome of each
-    file; a file that has one there is not run again. A file is ended after `limit` seconds.
+    The real torch_npu's queue is off, since a rejection in it would end all later work of a file. Strict mode is on:
+    the tests follow the documents, and show where these are wrong. `keep` is a folder for the outcome of each file; a
+    file that has one there is not run again. A file is ended after `limit` seconds.
     """
     settings = {
         "NPU_EMULATOR_STRICT": "1",

@@ -21,14 +21,14 @@ from pathlib import Path
 
 
 def _do_without_expecttest() -> None:
-    """torch's own test module imports it for checks that no test of operators uses."""
+    """Replace expecttest, which torch's own test module imports for checks that no operator test uses."""
     if importlib.util.find_spec("expecttest") is None:
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase
 
 
 class _Result(unittest.TestResult):
-    """Counts, and what each test that did not pass says."""
+    """Counts passed tests, and keeps the messages of the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class _Result(unittest.TestResult):
 
 
 def _raised(traceback: str) -> str:
-    """What was raised, without where: torch_npu's errors have several lines, and CANN's own words are the last."""
+    """Return the exception without its location: torch_npu's errors have several lines, and CANN's are the last."""
     lines = [line for line in traceback.splitlines() if line and not line[0].isspace()]
     return " ".join(line for line in lines if not line.startswith("Traceback")) or traceback.strip()
 
 
 def _use_shared_files() -> None:
-    """Let tensors that processes hand each other live in files: a rank may end before its result has been taken."""
+    """Share tensors between processes through files: a rank may end before its result has been taken."""
     import torch.multiprocessing
 
     torch.multiprocessing.set_sharing_strategy("file_system")
@@ -60,20 +60,20 @@ def _run_file(file: Path, result: Path) -> None:
     sys.path.insert(0, str(file.parent))
     outcome = _Result()
     unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(file.stem)).run(outcome)
-    partial = result.with_suffix(".partial")  # a file that is there is whole
+    partial = result.with_suffix(".partial")  # an existing file is complete
     partial.write_text(json.dumps(outcome.record()))
     partial.rename(result)
 
 
 def _run_in_a_process(file: Path, results: Path, limit: float) -> None:
-    """Run one file; one that ends without a result, or not in time, has failed."""
+    """Run one file; if it ends without a result or exceeds the time limit, it has failed."""
     result = results / f"{file.stem}.json"
     process = multiprocessing.get_context("fork").Process(target=_run_file, args=(file, result))
     process.start()
     process.join(limit)
     said = f"ended with {process.exitcode}" if process.exitcode is not None else f"not finished after {limit:g} s"
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # itself, and processes that a failed test has left
+        os.killpg(process.pid, signal.SIGKILL)  # the process, and any that a failed test has left
     process.join()
     if not result.exists():
         result.write_text(json.dumps({"failed": {file.name: said}}))
@@ -82,7 +82,7 @@ def _run_in_a_process(file: Path, results: Path, limit: float) -> None:
 def main(results: Path, jobs: int, limit: float, files: list[Path]) -> None:
     import torch_npu.testing.testcase  # noqa: F401
 
-    several_ranks = threading.Lock()  # all files whose tests start ranks use the same port
+    several_ranks = threading.Lock()  # all test files that start ranks use the same port
 
     def run(file: Path) -> None:
         with several_ranks if "multiprocessing" in file.read_text() else contextlib.nullcontext():
@@ -92,7 +92,7 @@ def main(results: Path, jobs: int, limit: float, files: list[Path]) -> None:
         list(pool.map(run, files))
 
 
-# Not below the guard: a test that starts processes imports this module in each of them.
+# Not below the guard: processes that a test starts import this module too.
 _do_without_expecttest()
 _use_shared_files()
 

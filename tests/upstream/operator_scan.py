@@ -1,11 +1,13 @@
-"""Which operators of the NPU the pinned code bases name, and where, by reading their sources.
+"""Find the NPU operators in the sources of the pinned code bases.
 
     python -m tests.upstream.operator_scan --upstream FOLDER [--write]
 
-compares (or writes) ``reached_operators.json`` with checkouts in FOLDER and this repository. A place counts when its
-module can be imported, through any chain of import statements or of module names in strings, from where users of a code
-base begin, and when `OUTSIDE` does not say why neither dense nor DeepSeek models with bf16 weights come there. Of this
-repository, every module counts that runs beside the others.
+compares (or writes) ``reached_operators.json`` with checkouts in FOLDER and
+this repository. A place counts if its module can be imported, through any chain
+of import statements or of module names in strings, from a code base's entry
+modules, unless `OUTSIDE` says why neither dense nor DeepSeek models with bf16
+weights reach it. In this repository, every module that runs beside the code
+bases counts.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import torch_npu  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAY = "overlay"
-"""What this repository is called in the list."""
+"""The name of this repository in the list."""
 _OWN = (
     "verl_patches", "megatron_patches", "mindspeed_patches", "vllm_patches", "vllm_ascend_patches", "post_training"
 )  # fmt: skip
@@ -32,7 +34,7 @@ _EXPORTED = re.compile(r"""\bm\.def\(\s*"(\w+)\"""")
 
 @dataclass(frozen=True)
 class CodeBase:
-    """A checkout, its package, and the modules where users begin."""
+    """A checkout, its package, and the modules from which users start."""
 
     checkout: str
     package: str
@@ -53,7 +55,7 @@ _QUANTISED = "weights quantised to W8A8 or W4A8"
 _VISION = "models that see"
 _LEGACY = "Megatron's legacy models"
 _ENGINE = "vLLM's V0 engine"
-# Beginnings of "file:function operator" that neither dense nor DeepSeek models with bf16 weights reach, and why.
+# Prefixes of "file:function operator" that neither dense nor DeepSeek models with bf16 weights reach, and why.
 OUTSIDE = {
     "vllm_ascend/quantization/": _QUANTISED,
     "vllm_ascend/ops/layernorm.py:AddRMSNormW8A8Quant.": _QUANTISED,
@@ -72,23 +74,23 @@ OUTSIDE = {
 
 @functools.cache
 def registered() -> set[str]:
-    """The operators that torch_npu registers, by full name and without overloads."""
+    """Return the operators that torch_npu registers, by full name and without overloads."""
     names = torch._C._dispatch_get_all_op_names()
     return {name.partition(".")[0] for name in names if name.startswith(("npu::", "atb::"))}
 
 
 def exported_functions(sources: Iterable[Path]) -> set[str]:
-    """Names that C++ sources bind with pybind11."""
+    """Return the names that C++ sources bind with pybind11."""
     return {name for source in sources for name in _EXPORTED.findall(source.read_text(errors="replace"))}
 
 
 def reached_operators() -> dict[str, dict[str, list[str]]]:
-    """What the sources of this repository, verl, vllm-ascend, MindSpeed and MindSpeed-LLM reach: places by operator."""
+    """Return the places that reach each operator: in this repository, verl, vllm-ascend, MindSpeed, MindSpeed-LLM."""
     return json.loads(REACHED_OPERATORS.read_text())
 
 
 def outside(place: str) -> str | None:
-    """Why neither dense nor DeepSeek models come to a place, or None if they do."""
+    """Return why neither dense nor DeepSeek models reach a place, or None if they do."""
     return next((why for beginning, why in OUTSIDE.items() if place.startswith(beginning)), None)
 
 
@@ -103,7 +105,7 @@ def _file_of(root: Path, module: str) -> Path | None:
 
 
 def _named_modules(module: str, file: Path) -> Iterator[str]:
-    """Everything in a file that may be the name of a module: imports, and strings with dots."""
+    """Yield everything in a file that may be a module's name: imports, and strings with dots."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.Import):
@@ -119,7 +121,7 @@ def _named_modules(module: str, file: Path) -> Iterator[str]:
 
 
 def reachable(base: CodeBase, checkouts: Path) -> dict[str, Path]:
-    """The modules of the package, and their files, that the beginnings can come to import."""
+    """Return the modules of the package that its entry modules may import, with their files."""
     root, found, waiting = checkouts / base.checkout, {}, list(base.begins)
     while waiting:
         module = waiting.pop()
@@ -139,7 +141,7 @@ def _dotted(node: ast.AST) -> str:
 
 
 def operator_of(node: ast.Attribute) -> str | None:
-    """The full name of the operator that an expression like ``torch_npu.npu_swiglu`` names."""
+    """Return the full name of the operator in an expression like ``torch_npu.npu_swiglu``."""
     holder, _, name = _dotted(node).rpartition(".")
     if holder == "torch.ops._C":
         return f"_C::{name}"
@@ -152,7 +154,7 @@ def operator_of(node: ast.Attribute) -> str | None:
 
 
 def _extension_call(node: ast.AST, exported: set[str]) -> str | None:
-    """The full name of the function of an extension that is called, as in ``builder.load().npu_gmm(...)``."""
+    """Return the full name of a called extension function, as in ``builder.load().npu_gmm(...)``."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in exported:
         return None
     is_wrapper = _dotted(node.func.value).split(".")[0] in ("torch", "torch_npu")
@@ -160,7 +162,7 @@ def _extension_call(node: ast.AST, exported: set[str]) -> str | None:
 
 
 def _uses(node: ast.AST, exported: set[str], inside: str = "") -> Iterator[tuple[str, str]]:
-    """Operators that are read, not assigned, with the class and function that they are in."""
+    """Yield operators that are read, not assigned, with their class and function."""
     for child in ast.iter_child_nodes(node):
         scope = f"{inside}.{child.name}" if hasattr(child, "name") and hasattr(child, "body") else inside
         operator = _extension_call(child, exported)
@@ -172,13 +174,13 @@ def _uses(node: ast.AST, exported: set[str], inside: str = "") -> Iterator[tuple
 
 
 def _extension_functions(root: Path, package: str) -> set[str]:
-    """What compiled kernels of CANN and ATB export; allocators and host algorithms are no operators."""
+    """Return the functions that the compiled CANN and ATB kernels export, without allocators and host algorithms."""
     folder = root / package / "ops" / "csrc"
     return exported_functions(file for part in ("cann", "atb") for file in sorted((folder / part).glob("*.cpp")))
 
 
 def _places(checkouts: Path, code_bases: Iterable[CodeBase]) -> Iterator[tuple[str, str, str, str]]:
-    """Operator, code base, file and scope of every use in modules that can be imported."""
+    """Yield operator, code base, file and scope of every use in importable modules."""
     for base in code_bases:
         root = checkouts / base.checkout
         exported = _extension_functions(root, base.package)
@@ -196,9 +198,9 @@ def _own_places() -> Iterator[tuple[str, str, str, str]]:
 def scan(
     checkouts: Path, code_bases: Iterable[CodeBase] = CODE_BASES, own: bool = False
 ) -> dict[str, dict[str, list[str]]]:
-    """For each operator the places that reach it and, if there are none, the reasons why those that name it do not.
+    """Return the places that reach each operator and, for operators without any, why their uses do not count.
 
-    `own`: of this repository, too.
+    `own`: include this repository.
     """
     reached: dict[str, set[str]] = {}
     elsewhere: dict[str, set[str]] = {}

@@ -1,12 +1,14 @@
-"""Test suites of whole projects, run unmodified on the emulator, each failure with what it is for.
+"""Run whole projects' unmodified test suites, with a reason for each failure.
 
-    python -m tests.upstream.projects --upstream FOLDER --project NAME [--file PART ...]
-        [--limit SECONDS] [--test-limit SECONDS] [--keep FOLDER] [--report FILE]
+    python -m tests.upstream.projects --upstream FOLDER --project NAME
+        [--file PART ...] [--limit SECONDS] [--test-limit SECONDS]
+        [--keep FOLDER] [--report FILE]
 
-FOLDER holds the checkouts, into which tests may write. Every file of tests is one
-``python -m npu_emulator run -- python -m pytest FILE``; one that takes longer than the limit is ended with all its
-processes and counts as one failure. The reasons of failures are found by their words, in `projects.toml`; what no entry
-fits is "not looked into".
+FOLDER holds the checkouts, into which tests may write. Every test file is one
+``python -m npu_emulator run -- python -m pytest FILE``; one that exceeds the
+limit is ended with all its processes and counts as one failure. Patterns in
+`projects.toml` give the reasons of failures; a failure without a matching
+pattern is "not looked into".
 """
 
 import argparse
@@ -33,9 +35,13 @@ UNKNOWN = "not looked into"
 
 @dataclass(frozen=True)
 class Project:
-    """Where a project's tests are.
+    """The location of a project's tests.
 
-    `tests` are patterns of files in the checkout, `on_path` the folders to import from, below FOLDER or absolute.
+    Attributes:
+        checkout: name of the checkout below FOLDER.
+        tests: patterns of files in the checkout.
+        on_path: folders to import from, below FOLDER or absolute.
+        chip: the emulated chip.
     """
 
     checkout: str
@@ -60,7 +66,7 @@ PROJECTS = {
 
 
 def files(folder: Path, project: Project, parts: Iterable[str] = ()) -> list[Path]:
-    """The project's files of tests, or those with one of `parts` in their path."""
+    """Return the project's test files, or those with one of `parts` in their path."""
     root = folder / project.checkout
     found = sorted({path for pattern in project.tests for path in root.glob(pattern)})
     wanted = list(parts)
@@ -68,7 +74,7 @@ def files(folder: Path, project: Project, parts: Iterable[str] = ()) -> list[Pat
 
 
 def read_report(file: str, report: Path, ending: str) -> Outcome:
-    """The outcome of a file from pytest's XML report; `ending` says how the process ended where it left none."""
+    """Return a file's outcome from pytest's XML report; `ending` says how the process ended if there is no report."""
     if not report.exists():
         return Outcome(file, failed={"(the file)": ending})
     passed, skipped, failed = 0, {}, {}
@@ -86,9 +92,9 @@ def read_report(file: str, report: Path, ending: str) -> Outcome:
 
 
 def run_file(test: Path, folder: Path, project: Project, limit: float, test_limit: float = 0) -> Outcome:
-    """Run one file of tests on dies of its own, for at most `limit` seconds, and each test for `test_limit`.
+    """Run one test file on dies of its own, for at most `limit` seconds, and each test for `test_limit`.
 
-    A test whose processes failed may wait for them without end. It is ended by pytest-timeout, and those after it run.
+    A test whose processes failed may wait for them forever. pytest-timeout ends it, and the tests after it still run.
     """
     root = folder / project.checkout
     path = [
@@ -101,7 +107,7 @@ def run_file(test: Path, folder: Path, project: Project, limit: float, test_limi
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "TASK_QUEUE_ENABLE": "0",  # a rejection in the queue would end all later work of a file
         "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",  # what needs a hub says so at once, and not after its retries
+        "HF_HUB_OFFLINE": "1",  # tests that need a hub fail at once instead of after retries
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     with tempfile.TemporaryDirectory() as scratch:
@@ -119,7 +125,7 @@ def run_file(test: Path, folder: Path, project: Project, limit: float, test_limi
             except subprocess.TimeoutExpired:
                 ending = "the time limit ended it"
             try:
-                os.killpg(process.pid, signal.SIGKILL)  # what its tests may have left
+                os.killpg(process.pid, signal.SIGKILL)  # processes that its tests may have left
             except ProcessLookupError:
                 pass
             process.wait()
@@ -129,7 +135,7 @@ def run_file(test: Path, folder: Path, project: Project, limit: float, test_limi
 
 
 def classify(outcomes: Iterable[Outcome], table: Sequence[dict[str, str]]) -> Counter[tuple[str, str]]:
-    """How many failures are of each (kind, reason) of the table's entries, the first that fits each."""
+    """Count the failures by (kind, reason) of the first entry of the table that fits each."""
     counted: Counter[tuple[str, str]] = Counter()
     for outcome in outcomes:
         for name, words in outcome.failed.items():

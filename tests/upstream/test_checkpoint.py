@@ -1,4 +1,4 @@
-"""What MindSpeed's own optimizers hold is saved and loaded bit for bit: the fused one, and the one that swaps.
+"""The states of MindSpeed's own optimizers are saved and loaded bit for bit: of the fused and of the swapping one.
 
 Needs checkouts: ``bash scripts/test.sh tests/upstream --upstream FOLDER`` (see README.md here).
 """
@@ -18,13 +18,13 @@ from tests.verl_patches.features.training_checkpoint.ranks import whole_states
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # the first test may have to wait for a compiler
 
 LAYOUT = {"name": "TP2 x EP2", "tensor": 2, "expert": 2}
-# What is trained with, and whose checkpoint it goes on from.
+# Whether the optimizer swaps, and from whose checkpoint the run resumes.
 RUNS = {"fused": (False, None), "swapping": (True, None), "fused after swapping": (False, "swapping")}
 
 
 @pytest.fixture(scope="module")
 def runs(packages, tmp_path_factory) -> dict[str, tuple[Path, list[dict]]]:
-    """Folders with the steps that were saved, and what each rank said of its optimizer."""
+    """Return each run's folder with its saved steps, and each rank's description of its optimizer."""
     from tests.post_training.models.megatron.deepseek_v3_checkpoint import write_checkpoint_and_reference
 
     model = tmp_path_factory.mktemp("deepseek_v3")
@@ -47,7 +47,7 @@ def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> l
 
 
 def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], before: dict[str, torch.Tensor]) -> float:
-    """The largest distance between two states of a tensor, as a part of what the first one is away from `before`."""
+    """Return the largest distance between two states of a tensor, relative to the first one's distance to `before`."""
     ways = {name: (one[name].double() - before[name].double()).norm() for name in one}
     return max(float((one[name].double() - other[name].double()).norm() / way) for name, way in ways.items() if way)
 
@@ -69,12 +69,12 @@ def test_what_was_saved_is_loaded_and_trains_on_as_if_unbroken(runs, name):
     assert different(saved, states(folder, "again")) == []
     later, unbroken = states(folder, "resumed"), states(runs[before][0] if before else folder, "unbroken")
     if before:
-        # Another kernel took the last two steps, whose last bit depends on the host's processor.
+        # Another kernel made the last two steps; its last bit depends on the host's processor.
         furthest = apart(unbroken, later, saved)
         print(f"apart by {furthest:.1e} of what the two steps change")
         assert furthest < 0.01
     else:
         assert different(unbroken, later) == []
-    # The controls: two more steps change what is compared.
+    # The controls: two more steps change the compared states.
     assert len(different(saved, later)) > len(saved) // 4
     assert apart(unbroken, saved, saved) == 1

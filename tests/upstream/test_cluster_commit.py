@@ -1,4 +1,4 @@
-"""The lists of what verl's commit of the cluster lacks are those of its checkout."""
+"""The lists of names that the cluster's commit of verl lacks agree with its checkout."""
 
 from importlib.util import find_spec
 from pathlib import Path

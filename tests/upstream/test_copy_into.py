@@ -1,4 +1,4 @@
-"""scripts/copy_into.sh on the checkouts at the cluster's pins: in, again, and out without a trace."""
+"""scripts/copy_into.sh on the checkouts at the cluster's pins: copying, copying again, and undoing without a trace."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The committed demands of operators' documents are what is extracted from the documents themselves."""
+"""The committed rules of operators' documents equal those extracted from the documents themselves."""
 
 import subprocess
 import sys

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT = 400  # seconds
 TOLERANCE = 2e-5
 NOTICEABLE = 1e-3
-# name -> layout as tests/megatron_patches has them, and whether MindSpeed's fused operators are in use.
+# name -> layout as in tests/megatron_patches, and whether MindSpeed's fused operators are used.
 CASES = {
     "one die": ({}, True),
     "one die without fused operators": ({}, False),
@@ -34,7 +34,7 @@ CASES = {
 }
 PUBLISHED_MODEL = ROOT / "tests" / "post_training" / "plan" / "deepseek_v3_config.json"
 VENDORS_SCRIPT = Path("MindSpeed-LLM", "examples", "mcore", "deepseek3", "pretrain_deepseek3_671b_4k_A3_ptd.sh")
-# Pre-training has a schedule, balances experts and pads the layers to a multiple of its stages; its layout is another.
+# Pre-training has a schedule, balances experts and pads the layers to a multiple of its stages, in another layout.
 PRE_TRAINING = {"num-layers", "moe-aux-loss-coeff", "lr", "train-iters"}
 LAYOUT = {"tensor-model-parallel-size", "expert-model-parallel-size", "recompute-num-layers"}
 
@@ -50,14 +50,14 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=CASES)
 def measured(request, packages, model, tmp_path_factory) -> list[dict]:
-    """What the ranks of a case measured."""
+    """Return the results of all ranks of a case."""
     layout, fused = CASES[request.param]
     asked = {"layout": {"name": request.param} | layout, "fused": fused}
     return run_ranks("engine_program", asked, packages, model, tmp_path_factory.mktemp("case") / "run")
 
 
 def run_ranks(program: str, asked: dict, packages: Path, model: Path, folder: Path) -> list:
-    """What each rank of a program wrote."""
+    """Run a program and return the results of its ranks."""
     layout = asked["layout"]
     ranks = layout.get("tensor", 1) * layout.get("pipeline", 1) * layout.get("expert", 1)
     shutil.copytree(model, folder)
@@ -83,7 +83,7 @@ def environment(packages: Path) -> dict[str, str]:
 
 
 def options_of(words: list[str]) -> dict[str, list[str]]:
-    """Option without dashes -> its values."""
+    """Return the values of each option, by its name without dashes."""
     found: dict[str, list[str]] = {}
     for word in words:
         if word.startswith("--"):
@@ -98,7 +98,7 @@ def as_numbers(values: list[str]) -> list[float | str]:
 
 
 def test_expert_biases_stay_float32(measured):
-    """MindSpeed-LLM registers them so, and the cast of the whole model would round them."""
+    """MindSpeed-LLM registers them in float32, and casting the whole model would round them."""
     kinds = [kind for rank in measured for kind in rank["biases"].values()]
     assert kinds and set(kinds) == {"torch.float32"}
 
@@ -134,7 +134,7 @@ def test_logits_and_gradients_are_those_of_transformers(measured):
 
 
 def test_deferred_logits_give_what_mindspeed_gives(measured):
-    """Log-probs, entropy and every gradient, where MindSpeed has replaced Megatron's cross entropy and its layers."""
+    """Log-probs, entropy and all gradients agree, although MindSpeed replaces Megatron's cross entropy and layers."""
     seen: dict[str, float] = {}
     for rank in measured:
         for name, distance in rank["deferred"]["distances"].items():
@@ -172,7 +172,7 @@ def test_both_mindspeeds_changes_and_ours_are_in_use(measured):
 
 @pytest.mark.parametrize("forced", [True, False])
 def test_experts_are_dealt_out_in_turn_where_the_key_says_so(forced, packages, model, tmp_path):
-    """Each rank deals its own tokens out, by the overlay's rule, so that no expert has more than one token too many."""
+    """Each rank deals its own tokens out by the overlay's rule, so experts differ by at most one token."""
     asked = {"layout": {"name": "TP2", "tensor": 2}, "forced": forced}
     calls = [call for rank in run_ranks("balance_program", asked, packages, model, tmp_path / "run") for call in rank]
     spread = max(max(call["shares"]) - min(call["shares"]) for call in calls)
@@ -194,7 +194,7 @@ assert "mindspeed_llm.tasks.megatron_adaptor" in sys.modules
 
 @pytest.mark.parametrize("who", STARTS)
 def test_a_rank_that_starts_while_another_compiles_leaves_the_kernels(who, packages, model, tmp_path):
-    """The control is MindSpeed's own start, which removes the kernels of everybody."""
+    """The control is MindSpeed's own start, which removes everybody's kernels."""
     (tmp_path / "matmul").mkdir()
     (tmp_path / "matmul" / "matmul.so").touch()
     with (tmp_path / "matmul" / "lock").open("x"):

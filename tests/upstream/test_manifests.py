@@ -1,4 +1,4 @@
-"""The manifests in deploy/ against the schemas of the definitions that KubeRay, Volcano and Kueue publish."""
+"""The manifests in deploy/ match the schemas of the definitions that KubeRay, Volcano and Kueue publish."""
 
 import subprocess
 from pathlib import Path
@@ -15,7 +15,7 @@ DEFINITIONS = {
     "volcano_job": ("volcano", "config/crd/volcano/bases/batch.volcano.sh_jobs.yaml", "v1alpha1"),
 }
 _KUEUE = "config/components/crd/bases/kueue.x-k8s.io"
-# Queues by file and kind, of which a file has several.
+# Queues by file and kind, since a file has several kinds.
 QUEUES = {
     ("volcano_queues", "Queue"): ("volcano", "config/crd/volcano/bases/scheduling.volcano.sh_queues.yaml", "v1beta1"),
     ("kueue_queues", "ResourceFlavor"): ("kueue", f"{_KUEUE}_resourceflavors.yaml", "v1beta2"),
@@ -29,7 +29,7 @@ def test_a_manifest_is_what_its_definition_takes(name, upstream):
     schema = _schema(upstream, *DEFINITIONS[name])
     manifest = yaml.safe_load((DEPLOY / f"{name}.yaml").read_text())
     assert list(problems(manifest, schema)) == []
-    # The control: a key that is not known, and a value of another kind.
+    # The control: an unknown key, and a value of another type.
     manifest["spec"]["backofLimit"], manifest["spec"]["ttlSecondsAfterFinished"] = 3, "soon"
     said = "\n".join(problems(manifest, schema))
     assert "'backofLimit' was unexpected" in said and "spec.ttlSecondsAfterFinished: 'soon' is not of type" in said
@@ -41,7 +41,7 @@ def test_queues_are_what_their_definition_takes(name, kind, upstream):
     queues = [each for each in yaml.safe_load_all((DEPLOY / f"{name}.yaml").read_text()) if each["kind"] == kind]
     assert queues and [problem for queue in queues for problem in problems(queue, schema)] == []
     assert all(queue["apiVersion"].partition("/")[2] == QUEUES[name, kind][2] for queue in queues)
-    # The control: a field of another release, and a value of another kind.
+    # The control: a field of another release, and a value of another type.
     queues[0]["spec"]["cohort"], queues[0]["metadata"] = "ascend", "team-a"
     said = "\n".join(problems(queues[0], schema))
     assert "'cohort' was unexpected" in said and "metadata: 'team-a' is not of type" in said
@@ -53,7 +53,7 @@ def _schema(upstream: Path, checkout: str, path: str, version: str) -> dict[str,
 
 
 def _read(checkout: Path, path: str) -> str:
-    """A file of a checkout, or of one without a work tree."""
+    """Return a file of a checkout, which may have no work tree."""
     if (checkout / path).is_file():
         return (checkout / path).read_text()
     command = ["git", "-C", str(checkout), "show", f"HEAD:{path}"]

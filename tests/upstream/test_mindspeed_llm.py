@@ -1,4 +1,4 @@
-"""MindSpeed-LLM trains a tiny DeepSeek-V3 on emulated dies: the same loss at every layout, and that of transformers.
+"""MindSpeed-LLM trains a tiny DeepSeek-V3 on emulated dies with the same loss in every layout and in transformers.
 
 Needs checkouts: ``bash scripts/test.sh tests/upstream --upstream FOLDER`` (see README.md here). The weights of every
 layout come from one HuggingFace folder through MindSpeed-LLM's own converter.
@@ -37,9 +37,9 @@ LAYOUTS = {
         tensor=2, pipeline=2, expert=2, experts_over_tensor_ranks=True, extra=CLUSTER_ARGUMENTS
     ),
 }
-# Losses are logged with six decimals; sums in another order change the last of them.
+# Losses are logged with six decimals; another order of sums changes the last one.
 SMALL = 5e-6
-# Operators by CANN's names, less their versions.
+# Operators by CANN's names, without version numbers.
 REACHED = {
     "GroupedMatmulInplaceAddOperation", "LinearOperation", "aclnnApplyAdamW", "aclnnFlashAttentionScore",
     "aclnnFlashAttentionScoreGrad", "aclnnGroupedMatmul", "aclnnMoeTokenPermute", "aclnnMoeTokenPermuteGrad",
@@ -47,7 +47,7 @@ REACHED = {
     "aclnnRotaryPositionEmbedding", "aclnnRotaryPositionEmbeddingGrad", "aclnnSwiGlu", "aclnnSwiGluGrad",
 }  # fmt: skip
 
-# Kernels that a run takes only when it is told to, where they do not change what it computes.
+# Kernels that a run uses only on request, with arguments that do not change the result.
 RING = ("--context-parallel-algo", "megatron_cp_algo")
 SWITCHED_ON = {
     "ring attention": (Layout(context=2, extra=RING), {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}),
@@ -63,7 +63,7 @@ Train = Callable[..., list[float]]
 
 
 def state_of(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Size and time of every file of the checkouts' packages."""
+    """Return size and time of every file of the checkouts' packages."""
     roots = [folder / checkout for checkout in checkouts.PACKAGES]
     files = (path for root in roots for path in root.rglob("*") if path.is_file())
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
@@ -79,7 +79,7 @@ def workplace(upstream, packages, tmp_path_factory) -> Workplace:
 
 @pytest.fixture(scope="module")
 def weights(workplace, tmp_path_factory) -> Callable[[Layout], Path]:
-    """The converted weights for a layout, each made once."""
+    """Return a function that gives a layout's converted weights, converting each layout once."""
     made = {}
 
     def converted(layout: Layout) -> Path:
@@ -98,7 +98,7 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def train(workplace, weights, runs) -> Train:
-    """The losses of a layout in a type, each computed once."""
+    """Return a function that gives a layout's losses in a dtype, computing each once."""
     done = {}
 
     def losses(layout: Layout, dtype: str) -> list[float]:
@@ -113,10 +113,10 @@ def train(workplace, weights, runs) -> Train:
 
 @pytest.fixture(scope="module")
 def noise(workplace, weights, train, runs, tmp_path_factory) -> float:
-    """How far bfloat16 takes the losses of one die from those in float32.
+    """Return how far bfloat16 takes the losses of one die from those in float32.
 
-    A rounding that falls the other way can send a token to another expert, so one run says too little: the largest
-    difference of three, two of them from weights that are one unit of bfloat16 away at most.
+    A single different rounding can send a token to another expert, so one run is not enough. This is the largest
+    difference of three runs, two of them with weights that differ by at most one unit of bfloat16.
     """
     found = [train(REFERENCE, "bfloat16")]
     for seed in range(2):
@@ -174,7 +174,7 @@ def test_kernels_that_are_switched_on_have_the_losses_of_the_reference(workplace
 
 
 def operators_called(run: Path) -> set[str]:
-    """By any process of a run; without the number of the version that some names end with."""
+    """Return the operators that any process of a run called, without the version number at the end of some names."""
     found = [json.loads(file.read_text())["operators"] for file in (run / "meters").glob("*.json")]
     assert found, f"no process has left meters in {run}"
     names = {operator for operators in found for operator, numbers in operators.items() if numbers["calls"]}
@@ -185,12 +185,12 @@ def test_the_optimizer_that_lives_on_the_host_makes_the_same_steps(workplace, we
     layout = LAYOUTS["TP2 x EP2 with moe_tp_extend_ep"]
     swapped = Layout(tensor=2, expert=2, experts_over_tensor_ranks=True, extra=("--swap-optimizer",))
     losses = workplace.train(runs / "swapped", swapped, weights(layout), "bfloat16")
-    # Another kernel, whose sums differ in the last bit of float32: a few weights are rounded the other way.
+    # Another kernel, whose sums differ in the last float32 bit, so that a few weights are rounded differently.
     assert largest_difference(losses, train(layout, "bfloat16")) < 20 * SMALL
 
 
 def converted_here(workplace: Workplace, target: Path, layout: Layout, *options: str) -> Path:
-    """The weights for a layout as scripts/convert_ckpt_deepseek3.py writes them."""
+    """Write the weights for a layout with scripts/convert_ckpt_deepseek3.py, and return their folder."""
     sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "expert": layout.expert}
     given = [part for name, size in sizes.items() for part in (f"--target-{name}-parallel-size", str(size))]
     given += ["--moe-tp-extend-ep"] if layout.experts_over_tensor_ranks else []
@@ -201,7 +201,7 @@ def converted_here(workplace: Workplace, target: Path, layout: Layout, *options:
 
 
 def shards(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of every shard by the shard's name and their own."""
+    """Return the tensors of every shard, by shard and tensor name."""
     files = folder.glob("iter_0000001/*/model_optim_rng.pt")
     saved = {file.parent.name: torch.load(file, weights_only=False)["model"] for file in files}
     return {
@@ -211,7 +211,7 @@ def shards(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def differing(found: dict[str, dict[str, torch.Tensor]], expected: dict[str, dict[str, torch.Tensor]]) -> list[str]:
-    """Shards and tensors that only one has, or whose shapes, types or bits differ."""
+    """Return the shards and tensors that only one side has, or whose shapes, dtypes or bits differ."""
     names = {(shard, name) for each in (found, expected) for shard, model in each.items() for name in model}
     pairs = {(at, name): (found.get(at, {}).get(name), expected.get(at, {}).get(name)) for at, name in names}
     return [
@@ -230,7 +230,7 @@ def test_our_converter_writes_the_bits_of_theirs(workplace, weights, tmp_path):
 
 
 def test_mindspeed_llm_loads_our_shards_for_uneven_stages(workplace, train, runs, tmp_path):
-    """Its own loader is strict: a name or a shape that differs ends the run, a wrong bit changes the loss."""
+    """Its own loader is strict: a different name or shape ends the run, and a wrong bit changes the loss."""
     layout = LAYOUTS["TP2 x PP2 x EP2 as on the cluster"]
     uneven = ("--num-layer-list", "3,1")
     ours = converted_here(workplace, tmp_path / "uneven", layout, *uneven)
@@ -266,7 +266,7 @@ def test_gradients_that_are_not_synchronised_show_after_the_first_step(workplace
 
 
 def test_the_runs_reach_the_operators_of_training(runs):
-    """Comes last: it reads what the meters of all runs counted."""
+    """This test comes last, because it reads the meters of all runs."""
     called = set().union(*map(operators_called, runs.iterdir()))
     print("\n".join(sorted(called)))
     assert called >= REACHED

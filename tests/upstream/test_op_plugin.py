@@ -1,4 +1,4 @@
-"""op-plugin's own tests of operators: each file passes, or is listed here with the reason why it cannot."""
+"""op-plugin's own operator tests: each file passes, or is listed here with the reason why it cannot."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ import pytest
 
 from tests.upstream import op_plugin
 
-# The first test waits for all files, 120 programs of their own.
+# The first test waits for all files, which are 120 programs.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-# Files that need operators which are not emulated, or cases of them that nothing here reaches.
+# Files that need operators which are not emulated, or cases that nothing here reaches.
 CANNOT = (
     "test_atb_flash_attention_prefix_v2", "test_atb_flash_attention_v2", "test_atb_paged_attention_quant",
     "test_atb_paged_attention_v2", "test_atb_quant_per_tensor", "test_group_norm_silu",
@@ -19,15 +19,15 @@ CANNOT = (
     "test_npu_grouped_matmul_finalize_routing", "test_npu_moe_init_routing_v2",
     "test_npu_nsa_select_attention", "test_npu_quant_scatter", "test_scatter_list",
 )  # fmt: skip
-# What CANN says, and op-plugin of an operation of ATB.
+# Messages of CANN, and of op-plugin about an ATB operation.
 SAYS_SO = ("is not emulated", "Operation CreateOperation failed!")
-# Compares gigabytes of int8 as float64; and distributions of up to 10^8 numbers, a hundred times.
+# One compares gigabytes of int8 as float64, the other distributions of up to 10^8 numbers, a hundred times.
 TOO_LARGE_FOR_MOST_MACHINES = {"test_atb_reshape_and_cache", "test_npu_exponential"}
 
 
 @pytest.fixture(scope="module")
 def outcomes(upstream: Path) -> dict[str, op_plugin.Outcome]:
-    """What every file gave, by its name."""
+    """Return the outcome of every file, by its name."""
     assert op_plugin.files(upstream), f"{upstream} lacks {op_plugin.CHECKOUT}"
     return {Path(outcome.file).stem: outcome for outcome in op_plugin.run(upstream, jobs=2)}
 

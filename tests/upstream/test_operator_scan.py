@@ -1,4 +1,4 @@
-"""The list of operators that the pinned code bases reach is what their sources say."""
+"""The list of operators that the pinned code bases reach agrees with their sources."""
 
 import importlib.util
 from pathlib import Path
@@ -28,7 +28,7 @@ torch.ops._C.rms_norm = args.npu_gmm
 
 @pytest.fixture
 def small(tmp_path) -> Path:
-    """A code base with one reason for an operator to count and one against it in each file."""
+    """Return a code base whose files each have one reason for an operator to count and one against it."""
     for name, text in SOURCES.items():
         file = tmp_path / "base" / "small" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def test_a_function_can_be_outside(small, monkeypatch):
 
 
 def listed(base: str) -> dict[str, list[str]]:
-    """What the list says of one code base."""
+    """Return the list's part for one code base."""
     return {
         name: own
         for name, places in operator_scan.reached_operators()["reached"].items()
@@ -67,7 +67,7 @@ def listed(base: str) -> dict[str, list[str]]:
 
 
 def link_installed(folder: Path) -> CodeBase:
-    """Put the installed vllm-ascend into a folder, in the place of a checkout of its release."""
+    """Link the installed vllm-ascend into a folder, in place of a checkout of its release."""
     package = Path(importlib.util.find_spec("vllm_ascend").origin).parent
     (base,) = (base for base in operator_scan.CODE_BASES if base.checkout == "vllm-ascend-0.9.1")
     (folder / base.checkout).symlink_to(package.parent)

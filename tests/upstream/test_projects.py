@@ -1,4 +1,4 @@
-"""How outcomes of other projects' tests are read and sorted. The runs themselves are made by hand."""
+"""How outcomes of other projects' tests are read and classified. The runs themselves are started by hand."""
 
 from __future__ import annotations
 

@@ -14,20 +14,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 PROJECT = projects.PROJECTS["torch_npu"]
 FOLDERS = ("test/custom_ops/", "test/npu/")
 TIME_LIMIT = 900  # seconds for a file
-# Compares the text of graphs by the package expecttest, and another torch writes one result more in their last line.
-# That must not be installed here: Dynamo then imports a module of torch's tests that fails behind transfer_to_npu.
+# Compares the text of graphs with the package expecttest; another torch writes one more result in their last line.
+# expecttest must not be installed here: Dynamo then imports a test module of torch's that fails behind
+# transfer_to_npu.
 LEFT_OUT = {"test_functionalization.py"}
 CANNOT = {
-    # An operator that nothing here reaches, in a file that also tests one that is.
+    # An operator that nothing here reaches, in a file that also tests one that is reached.
     "test_aclop_op_with_multi_device": "Maximum",
-    # With a scale of 128, scores are thousands: its reference rounds them to 16 bits, the emulator once and at the end.
+    # With a scale of 128, scores are thousands: the reference rounds them to 16 bits, the emulator once at the end.
     "test_opapi_op_with_multi_device": "result error",
 }
 
 
 @pytest.fixture(scope="module")
 def outcomes(upstream: Path, tmp_path_factory) -> list[Outcome]:
-    """What each file gave that calls an operator which the pinned code bases reach; run from a copy."""
+    """Return the outcome of each file that calls an operator which the pinned code bases reach, run from a copy."""
     own = tmp_path_factory.mktemp("torch_npu")
     assert (upstream / "pytorch" / "test").is_dir(), f"{upstream} lacks pytorch"
     shutil.copytree(upstream / "pytorch" / "test", own / "pytorch" / "test")

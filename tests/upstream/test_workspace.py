@@ -1,4 +1,4 @@
-"""The workspace that scripts/assemble_workspace.sh makes from checkouts at the cluster's pins, and the job in it.
+"""The workspace that scripts/assemble_workspace.sh makes from checkouts at the cluster's pins, and a job in it.
 
 Needs checkouts: ``bash scripts/test.sh tests/upstream --upstream FOLDER`` (see README.md here). A checkout without git
 cannot show its commit, so `overlay check`, which the script runs, decides whether its sources are those of the pins.
@@ -36,21 +36,21 @@ LAYOUTS = {
     # TP2 PP2 EP2 DP2, experts over TP x EP, stages of 2 and 1 layers; two rollout instances of 4 dies.
     "8 dies": (8, 3, ()),
 }
-# The workspace has MindSpeed-LLM, which would train otherwise.
+# The workspace has MindSpeed-LLM, which would otherwise do the training.
 OWN_MODEL = "actor_rollout_ref.overlay.mindspeed.engine=off"
-# The optimizer on the host needs bfloat16.
+# The host-resident optimizer needs bfloat16.
 MINDSPEED = (
     "actor_rollout_ref.overlay.mindspeed.engine=on",
     "actor_rollout_ref.overlay.mindspeed.swap_optimizer=false",
 )
 SWAPPED = ("actor_rollout_ref.overlay.mindspeed.engine=on", "actor_rollout_ref.overlay.precision=bfloat16")
-# Operators that only MindSpeed's kernels call; torch_npu has gradients of its own.
+# Operators that only MindSpeed's kernels call; torch_npu has its own gradients.
 OF_MINDSPEED = {"aclnnMoeTokenPermuteGrad", "aclnnMoeTokenUnpermuteGrad"}
 ADDITIONAL = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config"
 MODES = {
     "graph": (),
     "eager": ("+graph=off", f"{ADDITIONAL}.torchair_graph_config.graph_batch_sizes=[]"),
-    # The patch series makes it work where no prompt is cut.
+    # The patch series makes this format work if no prompt is cut.
     "graph with the private cache format": (
         f"{ADDITIONAL}.torchair_graph_config.enable_kv_nz=true",
         f"{ADDITIONAL}.ascend_scheduler_config.enable_chunked_prefill=false",
@@ -60,7 +60,7 @@ MODES = {
 
 
 def vllm_sources(upstream: Path, folder: Path) -> Path:
-    """A checkout of vLLM or its source distribution; without either what is installed, less the compiled libraries."""
+    """Return vLLM's checkout or source distribution, else the installed package without its compiled libraries."""
     for name in ("vllm", "vllm-0.9.1"):
         if (upstream / name / "vllm").is_dir():
             return upstream / name
@@ -76,7 +76,7 @@ def environment(workspace: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def workspace(upstream, tmp_path_factory) -> Path:
-    """This repository with the upstream packages beside its patch folders."""
+    """Return a copy of this repository with the upstream packages beside its patch folders."""
     folder = tmp_path_factory.mktemp("cluster") / "workspace"
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, tracked.split("\0")):
@@ -94,7 +94,7 @@ def workspace(upstream, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def kernels(workspace) -> dict[str, str]:
-    """Variables with which the job finds MindSpeed's kernels compiled."""
+    """Compile MindSpeed's kernels. Return the variables with which the job finds them."""
     folder = workspace.parent / "extensions"
     compile_kernels({"PYTHONPATH": str(workspace)}, folder)
     return {"TORCH_EXTENSIONS_DIR": str(folder)}
@@ -119,7 +119,7 @@ def test_the_worker_of_the_pin_turns_the_overlay_on_and_the_patch_series_applies
 
 
 def series_of(workspace: Path) -> list[str]:
-    """All lines of the patches in vllm_ascend_patches/series."""
+    """Return all lines of the patches in vllm_ascend_patches/series."""
     folder = workspace / "vllm_ascend_patches"
     names = [line.strip() for line in (folder / "series").read_text().splitlines()]
     return [
@@ -143,7 +143,7 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
 
 @pytest.fixture
 def built_in_place(workspace) -> Iterator[None]:
-    """vLLM-Ascend's compiled modules beside its sources, as the image builds them: FSDP's rollout sleeps by them."""
+    """Put vLLM-Ascend's compiled modules beside its sources, as the image does; FSDP's rollout needs them to sleep."""
     installed = Path(importlib.util.find_spec("vllm_ascend").origin).parent
     copies = [Path(shutil.copy(file, workspace / "vllm_ascend")) for file in installed.glob("*.so")]
     yield
@@ -154,7 +154,7 @@ def built_in_place(workspace) -> Iterator[None]:
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("built_in_place")
 def test_quick_start_trains_in_the_workspace(workspace, tmp_path):
-    """verl's own command on FSDP, at the cluster's commit: the line in verl's package activates the patches."""
+    """verl's own command runs on FSDP at the cluster's commit; a line in verl's package activates the patches."""
     user = Environment(tmp_path)
     (tmp_path / "model").mkdir()
     user.fill_hub(tmp_path / "model")
@@ -184,7 +184,7 @@ def test_the_job_trains_with_exact_weights(workspace, mla_inputs, tmp_path, layo
 
 
 def operators_called(folder: Path) -> set[str]:
-    """By any process of a run whose meters are in `folder`."""
+    """Return the operators that any process of a run called, from the meters in `folder`."""
     counted = [json.loads(file.read_text())["operators"] for file in folder.glob("*.json")]
     assert counted, f"no process has left meters in {folder}"
     return {name for operators in counted for name, numbers in operators.items() if numbers["calls"]}
@@ -200,7 +200,7 @@ def test_the_job_trains_through_mindspeed_with_exact_weights(workspace, kernels,
     )  # fmt: skip
     print(*metrics, sep="\n")
     assert_exact(metrics, steps, in_float32=mode == "eager")
-    # Graphs are rehearsed in bfloat16, where MindSpeed rounds a sum by what is packed beside it.
+    # Graphs are rehearsed in bfloat16, in which MindSpeed's rounding of a sum depends on what is packed beside it.
     assert_left_the_reference(metrics, same=1e-6 if mode == "eager" else 3e-5)
     report = json.loads((tmp_path / "overlay.json").read_text())
     assert all(report["effective"].values()) and not report["drift"] and not report["problems"]

@@ -1,4 +1,4 @@
-"""A tiny DeepSeek-V3 and tokens to train it on, as MindSpeed-LLM reads them, and what transformers makes of both."""
+"""A tiny DeepSeek-V3 and its training tokens in MindSpeed-LLM's formats, and transformers' loss on them."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 LAYERS, DENSE_LAYERS, EXPERTS, HIDDEN, VOCABULARY = 4, 1, 8, 64, 320
 HEADS, NOPE, ROPE, VALUE, QUERY_RANK, KEY_VALUE_RANK = 4, 16, 16, 16, 32, 32
 SEQUENCE, GLOBAL_BATCH, ITERATIONS = 32, 4, 5
-SHARD_SIZE = "50KB"  # several files and an index, which MindSpeed-LLM's converter wants
+SHARD_SIZE = "50KB"  # several files and an index, as MindSpeed-LLM's converter requires
 
 
 def configuration():
@@ -32,7 +32,7 @@ def configuration():
 
 
 def write_model(folder: Path) -> torch.nn.Module:
-    """A random model, saved in `folder` with a tokenizer, in float32."""
+    """Save a random float32 model with a tokenizer in `folder`, and return it."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -49,7 +49,7 @@ def write_model(folder: Path) -> torch.nn.Module:
 
 
 def write_tokens(prefix: Path) -> None:
-    """Documents that count upwards in threes, as the pair of files of a Megatron dataset."""
+    """Write documents that count upwards in threes as a Megatron dataset, which is a pair of files."""
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     numbers = numpy.random.RandomState(0)
@@ -63,6 +63,6 @@ def write_tokens(prefix: Path) -> None:
 
 @torch.no_grad()
 def loss_of_transformers(model: torch.nn.Module, tokens: Tensor, labels: Tensor) -> float:
-    """Mean cross entropy over all positions of [samples, sequence] token numbers."""
+    """Return the mean cross entropy over all positions of [samples, sequence] token numbers."""
     logits = model(tokens).logits
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()

@@ -1,4 +1,4 @@
-"""One set of four processes for all tests of this folder: the whole of verl's worker on a tiny float32 DeepSeek-V3."""
+"""One set of four processes for all tests here: verl's complete worker on a tiny float32 DeepSeek-V3."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPTS = [[3, 10 + index, 20 + index, 30, 40 + index % 3, 4] for index in range
 
 
 def random_checkpoint(folder: Path) -> Path:
-    """A tiny DeepSeek-V3 with random float32 weights, so that no two tokens are equally likely."""
+    """Make a tiny DeepSeek-V3 with random float32 weights, so that no two tokens are equally likely."""
     from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
     request = CheckpointRequest(DATA, 0, "float32", warm_start=None)
@@ -24,21 +24,23 @@ def random_checkpoint(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Path:
-    """The weights that all tests begin with."""
+    """Return the checkpoint with which all tests start."""
     return random_checkpoint(tmp_path_factory.mktemp("workers"))
 
 
 @pytest.fixture(scope="session")
 def description(checkpoint, tmp_path_factory) -> Path:
-    """Configuration and tokenizer of the checkpoint, without any weight."""
+    """Return a copy of the checkpoint's configuration and tokenizer, without weights."""
     folder = tmp_path_factory.mktemp("workers") / "description"
     return shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
 
 
 def overrides(checkpoint: Path, description: Path) -> list[str]:
-    """The configuration of the processes, where it differs from the rehearsal's.
+    """Return the overrides of the rehearsal's configuration for the processes.
 
-    checkpoint: the folder with the weights. description: configuration and tokenizer, without any weight.
+    Args:
+        checkpoint: the folder with the weights.
+        description: configuration and tokenizer, without weights.
     """
     micro = 32
     return [
@@ -56,14 +58,14 @@ def overrides(checkpoint: Path, description: Path) -> list[str]:
         "actor_rollout_ref.overlay.residency.rollout_addresses=reserved",
         "actor_rollout_ref.overlay.measure.output_dir=''",
         "actor_rollout_ref.overlay.expert_sets.share=1.0",
-        # The jobs call workers as the driver does without it; what it changes has a test of its own.
+        # The jobs call workers as the driver does without sample references, whose effect has its own test.
         "actor_rollout_ref.overlay.sample_handles.enabled=false",
     ]
 
 
 @pytest.fixture(scope="session")
 def processes(checkpoint, description) -> Processes:
-    """The processes, with actor, rollout and reference policy built once."""
+    """Yield the processes, which build actor, rollout and reference policy once."""
     with Processes() as running:
         running.report = running.run(jobs.build, overrides(checkpoint, description))[0]
         running.run(jobs.remember)
@@ -72,6 +74,6 @@ def processes(checkpoint, description) -> Processes:
 
 @pytest.fixture
 def workers(processes) -> Processes:
-    """The processes in the state in which they were built: weights, optimizer, settings, random numbers."""
+    """Return the processes in their initial state: weights, optimizer, settings, random numbers."""
     processes.run(jobs.recall)
     return processes

@@ -1,4 +1,4 @@
-"""What the worker processes do: functions of the process's state, called on every rank alike."""
+"""The jobs of the worker processes: functions of the process's state, called on every rank with equal roles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 
 def build(state: State, overrides: list[str]) -> dict[str, Any]:
-    """Build verl's actor-rollout worker and reference worker as verl's driver does. Returns the overlay's report."""
+    """Build verl's actor-rollout worker and reference worker as verl's driver does. Return the overlay's report."""
     import copy
 
     from verl.workers.megatron_workers import ActorRolloutRefWorker
@@ -40,7 +40,7 @@ def build(state: State, overrides: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def _engine_weights_noted(state: State) -> Iterator[None]:
-    """What the engine has loaded itself is kept on the host as `of_engine`, before residency gives it up."""
+    """Copy the weights that the engine itself loads to the host as `of_engine`, before they are offloaded."""
     from post_training.layouts.model_tensors import rollout_tensors
     from verl_patches.features.residency import registration
 
@@ -55,7 +55,7 @@ def _engine_weights_noted(state: State) -> Iterator[None]:
 
 
 def _resharded_differently(state: State, loaded: dict[str, torch.Tensor]) -> list[str]:
-    """Names of the rollout weights that a reshard of the present training weights makes others than `loaded`."""
+    """Return the names of the rollout weights that differ from `loaded` after a reshard of the training weights."""
     from post_training.layouts.model_tensors import rollout_tensors
     from verl_patches.workers.sharding_manager.megatron_vllm import _resharder
 
@@ -68,19 +68,19 @@ def _resharded_differently(state: State, loaded: dict[str, torch.Tensor]) -> lis
 
 
 def file_of_torch_npu(state: State) -> str:
-    """Where `import torch_npu` finds it."""
+    """Return the file from which `import torch_npu` loads."""
     import torch_npu
 
     return torch_npu.__file__
 
 
 def differing_at_first(state: State) -> list[str]:
-    """Names of the weights that engine and training model loaded differently."""
+    """Return the names of the weights that engine and training model loaded differently."""
     return state["differing_at_first"]
 
 
 def switch(state: State, **sections: Any) -> None:
-    """Change settings of this process; a section given as a dict changes fields of that section."""
+    """Change settings of this process; a dict changes fields of its section."""
     from verl_patches.features import settings
 
     current = settings.current()
@@ -94,8 +94,8 @@ def switch(state: State, **sections: Any) -> None:
 def rollout(state: State, prompts: list[list[int]], most_tokens: int | None = None) -> dict[str, list[list[Any]]]:
     """Generate for `prompts` (token ids) as verl's driver dispatches them; every rank keeps the whole batch.
 
-    `most_tokens` ends the responses of this rank's engine early. Returns the response's token ids and the rollout's
-    log-probs, padding included, by response.
+    `most_tokens` ends the responses of this rank's engine early. Returns the token ids and the rollout's log-probs of
+    each response, including padding.
     """
     import torch.distributed as dist
     from verl import DataProto
@@ -113,7 +113,7 @@ def rollout(state: State, prompts: list[list[int]], most_tokens: int | None = No
 
 
 def _prompt_batch(state: State, prompts: list[list[int]]) -> Any:
-    """verl's left-padded prompt batch."""
+    """Return verl's left-padded prompt batch."""
     from verl import DataProto
 
     length, padding = state["actor"].config.rollout.prompt_length, state["actor"].tokenizer.pad_token_id
@@ -124,24 +124,24 @@ def _prompt_batch(state: State, prompts: list[list[int]]) -> Any:
 
 
 def old_log_prob(state: State) -> list[list[float]]:
-    """The actor's log-probs of the batch's responses, kept in the batch."""
+    """Compute the actor's log-probs of the batch's responses, add them to the batch and return them."""
     output = state["actor"].compute_log_prob(_copied(state["batch"]))
     state["batch"].batch["old_log_probs"] = output.batch["old_log_probs"]
     return output.batch["old_log_probs"].tolist()
 
 
 def tokens(state: State) -> dict[str, list[list[int]]]:
-    """The batch's token ids and mask, prompts left-padded and responses right-padded."""
+    """Return the batch's token ids and mask; prompts are left-padded and responses right-padded."""
     return {name: state["batch"].batch[name].tolist() for name in ("input_ids", "attention_mask", "responses")}
 
 
 def no_old_log_prob(state: State) -> None:
-    """The batch as it is where the driver does not ask for old_log_prob."""
+    """Remove old_log_prob from the batch, as if the driver had not asked for it."""
     state["batch"].batch = state["batch"].batch.exclude("old_log_probs")
 
 
 def reference_log_prob(state: State) -> list[list[float]]:
-    """The reference policy's log-probs of the batch's responses, kept in the batch."""
+    """Compute the reference policy's log-probs of the batch's responses, add them to the batch and return them."""
     output = state["reference"].compute_ref_log_prob(_copied(state["batch"]))
     state["batch"].batch["ref_log_prob"] = output.batch["ref_log_prob"]
     return output.batch["ref_log_prob"].tolist()
@@ -154,10 +154,10 @@ def update(
     bad_gradient: bool = False,
     training_step: int = 1,
 ) -> dict[str, Any]:
-    """One update with advantages drawn from `seed`, as of `training_step`; returns verl's metrics of this rank.
+    """Run the update of step `training_step` with advantages drawn from `seed`. Return verl's metrics of this rank.
 
-    `bad_advantage` replaces one advantage, to make gradients that are not finite on every rank. `bad_gradient` makes
-    one element of this rank's gradients NaN after the backward pass.
+    `bad_advantage` replaces one advantage, which makes the gradients of every rank non-finite. `bad_gradient` makes one
+    element of this rank's gradients NaN after the backward pass.
     """
     batch = state["batch"].batch
     advantages = _advantages(batch["responses"], seed)
@@ -170,15 +170,15 @@ def update(
 
 
 def _advantages(responses: torch.Tensor, seed: int) -> torch.Tensor:
-    """One number for every response, drawn from `seed`: [responses, width]."""
+    """Draw one number per response from `seed`, as [responses, width]."""
     drawn = torch.randn(len(responses), 1, generator=torch.Generator().manual_seed(seed))
     return drawn.expand(responses.shape).contiguous()
 
 
 def step_with_handles(state: State, prompts: list[list[int]], seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A step as `rollout`, `old_log_prob`, `reference_log_prob` and `update` make it, of handles instead of a batch.
+    """Run a step like `rollout`, `old_log_prob`, `reference_log_prob` and `update`, with references instead of a batch.
 
-    Returns the rollout, as that of `rollout`, and verl's metrics of this rank.
+    Returns the same as `rollout`, and verl's metrics of this rank.
     """
     from verl_patches.features.sample_handles.handles import DriverOfHandles
     from verl_patches.features.sample_handles.store import process_store
@@ -198,7 +198,7 @@ def step_with_handles(state: State, prompts: list[list[int]], seed: int = 0) -> 
 
 
 def _generated_by_all(state: State, asked: Any) -> Any:
-    """Every rank's answers to its share of the prompts, in the order of ranks, as verl's driver collects them."""
+    """Return every rank's answers to its share of the prompts, in rank order, as verl's driver collects them."""
     import torch.distributed as dist
     from verl import DataProto
 
@@ -210,7 +210,7 @@ def _generated_by_all(state: State, asked: Any) -> Any:
 
 @contextmanager
 def _gradient_spoilt() -> Iterator[None]:
-    """The guard, which looks at the gradients of this rank, finds one NaN in them."""
+    """Put one NaN into the gradients of this rank when the guard looks at them."""
     from verl_patches.features.nonfinite import updates
 
     gradient_tensors = updates.gradient_tensors
@@ -225,28 +225,28 @@ def _gradient_spoilt() -> Iterator[None]:
 
 
 def finds_nonfinite(state: State, value: float) -> bool:
-    """Whether the guard's question over all ranks is answered with yes when this rank's tensor holds `value`."""
+    """Return whether the guard, over all ranks, finds non-finite values if this rank's tensor has `value`."""
     from post_training.finite_steps.guard import any_nonfinite
 
     return any_nonfinite([torch.tensor([0.0, value, 1.0], device="npu")])
 
 
 def _copied(batch: Any) -> Any:
-    """A copy whose tensors a worker may move and change, as if it had come through Ray."""
+    """Return a copy whose tensors a worker may move and change, as if it had come through Ray."""
     import copy
 
     return copy.deepcopy(batch)
 
 
 def phase(state: State, name: str) -> None:
-    """Enter a phase by hand."""
+    """Enter a phase manually."""
     from verl_patches.workers.process_residency import process_residency
 
     process_residency().enter(name)
 
 
 def bytes_copied_out(state: State, names: list[str]) -> dict[str, int]:
-    """Enter the phases `names` by hand, in turn; the bytes that went to the host as each began."""
+    """Enter the phases `names` in turn. Return the bytes that were copied to the host at the start of each."""
     from verl_patches.features.measure.step_record import current_record
 
     def total() -> int:
@@ -261,7 +261,7 @@ def bytes_copied_out(state: State, names: list[str]) -> dict[str, int]:
 
 
 def host_bytes(state: State) -> dict[str, int]:
-    """What residency holds in host memory, by group."""
+    """Return the bytes that the offload manager keeps in host memory, by group."""
     from verl_patches.workers.process_residency import process_residency
 
     def held(resident: Any) -> int:
@@ -273,14 +273,14 @@ def host_bytes(state: State) -> dict[str, int]:
 
 
 def bytes_beside_programs(state: State) -> int:
-    """What CANN and HCCL hold of the die themselves, where it counts."""
+    """Return the bytes that CANN and HCCL themselves take on the die, if it counts them."""
     from npu_emulator import counters
 
     return counters.memory_statistics(torch.npu.current_device())["beside_programs"]
 
 
 def allocated(state: State) -> int:
-    """Device bytes allocated now."""
+    """Return the device bytes that are allocated now."""
     return torch.npu.memory_allocated()
 
 
@@ -296,7 +296,7 @@ def _training_tensors(state: State, optimizer: bool = True) -> list[torch.Tensor
 
 
 def digest(state: State) -> str:
-    """A digest of the bits of weights and optimizer state."""
+    """Return a digest of weights and optimizer state."""
     phase(state, "checkpoint")
     total = hashlib.sha256()
     for view in _training_tensors(state):
@@ -305,7 +305,7 @@ def digest(state: State) -> str:
 
 
 def gradient_digest(state: State) -> str:
-    """A digest of the bits of the gradient buffers; call right after an update."""
+    """Return a digest of the gradient buffers; call it right after an update."""
     from post_training.live_tensors import gradient_tensors
 
     total = hashlib.sha256()
@@ -315,7 +315,7 @@ def gradient_digest(state: State) -> str:
 
 
 def remember(state: State) -> None:
-    """Keep a copy of weights and optimizer state on the host, the settings and the state of random numbers."""
+    """Keep a host copy of weights, optimizer state, settings and random state."""
     phase(state, "checkpoint")
     from verl_patches.features import settings
 
@@ -337,7 +337,7 @@ def _moments(part: Any) -> list[tuple[torch.Tensor, dict[str, Any]]]:
 
 
 def recall(state: State) -> None:
-    """Put back what `remember` kept, and begin an empty step record; later optimizer state is dropped."""
+    """Restore what `remember` kept, and start an empty step record; later optimizer state is dropped."""
     from post_training.process_context import process_context
     from verl_patches.features import settings
     from verl_patches.features.measure import step_record
@@ -369,17 +369,17 @@ def schedule(state: State, **keys: Any) -> None:
 
 
 def save(state: State, folder: str) -> None:
-    """Begin to save the actor, as verl's driver asks for it."""
+    """Begin to save the actor, as verl's driver does."""
     state["actor"].save_checkpoint(folder)
 
 
 def finish_save(state: State) -> None:
-    """Wait for what is being saved, as verl's driver does before an update."""
+    """Wait for a save in progress, as verl's driver does before an update."""
     state["actor"].finish_checkpoint()
 
 
 def load(state: State, folder: str, fault: str | None = None) -> None:
-    """Load the actor, as verl's driver asks for it, with one of the faults of `_FAULTS`."""
+    """Load the actor as verl's driver does, optionally with one of the faults in `_FAULTS`."""
     with _FAULTS[fault]() if fault else nullcontext():
         state["actor"].load_checkpoint(folder)
     if fault == "no steps":
@@ -390,7 +390,7 @@ def load(state: State, folder: str, fault: str | None = None) -> None:
 
 
 def _reading(change: Any) -> Any:
-    """`change(read, hf_name, bounds, out)` stands in for reading a slice of a checkpoint's tensor."""
+    """Replace the reading of a slice of a checkpoint's tensor by `change(read, source, hf_name, bounds, out)`."""
     from post_training.checkpoint.source import Source
 
     read = Source.read_into
@@ -419,7 +419,7 @@ _FAULTS: dict[str, Any] = {
 
 
 def leave_out_absorbed_refresh(state: State) -> None:
-    """Let the sharding manager leave MLA's absorbed weights as they are."""
+    """Make the sharding manager skip the refresh of MLA's absorbed weights."""
     from post_training.reshard import mla_refresh
 
     state["refresh"] = mla_refresh.refresh_absorbed_weights
@@ -427,7 +427,7 @@ def leave_out_absorbed_refresh(state: State) -> None:
 
 
 def round_router_biases(state: State) -> None:
-    """Let the rollout's routers have bfloat16 biases from the next reshard on, as vLLM-Ascend builds them."""
+    """Round the rollout's router biases to bfloat16 after each reshard from now on, as vLLM-Ascend builds them."""
     from post_training.reshard import mla_refresh
 
     state["refresh"] = refresh = mla_refresh.refresh_absorbed_weights
@@ -449,7 +449,7 @@ def put_back_absorbed_refresh(state: State) -> None:
 
 
 def differing_weights(state: State, disturb: bool) -> list[str]:
-    """Reshard and compare; with `disturb` the last rank changes one bit of one rollout weight in between."""
+    """Reshard and compare; with `disturb`, the last rank changes one bit of one rollout weight in between."""
     phase(state, "reshard")
     resharder = state["actor"].sharding_manager.overlay_resharder
     resharder.run()
@@ -469,7 +469,7 @@ def _model_runner(state: State) -> Any:
 
 
 def watch_rollout_addresses(state: State) -> None:
-    """From now on note where the rollout weights lie: when they have come, before and after a generation."""
+    """Start to record the addresses of the rollout weights: after the reshard, and before and after a generation."""
     from verl_patches.workers.process_residency import process_residency
 
     residency, seen = process_residency(), []
@@ -485,8 +485,8 @@ def watch_rollout_addresses(state: State) -> None:
 
 
 def rollout_addresses_moved(state: State) -> dict[str, int]:
-    """How many weights were watched, in all cycles together, and how many were found elsewhere: from when they had come
-    to the end of the generation, and from one cycle to the next. The watch ends."""
+    """Stop recording. Return how many weights were recorded in all cycles together, and how many moved: within a cycle,
+    from the reshard to the end of the generation, and from one cycle to the next."""
     from verl_patches.workers.process_residency import process_residency
 
     del process_residency().enter
@@ -499,7 +499,7 @@ def rollout_addresses_moved(state: State) -> dict[str, int]:
 
 
 def _served_tensors(state: State) -> list[torch.Tensor]:
-    """The rollout's parameters and buffers, and the weights that MLA derives from them."""
+    """Return the rollout's parameters and buffers, and the weights that MLA derives from them."""
     from post_training.reshard.mla_refresh import absorbed_tensors
 
     model = _rollout_model(state)
@@ -507,11 +507,11 @@ def _served_tensors(state: State) -> list[torch.Tensor]:
 
 
 def cycle_weights(state: State, count: int) -> dict[str, int]:
-    """`count` times the phase update, in which the training weights change, and a reshard, but no generation.
+    """Repeat `count` times: the phase update, which changes training weights, and a reshard without generation.
 
-    Returns how many rollout weights there are and how many ever moved, names that ever differed from training, what
-    tensors take in the last update more than in the second one, and bytes that were allocated and not there: in the
-    update that had least of them, and in the rollout that had most.
+    Returns the number of rollout weights, the number that ever moved, the number of mismatches with training, the bytes
+    by which tensors grew from the second update to the last, and the bytes that were allocated but unmapped: the
+    minimum in the phase update, and the maximum in the rollout.
     """
     from verl_patches.features.measure.step_record import current_record
 
@@ -538,21 +538,21 @@ def cycle_weights(state: State, count: int) -> dict[str, int]:
 
 
 def _unmapped_bytes() -> int:
-    """Device bytes that torch calls its own and that are not taken from the die, which nobody else uses."""
+    """Return the device bytes that torch has reserved without taking them from the die, which nobody else uses."""
     torch.npu.empty_cache()
     free, total = torch.npu.mem_get_info()
     return torch.npu.memory_reserved() - (total - free)
 
 
 def served_bytes(state: State) -> int:
-    """Bytes of the rollout's weights, buffers and derived weights."""
+    """Return the bytes of the rollout's weights, buffers and derived weights."""
     from verl_patches.features.residency.storages import device_storages
 
     return sum(storage.nbytes() for storage in device_storages(_served_tensors(state)).values())
 
 
 def generate_in_phases(state: State, move: bool) -> None:
-    """Go through a generation's phases by hand; with `move` one rollout weight has another address during it."""
+    """Go through a generation's phases manually; with `move`, one rollout weight has another address during it."""
     phase(state, "reshard")
     weight = next(_rollout_model(state).parameters())
     here = weight.data
@@ -564,7 +564,7 @@ def generate_in_phases(state: State, move: bool) -> None:
 
 
 def graph_freezes_weights(state: State, cached: bool) -> bool:
-    """Whether the runner asks torchair for a graph that keeps the addresses of its weights; nothing is captured."""
+    """Return whether the runner asks torchair for a graph with fixed weight addresses; nothing is captured."""
     import torchair
 
     runner = _model_runner(state)
@@ -582,7 +582,7 @@ def graph_freezes_weights(state: State, cached: bool) -> bool:
 
 
 def spoil_weight(state: State, rank: int) -> None:
-    """Put NaN into one value of a training weight of one rank."""
+    """Set one value of a training weight to NaN on one rank."""
     phase(state, "checkpoint")
     if state["rank"] == rank:
         named = state["actor"].actor_module[0].module.named_parameters()
@@ -590,13 +590,13 @@ def spoil_weight(state: State, rank: int) -> None:
 
 
 def weights_hold_nan(state: State) -> bool:
-    """Whether any training weight is NaN."""
+    """Return whether any training weight is NaN."""
     phase(state, "checkpoint")
     return any(bool(p.isnan().any()) for chunk in state["actor"].actor_module for p in chunk.module.parameters())
 
 
 def kv_cache_bytes(state: State) -> int:
-    """Bytes of the KV cache's storages; enters the rollout phase."""
+    """Return the bytes of the KV cache's storages; enters the rollout phase."""
     from verl_patches.features.residency.storages import device_storages
 
     phase(state, "reshard")
@@ -606,7 +606,7 @@ def kv_cache_bytes(state: State) -> int:
 
 
 def training_state_bytes(state: State) -> int:
-    """Bytes of the actor's weights, gradients and optimizer state; enters the update phase."""
+    """Return the bytes of the actor's weights, gradients and optimizer state; enters the update phase."""
     from post_training.live_tensors import gradient_tensors
     from verl_patches.features.residency.storages import device_storages
 
@@ -616,15 +616,15 @@ def training_state_bytes(state: State) -> int:
 
 
 def served_expert_bytes(state: State) -> int:
-    """Bytes of the routed experts that this rank serves."""
+    """Return the bytes of the routed experts that this rank serves."""
     phase(state, "reshard")
     named = _rollout_model(state).named_parameters()
     return sum(p.numel() * p.element_size() for name, p in named if name.endswith(("w13_weight", "w2_weight")))
 
 
 def rollout_collectives(state: State, prompts: list[list[int]], most_tokens: int | None = None) -> dict[str, Any]:
-    """Generate as `rollout` does and count all-reduces of host tensors and agreements on the device. Returns these
-    two, what `rollout` returns, and the metrics of the decode loop."""
+    """Generate like `rollout`, and count the all-reduces of host tensors and the agreements on the device. Return the
+    result of `rollout`, the two counts, and the metrics of the decode loop."""
     import torch.distributed as dist
 
     from verl_patches.features.measure.step_record import current_record
@@ -646,7 +646,7 @@ def rollout_collectives(state: State, prompts: list[list[int]], most_tokens: int
 
 
 def activate_again(state: State) -> bool:
-    """Activate the overlay a second time; whether every patched function is the same object as before."""
+    """Activate the overlay again, and return whether every patched function is still the same object."""
     from verl.workers.megatron_workers import ActorRolloutRefWorker
 
     import verl_patches.prelude_patch as prelude
@@ -657,7 +657,7 @@ def activate_again(state: State) -> bool:
 
 
 def checkpoint_finds_state(state: State) -> bool:
-    """Whether verl's checkpoint manager, called by the worker, sees weights and optimizer state with memory."""
+    """Return whether verl's checkpoint manager, called by the worker, finds weights and optimizer state in memory."""
     seen = []
 
     class Manager:
@@ -673,9 +673,9 @@ def checkpoint_finds_state(state: State) -> bool:
 
 
 def forward_agreements(state: State, count: int, graphs: bool) -> list[tuple[Any, ...]]:
-    """What this rank would run after `count` agreements on random forwards, by the runner's own method.
+    """Return the forwards of this rank after `count` agreements on random forwards, by the runner's own method.
 
-    With `graphs` the runner believes that it has torchair graphs, which have fixed sizes.
+    With `graphs`, the runner believes that it has torchair graphs, which have fixed sizes.
     """
     runner = _model_runner(state)
     with mock.patch.object(runner, "torchair_graph_enabled", graphs):
@@ -683,7 +683,7 @@ def forward_agreements(state: State, count: int, graphs: bool) -> list[tuple[Any
 
 
 def decode_through_mc2(state: State) -> None:
-    """Let the engine exchange tokens by MC2 when it decodes, as it does on 16 ranks and more."""
+    """Make the engine exchange tokens by MC2 when it decodes, as on 16 or more ranks."""
     import torch_npu
     from vllm_ascend import ascend_forward_context
 
@@ -700,27 +700,27 @@ def decode_through_mc2(state: State) -> None:
 
 
 def end_mc2(state: State) -> tuple[int, int]:
-    """Undo `decode_through_mc2`; how often tokens were dispatched, and how often with a mask as only an A3 takes it."""
+    """Undo `decode_through_mc2`. Return the number of dispatches, and how many had the mask of an A3."""
     state.pop("mc2").close()
     calls = state.pop("dispatched")
     return len(calls), sum(call.kwargs.get("x_active_mask") is not None for call in calls)
 
 
 def soc_version(state: State) -> str:
-    """The generation of chips that vLLM-Ascend takes this one for."""
+    """Return the chip generation that vLLM-Ascend detects."""
     from vllm_ascend.utils import get_ascend_soc_version
 
     return get_ascend_soc_version().name
 
 
 def _random_forwards(seed: int, count: int) -> Iterator[tuple[int, int, bool, bool]]:
-    """Tokens with padding and without, whether a prompt is among them, and whether there could be two batches."""
+    """Yield padded and actual tokens, whether there is a prompt, and whether there could be two batches."""
     import random
 
     draw = random.Random(seed)
     for number in range(count):
         tokens = draw.randrange(1, 50)
-        # Every third agreement has a prompt on some rank at most, so that all three cases occur.
+        # At most every third agreement has a prompt on some rank, so that all three cases occur.
         prefill, two_batches = number % 3 == 0 and draw.random() < 0.5, draw.random() < 0.7
         yield tokens + draw.randrange(8), tokens, prefill, two_batches
 
@@ -733,9 +733,11 @@ def _forward_agreement(runner: Any, *forward: Any) -> tuple[Any, ...]:
 def generate_in_window(
     state: State, prompts: list[list[int]], running: int | None = None, fault: str | None = None
 ) -> dict[str, Any]:
-    """Generate as `rollout` does, the likeliest tokens: responses and the metrics of the decode loop, or the error.
+    """Generate greedily like `rollout`. Return the responses and the metrics of the decode loop, or the error.
 
-    running: so many requests at a time, the others wait. fault: what the engine of ranks 2 and 3 does wrong.
+    Args:
+        running: the most requests that run at once; the others wait.
+        fault: a fault in the engine of ranks 2 and 3.
     """
     from verl_patches.features.dp_sync.sync_window import SyncWindowError
     from verl_patches.features.measure.step_record import current_record
@@ -765,7 +767,7 @@ def _prompts_within_a_window() -> Any:
 
 @contextmanager
 def _request_loses_its_blocks() -> Iterator[None]:
-    """In the second forward of a window the scheduler believes that no block is left."""
+    """Make the scheduler believe, after the first forward of a window, that no block is left."""
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     from verl_patches.features.dp_sync import decode_loop

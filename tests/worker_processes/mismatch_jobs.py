@@ -1,4 +1,4 @@
-"""The same tokens through rollout and training of the worker processes, with one of six faults in one of them."""
+"""The same tokens through rollout and training of the worker processes, with one of six faults on one side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROWTH = 1.05
 def capture(
     state: State, sequences: Sequence[TokenSequence], fault: str | None = None, experts: tuple[int, int] = (0, 1)
 ) -> tuple[Part, Part]:
-    """This rank's parts of rollout and training. experts: of rank 0, those that a fault swaps."""
+    """Return this rank's parts of rollout and training. `experts`: the two of rank 0 that a fault swaps."""
     worker = state["actor"]
     plant = ROLLOUT_FAULTS.get(fault or "", _none)
     generate = worker.rollout.generate_sequences
@@ -39,7 +39,7 @@ def capture(
 
 
 def grow_weights(state: State) -> None:
-    """An update, as far as a comparison of weights is concerned."""
+    """Change the weights, which is all of an update that matters to a comparison of weights."""
     phase(state, "update")
     for chunk in state["actor"].actor_module:
         for parameter in chunk.parameters():
@@ -52,7 +52,7 @@ def _none(layers: nn.ModuleList, rank: int, experts: tuple[int, int]) -> Any:
 
 @contextmanager
 def _stale_layer(layers: nn.ModuleList, rank: int, experts: tuple[int, int]) -> Iterator[None]:
-    """Layer 1 has the weights from before the update; the next reshard brings the right ones."""
+    """Give layer 1 its weights from before the update; the next reshard brings the right ones."""
     for parameter in layers[1].parameters():
         parameter.data.div_(GROWTH)
     yield
@@ -60,7 +60,7 @@ def _stale_layer(layers: nn.ModuleList, rank: int, experts: tuple[int, int]) -> 
 
 @contextmanager
 def _swapped_experts(layers: nn.ModuleList, rank: int, experts: tuple[int, int]) -> Iterator[None]:
-    """Two experts of layer 2 on rank 0 have changed places."""
+    """Swap two experts of layer 2 on rank 0."""
     one, other = experts
     if rank == 0:
         for weight in (layers[2].mlp.experts.w13_weight, layers[2].mlp.experts.w2_weight):
@@ -70,7 +70,7 @@ def _swapped_experts(layers: nn.ModuleList, rank: int, experts: tuple[int, int])
 
 @contextmanager
 def _rope_scaling(layers: nn.ModuleList, rank: int, experts: tuple[int, int]) -> Iterator[None]:
-    """Positions count half: a linear scaling of the rotary embedding that training does not have."""
+    """Halve the positions: a linear scaling of the rotary embedding that training does not have."""
     table = layers[0].self_attn.rotary_emb.cos_sin_cache
     right = table.clone()
     table.copy_(right[torch.arange(len(right)) // 2])
@@ -86,7 +86,7 @@ def _norm_epsilon(layers: nn.ModuleList, rank: int, experts: tuple[int, int]) ->
 
 @contextmanager
 def _one_shard(layers: nn.ModuleList, rank: int, experts: tuple[int, int]) -> Iterator[None]:
-    """One tensor-parallel rank's share of an output projection has its columns in another order."""
+    """Roll the columns of one tensor-parallel rank's shard of an output projection."""
     if rank == 1:
         weight = layers[1].self_attn.o_proj.weight
         weight.data.copy_(weight.data.roll(1, dims=-1))

@@ -1,4 +1,4 @@
-"""What the workers' fork server imports once: the overlay first, then the stack."""
+"""Imports of the workers' fork server, done once: the overlay first, then the stack."""
 
 import verl_patches.prelude_patch  # noqa: F401, I001
 import vllm  # noqa: F401

@@ -1,7 +1,7 @@
 """Four processes that live as long as the tests need them and run functions that the tests send.
 
-They are started by multiprocessing's fork server, which imports the whole stack once, so that the four processes share
-the imports. Nothing here uses Ray or verl's driver.
+multiprocessing's fork server starts them. It imports the whole stack once, so the four processes share the imports.
+Nothing here uses Ray or verl's driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 RANKS = 4
 ANSWER_WITHIN_S = 400
 GRACE_S = 10
-# Software of the vendors reads these; the fork server must have them before it imports anything.
+# The vendors' software reads these, so the fork server must have them before it imports anything.
 VENDOR_ENVIRONMENT = {
     "VLLM_USE_V1": "1",
     "VLLM_VERSION": "0.9.1",
@@ -36,7 +36,7 @@ VENDOR_ENVIRONMENT = {
 
 
 class RemoteError(RuntimeError):
-    """A job failed; the message holds the ranks and their trace."""
+    """A job failed; the message has the ranks and their traceback."""
 
 
 class Processes:
@@ -45,7 +45,7 @@ class Processes:
     def __enter__(self) -> Processes:
         os.environ.update(VENDOR_ENVIRONMENT)
         context = multiprocessing.get_context("forkserver")
-        # Python has one fork server, and an earlier test's has not imported what ours has; it is asked for again below.
+        # Python has one fork server; if an earlier test started it, it lacks our imports. It is reset again below.
         server = multiprocessing.forkserver._forkserver
         server._stop()
         self._preloaded_before = server._preload_modules
@@ -70,7 +70,7 @@ class Processes:
             if process.is_alive():
                 process.kill()
                 process.join()
-        # Ours has the environment of this test too, such as the engine that it asked for.
+        # This fork server also has the test's environment, such as the engine that it asked for.
         multiprocessing.forkserver._forkserver._stop()
         multiprocessing.get_context("forkserver").set_forkserver_preload(self._preloaded_before)
 
@@ -95,7 +95,7 @@ class Processes:
         return [answers[rank][1] for rank in range(RANKS)]
 
     def _answers(self, name: str) -> dict[int, tuple[bool, Any]]:
-        """(fine, answer) by rank. After a first failure the others, which may wait for that rank, get little time."""
+        """Return (succeeded, answer) by rank. After a failure, the others, which may wait for it, get `GRACE_S`."""
         waiting = {connection: rank for rank, connection in enumerate(self._connections)}
         answers: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + ANSWER_WITHIN_S
@@ -122,7 +122,7 @@ class Processes:
 
 
 class ByRank(list):
-    """One argument for each rank."""
+    """A list with one argument per rank."""
 
 
 def _for_rank(value: Any, rank: int) -> Any:
@@ -136,7 +136,7 @@ def _free_port() -> int:
 
 
 def _serve(rank: int, port: int, connection: Connection) -> None:
-    """Run jobs until the connection closes. `state` is a dict that jobs share."""
+    """Run jobs until the connection closes. `state` is a dict that the jobs share."""
     os.environ.update(_distributed_environment(rank, port))
     state: dict[str, Any] = {"rank": rank}
     while True:
@@ -146,7 +146,7 @@ def _serve(rank: int, port: int, connection: Connection) -> None:
             return
         try:
             answer = (True, job(state, *arguments, **options))
-        except BaseException:  # a test wants every failure of a rank as a failure of its own
+        except BaseException:  # report any failure of a rank as its answer
             answer = (False, traceback.format_exc())
         connection.send(answer)
 
@@ -159,5 +159,5 @@ def _distributed_environment(rank: int, port: int) -> Mapping[str, str]:
         "LOCAL_WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "NPU_EMULATOR_NODE": f"workers-{port}",  # dies that nothing else in this run of the tests has memory on
+        "NPU_EMULATOR_NODE": f"workers-{port}",  # a node of dies that nothing else in this test run uses
     }

@@ -17,7 +17,7 @@ from tests.worker_processes.conftest import PROMPTS
 
 pytestmark = pytest.mark.slow
 LAYERS, DENSE, EXPERTS_OF_A_RANK = 3, 1, 64
-# More than ranks divide, of different lengths, two of them the same.
+# More sequences than the ranks divide evenly, with different lengths, and two of them equal.
 _DRAW = torch.Generator().manual_seed(0)
 _RESPONSES = [tuple(torch.randint(5, 45, (3 + index % 6,), generator=_DRAW).tolist()) for index in range(6)]
 SEQUENCES = [TokenSequence(tuple(prompt), response) for prompt, response in zip(PROMPTS, _RESPONSES, strict=False)]
@@ -26,7 +26,7 @@ LONG = pytest.mark.exhaustive("a generation for each fault; one of them is plant
 
 
 def captured(processes, fault=None, **more):
-    """Dumps of rollout and training."""
+    """Return the dumps of rollout and training."""
     found = processes.run(mismatch_jobs.capture, SEQUENCES, fault, **more)
     dumps = []
     for index, side in enumerate(("rollout", "training")):
@@ -47,14 +47,14 @@ def test_in_float32_they_agree_at_every_point_and_token(without_fault):
     assert found.first is None, sentence(found)
     assert not found.one_sided and found.swapped == 0
     responses = sum(len(each.response) for each in SEQUENCES)
-    # The last token of the longest response is put out, and nobody reads it.
+    # Nobody reads the last token of the longest response after it is generated.
     tokens = sum(len(each.tokens) for each in SEQUENCES) - 1
     for each in found.results:
         assert each.judged == (responses if each.part in (points.LOGITS, points.LOG_PROBS) else tokens), each.point
     with_experts = {each.layer for each in found.results if each.part == points.EXPERTS}
     assert with_experts == set(range(DENSE, LAYERS))
     assert len(found.results) == 4 + LAYERS * len(points.OF_A_LAYER) - 2 * DENSE
-    # They are two computations, and not one that was recorded twice.
+    # These are two separate computations, not one that was recorded twice.
     assert found.result(of_layer(LAYERS - 1, points.OUTPUT)).worst > 0
 
 

@@ -1,7 +1,7 @@
-"""A resume against the unbroken run, bit for bit, and every fault of a checkpoint that must make a difference.
+"""A resumed run is bit-identical to the unbroken one, and every planted fault of a checkpoint makes a difference.
 
-The processes begin each time with the state in which they were built: other weights, no optimizer state, other random
-numbers. What they load is all that they have of the run.
+The processes always start from their initial state: other weights, no optimizer state, other random numbers. All that
+they have of the run comes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.worker_processes import jobs
 from tests.worker_processes.conftest import PROMPTS
 
 pytestmark = pytest.mark.slow
-# A schedule in which every step has another rate.
+# A schedule in which every step has a different rate.
 SCHEDULE = {"warmup_style": "linear", "lr_warmup_steps": 2, "total_training_steps": 10}
 CONSTANT = {"warmup_style": "constant", "lr_warmup_steps": -1, "total_training_steps": -1}
 
 
 def step(processes, number):
-    """One whole step. Returns what the rollout drew, what training measured on every rank, and all bits at its end."""
+    """Run a whole step. Return the rollout and the training metrics of every rank, and the digest at the end."""
     rollout = processes.run(jobs.rollout, PROMPTS)
     processes.run(jobs.old_log_prob)
     processes.run(jobs.reference_log_prob)
@@ -40,7 +40,7 @@ def step(processes, number):
 
 @pytest.fixture(scope="module")
 def unbroken(processes, tmp_path_factory):
-    """A run of four steps, saved after the second and written while the third generates."""
+    """Run four steps, saving after the second; the save is written while the third generates."""
     processes.run(jobs.recall)
     processes.run(jobs.schedule, **SCHEDULE)
     folder = tmp_path_factory.mktemp("run") / "actor"
@@ -105,7 +105,7 @@ def test_every_element_is_stored_once_and_nothing_is_pickled(unbroken):
 
 
 def log_probs(model: Path, batch: dict[str, list[list[int]]], temperature: float) -> torch.Tensor:
-    """(responses, tokens) float32: transformers' log-probs of the responses; prompts are padded on the left."""
+    """Return transformers' log-probs of the responses, (responses, tokens) float32; prompts are left-padded."""
     tokens, mask = torch.tensor(batch["input_ids"]), torch.tensor(batch["attention_mask"])
     loaded, said = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
     assert not said["missing_keys"] and not said["unexpected_keys"] and loaded.dtype == torch.float32
@@ -117,9 +117,9 @@ def log_probs(model: Path, batch: dict[str, list[list[int]]], temperature: float
 
 
 def test_transformers_has_the_log_probs_of_the_training(processes, unbroken, checkpoint, tmp_path):
-    """What training computes for 64 prompts after a resume is what transformers computes with the export of that step.
+    """For 64 prompts after a resume, training's log-probs equal transformers' on the exported step.
 
-    The control is the model that training began with.
+    The control is the model with which training began.
     """
     resumed(processes, unbroken)
     processes.run(jobs.rollout, [[3, 10 + index, 90 - index, 30, 40 + index % 5, 4] for index in range(64)])

@@ -1,4 +1,4 @@
-"""Training weights that hold NaN on one rank alone end the run on all of them, before another step is wasted."""
+"""Training weights with NaN on a single rank end the run on all ranks before another step is wasted."""
 
 import re
 

@@ -20,7 +20,7 @@ LAST_STAGE = 2
 
 
 def step(workers, seed=0):
-    """One whole step. Returns the rollout and the metrics of a rank of the last stage."""
+    """Run a whole step. Return the rollout and the metrics of a rank of the last stage."""
     rollout = workers.run(jobs.rollout, PROMPTS)[0]
     workers.run(jobs.old_log_prob)
     workers.run(jobs.reference_log_prob)
@@ -38,7 +38,7 @@ def test_every_patch_is_in_use(workers):
 
 
 def test_training_and_rollout_are_built_with_the_weights_of_the_folder(workers):
-    """The model path holds no weights, and nothing has been resharded yet."""
+    """The model path has no weights, and nothing has been resharded yet."""
     assert workers.run(jobs.differing_at_first) == [[]] * 4
 
 
@@ -137,7 +137,7 @@ def test_gradients_are_the_same_bits_without_old_log_prob(workers):
 
 
 def test_policy_stays_the_reference_where_the_rate_is_0(workers):
-    """To the bit, after a step with gradients; the step that ends the warm-up takes it away."""
+    """They are bit-identical even after a step with gradients, until the step that ends the warm-up."""
     workers.run(jobs.schedule, lr_warmup_steps=1)
     found = []
     try:
@@ -196,7 +196,7 @@ def test_memory_by_phase(workers):
 
 def test_host_memory_is_what_the_plan_says(workers, checkpoint, description):
     step(workers)
-    workers.run(jobs.phase, "reshard")  # now everything has been away once, the optimizer's new state too
+    workers.run(jobs.phase, "reshard")  # now everything, including the new optimizer state, has been offloaded once
     config = OmegaConf.to_container(compose("rehearsal", overrides(checkpoint, description)), resolve=True)
     job = read_job(config, json.loads((description / "config.json").read_text()))
     planned = device_memory(job, die_bytes=1 << 32, staging=0)
@@ -242,7 +242,7 @@ def test_a_graph_keeps_the_addresses_of_weights_only_if_they_never_change(worker
 
 
 def generated(workers, **dp_sync):
-    """Responses and the decode loop's metrics under settings of dp_sync, from the weights of the start."""
+    """Generate from the initial weights with these dp_sync settings. Return responses and decode metrics."""
     workers.run(jobs.recall)
     workers.run(jobs.switch, dp_sync=dp_sync)
     found = workers.run(jobs.rollout_collectives, PROMPTS)
@@ -264,7 +264,7 @@ def test_ranks_agree_once_a_window_and_the_tokens_are_those_of_upstream(workers)
 
 
 def test_slot_steps_and_their_bound_are_those_of_the_responses(workers):
-    """Engine 0 ends its 32 responses after three tokens, engine 1 after eight; the first comes with the prompt."""
+    """Engine 0 ends its 32 responses after three tokens, engine 1 after eight; the prompt's forward gives the first."""
     found = {}
     for steps in (3, 1):
         workers.run(jobs.recall)
@@ -306,12 +306,12 @@ def test_agreements_have_the_outcome_of_upstreams(workers, graphs):
     alike = [one == other for one, other in zip(on[0], on[2], strict=True)]
     assert not all(alike)
     if graphs:
-        # Without a prompt every engine runs as many tokens as the one that has most.
+        # Without a prompt, every engine runs as many tokens as the engine with the most.
         assert all(same for same, (*_, prefill, _) in zip(alike, on[0], strict=True) if not prefill)
 
 
 def test_an_engine_that_has_finished_goes_on_with_the_others(workers):
-    """Engine 0 ends its responses after two tokens; the others' experts still need its dies."""
+    """Engine 0 ends its responses after two tokens, but the others' experts still need its dies."""
     early = ByRank([2, 2, None, None])
     found = workers.run(jobs.rollout, PROMPTS, early)[0]
     padding = {token for response in found["responses"][:32] for token in response[2:]}
@@ -320,7 +320,7 @@ def test_an_engine_that_has_finished_goes_on_with_the_others(workers):
     workers.run(jobs.switch, dp_sync={"enabled": False})
     plain = workers.run(jobs.rollout, PROMPTS, early)[0]
     assert plain["responses"] == found["responses"]
-    # What an engine computes to keep the others company depends on what its buffers held, and shares their products.
+    # The dummy forwards of an engine depend on what its buffers held, and share products with the others' tokens.
     for one, other in zip(plain["rollout_log_probs"], found["rollout_log_probs"], strict=True):
         assert one == pytest.approx(other, abs=1e-4)
     workers.run(jobs.switch, dp_sync={"enabled": True})
@@ -329,7 +329,7 @@ def test_an_engine_that_has_finished_goes_on_with_the_others(workers):
 
 
 def test_decoding_through_mc2_as_on_an_a3_agrees_with_training(workers):
-    """MC2 needs 16 ranks; here the engine is told that it has them. On an A3 it masks the tokens that only pad."""
+    """MC2 needs 16 ranks, which the engine is told that it has. On an A3 it masks padding tokens."""
     assert workers.run(jobs.soc_version) == ["A3"] * 4
     workers.run(jobs.decode_through_mc2)
     try:

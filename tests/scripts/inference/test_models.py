@@ -1,4 +1,4 @@
-"""Which folders stand for a model."""
+"""Which folders are accepted as a model."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from scripts.inference import models
 
 
 def test_run_stands_for_its_newest_complete_checkpoint(tmp_path, monkeypatch):
-    """Which one is complete is checked with the checkpoints of trainings, in features/training_checkpoint."""
+    """Whether a checkpoint is complete is tested with the trainings' checkpoints, in features/training_checkpoint."""
     monkeypatch.setattr(models, "newest_step", lambda root: (2, ["global_step_10: not complete"]))
     run = tmp_path / "run"
     for step in (2, 10):

@@ -1,8 +1,8 @@
-"""Read by every Python that torch_npu's own tests start.
+"""Imported by every Python that torch_npu's own tests start.
 
-Tensors that ranks of distributed tests hand each other live in files: a rank may end before its result has been taken,
-and takes what it only lent with it. And torch's own test module imports expecttest, for checks that no test of
-operators uses.
+Tensors that ranks of distributed tests pass to each other are in files: a rank may end before its result has been
+taken, and would take shared memory with it. torch's own test module also imports expecttest, for checks that no
+operator test uses.
 """
 
 import importlib.util

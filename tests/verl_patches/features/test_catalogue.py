@@ -1,4 +1,4 @@
-"""Every feature is found, and its one object says the truth about its section and its switch."""
+"""Every feature is found, and its one object describes its section and its switch correctly."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ from verl_patches.trainer.ppo.middleware import MIDDLEWARE
 PATCH_PACKAGES = Pins.read().patch_packages()
 WITH_SECTION = [pytest.param(feature, id=feature.name) for feature in FEATURES if feature.settings]
 SWITCHED = [pytest.param(feature, id=feature.name) for feature in FEATURES if feature.switch]
-# What a switch is set to where it is no boolean: off, on.
+# Values of the switches that are not booleans: off, on.
 VALUES = {
     "rollout_expert_parallel": ("1", "4"),
     "precision": ("bfloat16", "float32"),
@@ -106,7 +106,7 @@ print(said, settings.current().loud, settings.OverlaySettings.all_off().greeting
 
 
 def test_a_feature_is_one_file_of_settings_and_its_patches(tmp_path):
-    """In a folder of their own, for an upstream that is not installed here, off and on."""
+    """The feature is in a separate folder, for an upstream that is not installed here; it is run off and on."""
     for name, text in {
         "mindspeed/__init__.py": "",
         "mindspeed/core/tensor_parallel/cross_entropy.py": "",  # the project's own patch looks for it

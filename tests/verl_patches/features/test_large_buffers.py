@@ -1,4 +1,4 @@
-"""Everything that touches large buffers of the device works in parts, and equals the work on the whole."""
+"""Everything that touches large device buffers works in parts, and gives the same result as on the whole."""
 
 import pytest
 import torch
@@ -60,6 +60,6 @@ def test_local_reshard_copies_in_parts(small_parts):
 
 
 def test_reshard_bucket_stays_below_2_to_the_30(lone_rank):
-    """A bucket is one collective of bytes, and a chunk in it one copy."""
+    """A bucket is one collective of bytes, and a chunk of it is one copy."""
     assert Resharder({}, {}, [[]], [[]], lone_rank, 2**33)._bucket_bytes < 2**30
     assert Resharder({}, {}, [[]], [[]], lone_rank, 2**26)._bucket_bytes == 2**26

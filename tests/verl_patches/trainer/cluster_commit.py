@@ -1,6 +1,6 @@
-"""What verl's release, which runs here, has and its commit of the cluster lacks, as far as a job can trip over it.
+"""The names that verl's release, which runs here, has and the cluster's commit lacks, as far as a job may need them.
 
-`tests/upstream/test_cluster_commit.py` finds both lists again, given the checkout.
+Given the checkout, `tests/upstream/test_cluster_commit.py` derives both lists again.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-# Keys of each file of configurations.
+# Keys, by configuration file.
 ABSENT_KEYS: dict[str, frozenset[str]] = {
     "ppo_megatron_trainer.yaml": frozenset(
         {
@@ -53,7 +53,7 @@ ABSENT_KEYS: dict[str, frozenset[str]] = {
         }
     ),
 }
-# Members of `self` in the modules that patches have a file for.
+# Members of `self` in the modules for which there is a file of patches.
 ABSENT_MEMBERS: frozenset[str] = frozenset(
     {
         "_is_lora",
@@ -76,7 +76,7 @@ _MEMBER = re.compile(rf"\bself\.({_NAME.pattern})")
 
 
 def keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Full keys of all leaves."""
+    """Yield the full keys of all leaves."""
     for name, value in node.items():
         if isinstance(value, dict):
             yield from keys(value, f"{prefix}{name}.")
@@ -85,13 +85,13 @@ def keys(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def absent_keys(file: str, release: Path, commit: Path) -> frozenset[str]:
-    """Keys of a file of configurations that the package `release` has and the package `commit` has not."""
+    """Return the keys of a configuration file that the package `release` has and the package `commit` lacks."""
     here, there = (yaml.safe_load((verl / "trainer" / "config" / file).read_text()) for verl in (release, commit))
     return frozenset(keys(here)) - frozenset(keys(there))
 
 
 def absent_members(patches: Path, release: Path, commit: Path) -> frozenset[str]:
-    """Members that classes of `release` use of themselves, and that the same modules of `commit` never name."""
+    """Return the members of `self` that modules of `release` use and the same modules of `commit` never name."""
     modules = [path.relative_to(patches) for path in patches.rglob("*.py") if path.name != "__init__.py"]
     shared = [module for module in modules if (release / module).is_file() and (commit / module).is_file()]
     found = (

@@ -1,11 +1,11 @@
-"""A reward that fails at its fifth call, and from its second step on is not a number."""
+"""A reward function that raises at its fifth call and returns NaN from its second step on."""
 
 calls = 0
 PER_STEP = 64
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict | None = None) -> float:
-    """How long the answer is; the batch whose fifth call failed is scored once more, so its calls number 68."""
+    """Score the answer's length modulo 3. The batch with the failed call is scored again: its step makes 69 calls."""
     global calls
     calls += 1
     if calls == 5:

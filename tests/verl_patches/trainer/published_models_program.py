@@ -1,8 +1,8 @@
-"""What a worker says to each published config.json in each shipped job, and what upstream's own builders make of it.
+"""A worker's result for each published config.json in each shipped job, and the result of upstream's own builders.
 
-The process stands in for rank 0 of the job's dies: its groups are Megatron's own, over a process group that sends
-nothing, and its modules are built with all widths but without memory. Arguments: a folder in which every model has a
-folder with its config.json; the file for the answers, JSON by job and model: what the worker says, and the builders.
+The process stands for rank 0 of the job's dies. Its groups are Megatron's own, over a process group that sends
+nothing, and its modules are built with all widths but without memory. Arguments: a folder with a subfolder per model
+that holds its config.json; and the output file, JSON by job and model: the worker's answer and the builders'.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from megatron.core import parallel_state  # isort: skip
 
 
 def main() -> None:
-    """Ask every job about every model."""
+    """Check every model in every job."""
     folder, answers = Path(sys.argv[1]), Path(sys.argv[2])
     models = {each.name: each for each in sorted(folder.iterdir())}
     found = {job: of_job(job, overrides, models) for job, overrides in JOBS.items()}
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def of_job(job: str, overrides: tuple[str, ...], models: dict[str, Path]) -> dict[str, dict[str, str | None]]:
-    """The answers of one job."""
+    """Return the answers of one job."""
     name = job.split()[0]
     config = OmegaConf.to_container(compose(name, ["actor_rollout_ref.model.path=/absent", *overrides]), resolve=True)
     node, trainer = config["actor_rollout_ref"], config["trainer"]
@@ -70,7 +70,7 @@ def of_job(job: str, overrides: tuple[str, ...], models: dict[str, Path]) -> dic
 
 
 def begin_groups(node: dict[str, Any], dies: int) -> None:
-    """Megatron's groups of rank 0."""
+    """Create Megatron's groups of rank 0."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=dies)
     if "megatron" not in node["actor"]:
         return
@@ -84,7 +84,7 @@ def begin_groups(node: dict[str, Any], dies: int) -> None:
 
 
 def rejection(call: Callable[[], None]) -> str | None:
-    """What the call raised: the sentence of a check, the kind and text of anything else."""
+    """Return the message of a failed check, the type and text of another exception, or None."""
     try:
         call()
     except ConfigurationError as error:
@@ -95,7 +95,7 @@ def rejection(call: Callable[[], None]) -> str | None:
 
 
 def build(node: dict[str, Any], path: Path) -> None:
-    """Everything that a worker makes of config.json, without its weights' memory."""
+    """Build everything that a worker builds from config.json, without memory for the weights."""
     hf_config = AutoConfig.from_pretrained(path)
     serve(node, hf_config)
     if "megatron" in node["actor"]:
@@ -105,7 +105,7 @@ def build(node: dict[str, Any], path: Path) -> None:
 
 
 def serve(node: dict[str, Any], hf_config: Any) -> None:
-    """vLLM's own checks of a model, and what its Qwen models assert of windows."""
+    """Run vLLM's own checks of a model, and its Qwen models' assertion about sliding windows."""
     from vllm.config import ModelConfig, _get_and_verify_max_len
 
     rollout = node["rollout"]
@@ -113,7 +113,7 @@ def serve(node: dict[str, Any], hf_config: Any) -> None:
     model = SimpleNamespace(hf_config=hf_config, hf_text_config=hf_config, architectures=hf_config.architectures)
     model._verify_with_expert_parallelism = partial(ModelConfig._verify_with_expert_parallelism, model)
     scaling = getattr(hf_config, "rope_scaling", None)
-    if scaling and "type" in scaling:  # as vLLM does it when it reads the file
+    if scaling and "type" in scaling:  # as vLLM does when it reads the file
         hf_config.rope_scaling = {"rope_type": scaling["type"], **scaling}
     _get_and_verify_max_len(hf_config, longest, False, None)
     parallel = SimpleNamespace(
@@ -130,7 +130,7 @@ def serve(node: dict[str, Any], hf_config: Any) -> None:
 
 
 def split_vision(vision_config: Any, tensor_parallel_size: int) -> None:
-    """vLLM's layers of a vision tower on one rank."""
+    """Build vLLM's layers of a vision tower on one rank."""
     from vllm.model_executor.layers import linear
     from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VisionMLP
 
@@ -141,7 +141,7 @@ def split_vision(vision_config: Any, tensor_parallel_size: int) -> None:
 
 
 def build_stages(node: dict[str, Any], hf_config: Any) -> None:
-    """The first and the last stage as verl's worker builds them, and every shard of the layout in them."""
+    """Build the first and the last stage as verl's worker does, and locate every shard of the layout in them."""
     from verl.models.mcore.registry import hf_to_mcore_config, init_mcore_model
 
     sizes = node["actor"]["megatron"]
@@ -151,7 +151,7 @@ def build_stages(node: dict[str, Any], hf_config: Any) -> None:
     for stage in sorted({0, stages - 1}):
         parallel_state.set_pipeline_model_parallel_rank(stage)
         rank = stage * placement.tp * placement.dp
-        # Of a tied embedding Megatron adds the two copies up.
+        # For a tied embedding Megatron sums the two copies.
         with FakeTensorMode(allow_non_fake_inputs=True), mock.patch.object(dist, "all_reduce"):
             tied = bool(hf_config.tie_word_embeddings)
             model = init_mcore_model(
@@ -164,9 +164,9 @@ def build_stages(node: dict[str, Any], hf_config: Any) -> None:
 
 
 def build_sharded(hf_config: Any) -> None:
-    """transformers' model of a few layers has the tensors of the layout."""
+    """Check that transformers' model with a few layers has the layout's tensors."""
     hf_config.num_hidden_layers = getattr(hf_config, "first_k_dense_replace", 0) + 1
-    # As verl's worker chooses the class.
+    # The class is chosen as in verl's worker.
     sees = type(hf_config) in AutoModelForVision2Seq._model_mapping
     kind = AutoModelForVision2Seq if sees else AutoModelForCausalLM
     with torch.device("meta"):

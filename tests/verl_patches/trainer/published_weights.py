@@ -1,4 +1,4 @@
-"""A tiny checkpoint as DeepSeek-V3 is published, and what a user of docs/cluster.md makes of it before training."""
+"""A tiny checkpoint in the published format of DeepSeek-V3, and the steps of docs/cluster.md before training."""
 
 import json
 import os
@@ -23,8 +23,8 @@ NOT_WEIGHTS = shutil.ignore_patterns("*.safetensors", "model.safetensors.index.j
 
 
 def write_published(checkpoint: Path, folder: Path, seed: int = 0) -> Path:
-    """FP8 with scales in several files, a layer for multi-token prediction, and the other files of `checkpoint`, whose
-    sizes the model has."""
+    """Write FP8 weights with scales in several files, a multi-token prediction layer, and the other files of
+    `checkpoint`, whose sizes the model has."""
     config = DeepseekV3Config.from_pretrained(checkpoint, num_nextn_predict_layers=1)
     Synthetic(config, seed=seed).write(folder)
     for file in NOT_SYNTHETIC:
@@ -33,7 +33,7 @@ def write_published(checkpoint: Path, folder: Path, seed: int = 0) -> Path:
 
 
 def cast(published: Path, folder: Path) -> Path:
-    """The checkpoint in bfloat16, by the command of the guide."""
+    """Write the checkpoint in bfloat16 with the guide's command."""
     command = [sys.executable, "scripts/fp8_cast_bf16.py", "--input-fp8-hf-path", str(published)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([*command, "--output-bf16-hf-path", str(folder)], cwd=ROOT, env=environment, check=True)
@@ -42,14 +42,14 @@ def cast(published: Path, folder: Path) -> Path:
 
 
 def describe(published: Path, folder: Path) -> Path:
-    """The folder that describes the model to train: configuration and tokenizer, no weights."""
+    """Write the folder that describes the model to train: configuration and tokenizer, no weights."""
     shutil.copytree(published, folder, ignore=NOT_WEIGHTS)
     edit_description(folder)
     return folder
 
 
 def edit_description(folder: Path) -> None:
-    """What the guide asks of config.json: no quantization_config, and no layer for multi-token prediction."""
+    """Edit config.json as the guide says: no quantization_config and no multi-token prediction layer."""
     file = folder / "config.json"
     values = json.loads(file.read_text())
     values.pop("quantization_config", None)

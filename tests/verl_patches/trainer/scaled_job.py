@@ -1,4 +1,4 @@
-"""The jobs of many nodes, scaled down as docs/cluster.md says, as a run of their own."""
+"""Jobs for many nodes, scaled down as docs/cluster.md says, in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_patches.features.measure.run_files import read_executed
 ROOT = Path(__file__).parents[3]
 RANDOM, TRUE = "deepseek_v3_256die_random_init", "deepseek_v3_256die_true_weight"
 DAPO = "deepseek_v3_256die_dapo"
-# Sizes again, for two dies: TP2, one stage, experts over the two; one rollout instance.
+# Scaled further, to two dies: TP2, one stage, experts over both; one rollout instance.
 TWO_DIES = (
     "trainer.n_gpus_per_node=2", "rollout_instance.half_of_the_dies=2", "trainer.total_training_steps=2",
     "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1",
@@ -25,7 +25,7 @@ TWO_DIES = (
     "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[3]",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.max_num_seqs=16",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchair_graph_config.graph_batch_sizes=[16]",
-    # There is one engine, and nothing moves.
+    # There is only one engine, so requests cannot migrate.
     "actor_rollout_ref.overlay.rollout_rebalance.enabled=false",
 )  # fmt: skip
 REWARD = Path(__file__).parent / "uneven_reward.py"
@@ -35,20 +35,22 @@ SECONDS_ALLOWED = 900
 def run_scaled_job(
     job: str, folder: Path, model: Path, data: Path, *overrides: str, dies: int = 8, root: Path = ROOT, **variables: str
 ) -> list[dict]:
-    """Run a job from the sources in `root`; `folder` gets what it writes. Returns the metrics of its steps.
+    """Run a job from the sources in `root`, writing to `folder`. Return the metrics of its steps.
 
-    `model` has the widths of DeepSeek-V3's attention (`mla_inputs`) where the rollout runs in graphs.
+    Args:
+        model: its attention must have the widths of DeepSeek-V3's (`mla_inputs`) if the rollout runs in graphs.
+        variables: added to the environment; their PYTHONPATH goes behind `root`.
 
-    `variables` are added to the environment; PYTHONPATH goes behind `root`. AssertionError with the end of the log
-    where the run fails.
+    Raises:
+        AssertionError: with the end of the log, if the run fails.
     """
-    # The exchange of tokens in graphs (MC2) takes 16 bits alone, in torch_npu too.
+    # The token exchange in graphs (MC2) accepts only 16-bit types, in torch_npu too.
     exchanges = job.startswith("deepseek") and "+graph=off" not in overrides
     given = [
         scale_of(job).setting, "ray_init.address=local",
         "actor_rollout_ref.overlay.measure.verify_weights=true",
         f"actor_rollout_ref.overlay.precision={'bfloat16' if exchanges else 'float32'}",
-        # Random weights solve no problem, and the recipe's steps are too small to see.
+        # Random weights solve no problem, and the recipe's learning rate would change too little to see.
         setting("custom_reward_function.path", REWARD),
         "actor_rollout_ref.actor.optim.lr=1e-3",
         f"actor_rollout_ref.overlay.measure.output_dir={folder}", f"actor_rollout_ref.model.path={model}",
@@ -61,7 +63,7 @@ def run_scaled_job(
         "NPU_EMULATOR_DEVICES": str(dies),
         "NPU_EMULATOR_CAPACITY_MB": "512",
     }
-    # One machine: its workers are forked from one process that has imported everything.
+    # On one machine: the workers are forked from one process that has imported everything.
     line = [sys.executable, "-m", "rehearsal.training", "--config-name", job, *given, *overrides]
     ended = subprocess.run(
         line, env=environment, cwd=folder, text=True, timeout=SECONDS_ALLOWED,
@@ -75,20 +77,20 @@ def run_scaled_job(
 
 
 def executed(folder: Path) -> set[str]:
-    """The patches that some process of the run called."""
+    """Return the patches that some process of the run called."""
     return set(read_executed(folder))
 
 
 def ran_graphs(folder: Path) -> bool:
-    """Whether the rollout asked torchair for a graph."""
+    """Return whether the rollout requested a graph from torchair."""
     return any("._get_torchair_lazy_compiled_model@" in name for name in executed(folder))
 
 
 def assert_exact(metrics: list[dict], steps: int, in_float32: bool = False) -> None:
-    """`steps` steps whose rollout had the weights of training, bit for bit, and in float32 its probabilities.
+    """Check `steps` steps whose rollout had training's weights bit for bit, and in float32 its probabilities.
 
-    Other weights, or a cache that is read wrongly, give the tokens other probabilities than training does; in bfloat16
-    those of a healthy run and of stale weights differ alike.
+    With other weights, or a cache that is read wrongly, tokens have other probabilities than in training. In bfloat16
+    this cannot tell a healthy run from stale weights.
     """
     assert len(metrics) == steps
     for step in metrics:
@@ -97,8 +99,8 @@ def assert_exact(metrics: list[dict], steps: int, in_float32: bool = False) -> N
 
 
 def assert_left_the_reference(metrics: list[dict], same: float = 1e-6) -> None:
-    """Training moved in every step: the policy has left the reference, which it was before the first.
+    """Check that every step trained: the policy starts as the reference and has left it after the first step.
 
-    `same` bounds the KL of one model with itself, whose tokens two passes pack into micro batches of other sizes.
+    `same` bounds the KL of a model with itself, because two passes pack its tokens into different micro batches.
     """
     assert all(step["actor/kl_loss"] > 1e-4 for step in metrics[1:]) and metrics[0]["actor/kl_loss"] < same

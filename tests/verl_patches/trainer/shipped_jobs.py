@@ -1,6 +1,6 @@
-"""Every job that is shipped, by its name and the overrides that it is tried with."""
+"""All shipped jobs, by name, with the overrides with which they are tested."""
 
-# 36, 48 and 94 layers on eight stages.
+# For models with 36, 48 and 94 layers on eight stages.
 _STAGES = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list"
 
 JOBS: dict[str, tuple[str, ...]] = {

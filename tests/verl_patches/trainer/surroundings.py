@@ -1,5 +1,5 @@
-"""A place for a run in which all that it opens and leaves can be seen: a network namespace with a second interface, and
-folders of its own for temporary files. And a stranger in it, another user who tries what can be reached.
+"""A place for a run in which all that it opens and leaves is visible: a network namespace with a second interface, and
+separate folders for temporary files. A stranger is another user there, who tries everything that is reachable.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.scripts.namespaces import INTERFACE, Node, ip, reason_why_not, two_no
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 _LISTENS = "0A"
 NOBODY = 65534
-# Run by the system's Python as another user: looks for a server that takes jobs, and into the run's folders. A port
-# that is silent may belong to a server on a busy machine, so it gets its time, beside all others.
+# Run by the system's Python as another user: looks for a server that accepts jobs, and into the run's folders. A
+# silent port may belong to a server on a busy machine, so all ports are asked at once, with a generous timeout.
 STRANGER = """
 import concurrent.futures, http.client, json, os, sys, urllib.request
 ports, folders, mark = json.loads(sys.argv[1])
@@ -50,7 +50,7 @@ print(json.dumps({"took": took, "entered": sorted(set(entered))}))
 
 @dataclass
 class Surroundings:
-    """Where a run is watched. `node` is None where no network namespace can be made."""
+    """The place in which a run is watched. `node` is None if no network namespace can be created; see `reason`."""
 
     temporary: Path
     node: Node | None
@@ -62,16 +62,16 @@ class Surroundings:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of the run."""
+        """The environment variables of the run."""
         return {"TMPDIR": str(self.temporary), "NPU_EMULATOR_NODE": self.emulated_node}
 
     def command(self, line: Sequence[str | os.PathLike[str]]) -> list[str]:
-        """The command line that runs `line` here."""
+        """Return the command line that runs `line` in this place."""
         inside = ["ip", "netns", "exec", self.node.name] if self.node else []
         return [*inside, *map(str, line)]
 
     def look(self) -> None:
-        """Note what is open now."""
+        """Record what is open now."""
         if self.node:
             self.listened |= listeners(self.node)
         self.ray_folders = self.ray_folders or set(self.temporary.rglob("session_20*"))
@@ -79,7 +79,7 @@ class Surroundings:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look several times a second."""
+        """Record what is open several times a second while the block lasts."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -95,23 +95,23 @@ class Surroundings:
             watcher.join()
 
     def left(self) -> list[str]:
-        """Temporary files and shared memory of the run, and processes of the namespace."""
+        """Return temporary files and shared memory that the run left, and processes in the namespace."""
         files = [str(path) for path in self.temporary.iterdir()]
         return (
             files + self.left_in_memory() + [f"process {each}" for each in (self.node.processes() if self.node else [])]
         )
 
     def left_in_memory(self) -> list[str]:
-        """What of /dev/shm carries the run's names."""
+        """Return the entries of /dev/shm that carry the run's names."""
         marks = (f"psm_tmp-{self.temporary.name}", self.emulated_node)
         return [name for name in os.listdir("/dev/shm") if any(mark in name for mark in marks)]
 
     def beyond_loopback(self) -> list[tuple[str, int]]:
-        """Addresses and ports, as the kernel prints them, on which others could connect."""
+        """Return the addresses and ports, as the kernel prints them, to which other machines could connect."""
         return sorted((address, port) for address, port in self.listened if address not in LOOPBACK)
 
     def stranger(self, mark: Path) -> dict[str, list]:
-        """What another user could do with the ports and folders that were seen: jobs taken, folders entered."""
+        """Attack the recorded ports and folders as another user. Return the jobs accepted and the folders entered."""
         ports, folders = sorted({port for _, port in self.listened}), sorted(map(str, self.ray_folders))
         user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         line = [*user, "/usr/bin/python3", "-c", STRANGER, json.dumps([ports, folders, str(mark)])]
@@ -121,7 +121,7 @@ class Surroundings:
 
 
 def listeners(node: Node) -> set[tuple[str, int]]:
-    """Address and port of every TCP socket that listens in the namespace, from the kernel's tables."""
+    """Return address and port of every listening TCP socket in the namespace, from the kernel's tables."""
     lines: list[str] = []
     for process in node.processes()[:1]:
         for table in ("tcp", "tcp6"):
@@ -136,9 +136,9 @@ def listeners(node: Node) -> set[tuple[str, int]]:
 
 @contextmanager
 def surroundings() -> Iterator[Surroundings]:
-    """A place for one run; without a namespace where none can be made, which `reason` then explains."""
+    """Yield a place for one run; if no namespace can be created, `reason` says why."""
     with ExitStack() as made:
-        # Short: sockets lie in it. Open for others, as /tmp is.
+        # A short path, because sockets lie in it; open to others, like /tmp.
         temporary = Path(
             made.enter_context(tempfile.TemporaryDirectory(prefix="s", dir="/tmp", ignore_cleanup_errors=True))
         )
@@ -147,6 +147,6 @@ def surroundings() -> Iterator[Surroundings]:
         node = None
         if not reason:
             node, _ = made.enter_context(two_nodes())
-            # A way out, as on a machine with a network: by it programs choose the address that they announce.
+            # A default route, as on a networked machine: programs choose the address that they announce by it.
             ip("-n", node.name, "route", "add", "default", "via", "10.91.7.2", "dev", INTERFACE)
         yield Surroundings(temporary, node, reason, f"node-{temporary.name}")

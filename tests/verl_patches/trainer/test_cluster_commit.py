@@ -1,4 +1,4 @@
-"""The jobs go with verl's commit of the cluster, too, of which only differences are known here."""
+"""The jobs also work with the cluster's commit of verl, of which only the differences are known here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOBS = [path.stem for path in main_ppo.CONFIG_FOLDER.glob("*.yaml") if path.stem
 
 
 def remove(node: dict[str, Any], name: str, *below: str) -> None:
-    """Take a leaf away, and what then holds nothing."""
+    """Remove a leaf, and the groups that are empty afterwards."""
     if below:
         remove(node[name], *below)
     if not (below and node[name]):
@@ -29,7 +29,7 @@ def remove(node: dict[str, Any], name: str, *below: str) -> None:
 
 @pytest.fixture
 def configurations_of_the_cluster(tmp_path, monkeypatch) -> None:
-    """verl's files of configurations, less the keys that its commit of the cluster lacks."""
+    """verl's configuration files without the keys that the cluster's commit lacks."""
     folder = Path(shutil.copytree(main_ppo.verl_config_folder(), tmp_path / "config"))
     for file, absent in ABSENT_KEYS.items():
         config = yaml.safe_load((folder / file).read_text())
@@ -45,7 +45,7 @@ def test_a_job_passes_the_checks_of_the_entry_point(job, configurations_of_the_c
 
 
 def own_members(tree: ast.AST) -> Iterator[str]:
-    """Names that a class reads of itself without asking whether they are there."""
+    """Yield the names that a class reads from `self` without checking that they exist."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
             yield node.attr

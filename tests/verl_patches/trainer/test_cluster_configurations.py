@@ -1,4 +1,4 @@
-"""The configurations of the 256-die jobs: their values, what scaling changes, and that every key has a reader."""
+"""The configurations of the 256-die jobs: their values, the changes by scaling, and a reader for every key."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from verl_patches.trainer.main_ppo import CONFIG_FOLDER, compose
 
 ROOT = Path(__file__).parents[3]
 JOBS = (RANDOM, TRUE)
-STEPS = 2  # of the scaled job: the second has weights that the first has trained
+STEPS = 2  # steps of the scaled job: the second rolls out with weights that the first has trained
 QWEN_DAPO = "qwen2_5_32b_dapo"
 FILES = ("deepseek_v3_256die", *JOBS, DAPO, "recipe/dapo", "scale/emulated_8_dies", "graph/off")
 MODEL = "actor_rollout_ref.model.path=/weights"
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 GRAPH = f"{ENGINE}.additional_config.torchair_graph_config"
 TRANSFORMER = "actor_rollout_ref.actor.megatron.override_transformer_config"
-# The values of the published recipe, by the key that carries each.
+# The values of the published recipe, by key.
 RECIPE = {
     "data.train_batch_size": 512,
     "data.max_prompt_length": 1024,
@@ -90,12 +90,12 @@ RECIPE = {
     f"{GRAPH}.enable_multistream_mla": True,
     f"{GRAPH}.enable_multistream_moe": True,
     f"{GRAPH}.enable_view_optimize": False,
-    # Not the published value, which is wrong with chunked prefill (docs/cluster.md).
+    # Not the published value, which gives wrong results with chunked prefill (docs/cluster.md).
     f"{GRAPH}.enable_kv_nz": False,
 }
 
 
-# What verl's recipe for DAPO on Qwen2.5-32B sets and the other jobs do not.
+# Settings of verl's recipe for DAPO on Qwen2.5-32B that the other jobs do not have.
 DAPOS = {
     "actor_rollout_ref.actor.recompute_old_log_prob": True,
     "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
@@ -113,8 +113,8 @@ DAPOS = {
     "reward_model.overlong_buffer.enable": True,
     "reward_model.overlong_buffer.penalty_factor": 1.0,
 }
-# What the published job with random weights sets for its benchmark, and the other leaves: ignore_eos, fix_router and
-# VLLM_ENABLE_FIX_ROUTE, and a recomputation that is on without saying of what.
+# Settings of the published job with random weights for its benchmark, which the other job does not have: ignore_eos,
+# fix_router and VLLM_ENABLE_FIX_ROUTE, and a recomputation that is on without saying what it covers.
 CHECKPOINTING = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_"
 OF_A_JOB = {
     RANDOM: {
@@ -136,7 +136,7 @@ OF_A_JOB = {
 
 
 def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Full key and raw value (interpolations as text) of every leaf."""
+    """Yield full key and raw value (interpolations as text) of every leaf."""
     for key in node:
         value = node._get_node(key)
         if isinstance(value, DictConfig) and not value._is_none():
@@ -146,21 +146,21 @@ def leaves(node: DictConfig, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def keys_of(file: str) -> dict[str, object]:
-    """The leaves that one of our files sets."""
+    """Return the leaves that one of our files sets."""
     node = OmegaConf.load(CONFIG_FOLDER / f"{file}.yaml")
     node.pop("defaults", None)
     return dict(leaves(node))
 
 
 def flat(name: str, *overrides: str) -> dict[str, object]:
-    """The composed configuration, resolved, by full key."""
+    """Return the composed, resolved configuration by full key."""
     config = compose(name, [MODEL, *overrides])
     OmegaConf.resolve(config)
     return dict(leaves(config))
 
 
 def changed(first: dict[str, object], second: dict[str, object]) -> set[str]:
-    """Keys whose values differ."""
+    """Return the keys whose values differ."""
     return {key for key in first | second if first.get(key) != second.get(key)}
 
 
@@ -308,23 +308,23 @@ def test_the_benchmark_fits_without_recomputation(capsys):
         assert all(size in (ROOT / "docs" / guide).read_text() for size in sizes)
 
 
-# Readers. A key reaches its reader as a keyword of vLLM's engine, as a field of Megatron's configuration, as a field of
-# the overlay's settings, or through OmegaConf, where a run records it.
+# Readers. A key reaches its reader as a keyword of vLLM's engine, as a field of Megatron's configuration, as a field
+# of the overlay's settings, or through OmegaConf, whose reads a run records.
 
 
 def source(package: str, *path: str) -> str:
-    """Source of an installed package, which need not be importable here."""
+    """Return the source of an installed package, which need not be importable here."""
     return Path(find_spec(package).submodule_search_locations[0]).joinpath(*path).read_text()
 
 
 def dataclass_fields(text: str, name: str) -> set[str]:
-    """Annotated names in the body of class `name`."""
+    """Return the annotated names in the body of class `name`."""
     body = next(node.body for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name)
     return {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
 
 
 def keys_got_from(text: str, mapping: str) -> set[str]:
-    """Keys that the source takes out of `mapping` with get."""
+    """Return the keys that the source reads from `mapping` with get."""
     calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and node.args)
     return {
         call.args[0].value
@@ -337,7 +337,7 @@ def keys_got_from(text: str, mapping: str) -> set[str]:
 
 
 def attributes_of_the_overlay() -> set[str]:
-    """Names that the overlay reads as attributes, outside the module that declares its settings."""
+    """Return the attribute names that the overlay reads outside the module that declares its settings."""
     folders = ("verl_patches", "vllm_patches", "vllm_ascend_patches", "post_training/hang_detection")
     files = [path for each in folders for path in (ROOT / each).rglob("*.py")]
     trees = (ast.parse(path.read_text()) for path in files if path.name != "settings.py")
@@ -345,7 +345,7 @@ def attributes_of_the_overlay() -> set[str]:
 
 
 def unread_by_the_engine(keys: set[str]) -> set[str]:
-    """Keys below engine_kwargs.vllm that neither vLLM nor vLLM-Ascend takes."""
+    """Return the keys below engine_kwargs.vllm that neither vLLM nor vLLM-Ascend reads."""
     ascend = source("vllm_ascend", "ascend_config.py")
     scheduler = dataclass_fields(source("vllm_ascend", "core", "schedule_config.py"), "AscendSchedulerConfig")
     additional = f"{ENGINE}.additional_config."
@@ -357,8 +357,8 @@ def unread_by_the_engine(keys: set[str]) -> set[str]:
 
 
 def unread_by_the_overlay(keys: set[str]) -> set[str]:
-    """Keys of the overlay's own node whose section or field no code uses."""
-    # The watch reads the limits of a phase by the phase's name.
+    """Return the keys of the overlay's own node whose section or field no code uses."""
+    # The hang detector reads the limits of a phase by the phase's name.
     used = attributes_of_the_overlay() | set(WATCHED_PHASES)
     # The engine reads the section of a feature whose switch is its field `enabled`.
     used |= {feature.section.rpartition(".")[2] for feature in FEATURES if feature.section and feature.can_be_off}
@@ -366,7 +366,7 @@ def unread_by_the_overlay(keys: set[str]) -> set[str]:
 
 
 def unread_by_the_transformer(keys: set[str]) -> set[str]:
-    """Keys of override_transformer_config that are no field of the training model's configuration."""
+    """Return the keys of override_transformer_config that are not fields of the training model's configuration."""
     from post_training.models.megatron.deepseek_v3_config import DeepseekV3TransformerConfig
 
     fields = {field.name for field in dataclasses.fields(DeepseekV3TransformerConfig)}
@@ -389,14 +389,14 @@ def test_keys_that_are_handed_over_have_a_reader(node):
 
 
 def referenced() -> set[str]:
-    """Keys that verl's or our files refer to by interpolation."""
+    """Return the keys to which verl's or our files refer by interpolation."""
     verl = Path(find_spec("verl").submodule_search_locations[0]) / "trainer" / "config" / "ppo_megatron_trainer.yaml"
     texts = [verl.read_text(), *(path.read_text() for path in CONFIG_FOLDER.rglob("*.yaml"))]
     return set(re.findall(r"\$\{([\w.]+)\}", "\n".join(texts)))
 
 
 def unread(keys: set[str], records: Path) -> set[str]:
-    """Keys outside `READERS` that no process of a run read, checks of ours not counted."""
+    """Return the keys outside `READERS` that no process of a run read; our own checks do not count as readers."""
     checks = ("configuration_checks/", "onpolicy/conditions.py")
     lines = [line.split("\t") for path in records.glob("*.tsv") for line in path.read_text().splitlines()]
     read = {key for key, reader in lines if not any(check in reader for check in checks)}
@@ -405,7 +405,7 @@ def unread(keys: set[str], records: Path) -> set[str]:
 
 
 def planned_peaks(job: str, checkpoint: Path) -> dict[str, int]:
-    """Device memory by phase as scripts/plan.py works it out for the scaled job."""
+    """Return the device memory by phase that scripts/plan.py computes for the scaled job."""
     from post_training.plan.job import read_job
     from post_training.plan.report import Machine, make_job_plan
 
@@ -417,14 +417,14 @@ def planned_peaks(job: str, checkpoint: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def weights(mla_inputs, tmp_path_factory) -> Path:
-    """A checkpoint as it is published, made ready as the guide says."""
+    """Prepare a checkpoint in the published format for training as the guide says."""
     folder = tmp_path_factory.mktemp("weights")
     return cast(write_published(mla_inputs[0], folder / "fp8"), folder / "bf16")
 
 
 @pytest.fixture(scope="module")
 def scaled_run(weights, mla_inputs, tmp_path_factory) -> tuple[Path, list[dict]]:
-    """The folder and the steps of the scaled job with true weights."""
+    """Return the folder and the steps of the scaled job with real weights."""
     folder = tmp_path_factory.mktemp("scaled")
     (folder / "reads").mkdir()
     recording = {
@@ -441,18 +441,18 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
     assert_exact(steps, STEPS)
     assert_left_the_reference(steps)
     assert ran_graphs(folder)
-    # Samples stay on the devices, and engines agree for a window; answers are too alike to change engines.
+    # Samples stay on the devices, and engines agree per window; lengths are too alike for requests to migrate.
     for step in steps:
         assert step["samples/collectives"] == 1 and "rollout/moved_requests" in step
         assert step["rollout/agreements"] < step["rollout/decode_steps"] + step["rollout/prefill_steps"]
     keys = {key for file in FILES for key in keys_of(file)}
-    # Read where DAPO is on, or a critic is trained, which this job does not.
+    # These are read only with DAPO or a critic, which this job does not have.
     others = ("algorithm.filter_groups.", "reward_model.overlong_buffer.", "critic.")
     keys = {key for key in keys if not key.startswith(others)}
-    # The driver reads what its features declare of the job from the resolved configuration.
+    # The driver reads the keys that its features declare outside actor_rollout_ref from the resolved configuration.
     keys -= {key.path for feature in FEATURES for key in feature.keys if not key.path.startswith("actor_rollout_ref.")}
     assert unread(keys, folder / "reads") == set()
-    # What verl 0.4.0 does not read on Megatron is found.
+    # Keys that verl 0.4.0 does not read on Megatron are detected.
     never_read = {
         "actor_rollout_ref.rollout.max_num_seqs",
         "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
@@ -461,7 +461,7 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
 
 
 def learned(step: dict[str, float]) -> dict[str, float]:
-    """What does not depend on the engine that runs a request."""
+    """Return the metrics that do not depend on the engine that runs a request."""
     apart = ("timing", "perf/", "memory/", "rollout/", "overlay/", "collectives/", "training/rollout_")
     return {name: value for name, value in step.items() if not name.startswith(apart) and "seconds" not in name}
 
@@ -472,13 +472,13 @@ def slot_steps_bound(steps: list[dict[str, float]]) -> float:
 
 @pytest.mark.exhaustive
 def test_requests_that_change_engines_leave_training_as_it_is(mla_inputs, tmp_path):
-    """Where answers have lengths of all kinds, because the token that ends one is likelier in some places."""
+    """Answers have all kinds of lengths here, because the end token is likelier at some positions."""
     model = shutil.copytree(mla_inputs[0], tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     end = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
     weights["lm_head.weight"][end] *= 8
     save_file(weights, model / "model.safetensors", {"format": "pt"})
-    # One instance of eight engines, and an update that leaves lengths as they are.
+    # One instance of eight engines, and an update too small to change the lengths.
     given = (
         "data.max_response_length=32", f"{GRAPH}.graph_batch_sizes=[1,2,3,4]", f"{ENGINE}.max_num_seqs=4",
         "rollout_instance.half_of_the_dies=8", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
@@ -510,7 +510,7 @@ def test_the_workers_print_the_first_step_that_the_guide_shows(scaled_run):
 def test_the_plan_predicts_the_memory_of_the_scaled_job(scaled_run, weights):
     predicted, last = planned_peaks(TRUE, weights), scaled_run[1][-1]
     measured = {phase: last[f"memory/peak_bytes/{phase}"] for phase in predicted}
-    # In bfloat16 the reference's pass holds 1.6 MB more than is planned, a tenth of what so small a model takes.
+    # In bfloat16 the reference's pass holds 1.6 MB more than planned, a tenth of what so small a model takes.
     within = {phase: 0.12 if phase == "ref" else 0.1 for phase in measured}
     assert predicted == {phase: pytest.approx(peak, rel=within[phase]) for phase, peak in measured.items()}
 
@@ -518,10 +518,10 @@ def test_the_plan_predicts_the_memory_of_the_scaled_job(scaled_run, weights):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("job", "graph"), [(RANDOM, True), (RANDOM, False), (TRUE, False)])
 def test_the_other_scaled_jobs_are_exact(job, graph, mla_inputs, tmp_path):
-    """Random weights come from verl's own initialisation: the folder of the model holds none."""
+    """Random weights come from verl's own initialization; the model's folder has none."""
     model = describe(mla_inputs[0], tmp_path / "model") if job == RANDOM else mla_inputs[0]
     (run := tmp_path / "run").mkdir()
-    # Dealt out in batches of their own, the experts of rollout and training differ, and with them the log-probs.
+    # With forced balancing, training and rollout choose different experts in their batches, so log-probs would differ.
     routed = ("actor_rollout_ref.overlay.router_balance.forced=false",)
     metrics = run_scaled_job(job, run, model, mla_inputs[1], *routed, *(() if graph else ("+graph=off",)))
     assert_exact(metrics, 3, in_float32=not graph)
@@ -556,7 +556,7 @@ def test_the_scaled_jobs_with_dapo_are_exact_and_train_on_groups_that_differ(job
 
 @pytest.mark.slow
 def test_the_benchmark_job_balances_experts_and_ends_no_response_early(mla_inputs, tmp_path):
-    """On two dies: a graph of the balanced router, the balanced router in training, and every response to its end."""
+    """On two dies, rollout graphs and training use the balanced router, and responses run to their maximum length."""
     model = describe(mla_inputs[0], tmp_path / "model")
     (run := tmp_path / "run").mkdir()
     metrics = run_scaled_job(RANDOM, run, model, mla_inputs[1], *TWO_DIES, "rollout_instance.all_dies=2", dies=2)
@@ -568,7 +568,7 @@ def test_the_benchmark_job_balances_experts_and_ends_no_response_early(mla_input
     for step in metrics:
         assert step["reshard/weights_exact"] == 1 and step["overlay/patches_ineffective"] == 0
         assert step["training/rollout_logprob_diff_max"] > 1e-3
-        # A response that has the end among its tokens goes on in the engine, and verl masks what follows.
+        # A response with the end token among its tokens continues in the engine, and verl masks the rest.
         assert step["response_length/clip_ratio"] > 0.9 and step["response_length/max"] == 10
     told = read_run(run)
     assert told.conditions == "random weights, ignore_eos, experts balanced by force, no layer recomputed"

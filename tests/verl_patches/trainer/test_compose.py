@@ -1,4 +1,4 @@
-"""Composing over verl's configurations, wherever verl lies."""
+"""Composing over verl's configurations, wherever verl is installed."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""The command line of verl's quick start on Ascend, on eight emulated dies: as published but for model and data."""
+"""The command line of verl's quick start on Ascend, as published except for model and data, on eight emulated dies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIES, STEPS, BATCH, RESPONSES = 8, 2, 128, 5
 
 
 def write_data(folder: Path) -> list[str]:
-    """As many problems as two steps of an epoch take, in GSM8K's form, as the overrides for the two files."""
+    """Write the problems for two steps of an epoch in GSM8K's form. Return the overrides for the two files."""
     for name, first, count in (("train", 0, STEPS * BATCH), ("test", 500, 8)):
         lines = [{"question": f"{a}+1", "answer": f"#### {a + 1}"} for a in range(first, first + count)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -36,7 +36,7 @@ def test_the_published_command_line_trains_for_an_epoch(tmp_path):
     request = CheckpointRequest(PROBLEMS, 0, "bfloat16", model_type="qwen2", warm_start=None)
     model = make_checkpoint(request, tmp_path / "model", lambda step, loss: None).path
     paths = [f"actor_rollout_ref.model.path={model}", *write_data(tmp_path)]
-    # Where a run writes is no setting of verl's; the rest is.
+    # The output folder is not a setting of verl's; everything else is as published.
     output = tmp_path / "run"
     own = [f"actor_rollout_ref.overlay.measure.output_dir={output}", f"trainer.default_local_dir={output}/checkpoints"]
     environment = os.environ | run_environment(()) | {"PYTHONPATH": str(ROOT)}
@@ -49,7 +49,7 @@ def test_the_published_command_line_trains_for_an_epoch(tmp_path):
     entries = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     steps = [entry["metrics"] for entry in entries if entry["step"]]
     assert len(steps) == STEPS and all(step["actor/grad_norm"] > 0 for step in steps)
-    # Their batch, lengths and rate are what was trained with, on every die.
+    # Every die trained with the published batch size, lengths and learning rate.
     assert all(step["prompt_length/max"] <= 512 and step["response_length/max"] == 128 for step in steps)
     samples = json.loads((output / "samples.last.json").read_text())["samples"]
     assert len([each for each in samples if each["group"] == samples[0]["group"]]) == RESPONSES

@@ -1,6 +1,6 @@
-"""Every shipped job with the config.json of 50 published models: rejected everywhere with one sentence, or nowhere.
+"""Every shipped job with the config.json of 50 published models is rejected everywhere with one sentence, or nowhere.
 
-The referee is what a worker builds: `published_models_program.py` has upstream's own builders make each model.
+The reference is what a worker builds: `published_models_program.py` has upstream's own builders make each model.
 """
 
 import json
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 MODEL = "actor_rollout_ref.model.path"
 COMPOSE = main_ppo.compose
 SECONDS_ALLOWED = 600
-# What the builders take and training or the rollout would compute otherwise than the files say.
+# Keys that the builders accept, although training or the rollout would then not compute what the files describe.
 NOT_SEEN_BY_BUILDERS = (
     "num_nextn_predict_layers=",
     "quantization_config=",
@@ -55,7 +55,7 @@ SENTENCES = {
     ): "strategy=megatron is invalid: verl has no Megatron model",
     ("qwen2_5_0_5b_gsm8k", "meta-llama/Llama-3.1-8B-Instruct"): "no layout table describes architecture LlamaForCausal",
 }
-# One for each back-end.
+# One for each backend.
 OF_COMMANDS = [
     ("deepseek_v3_256die_true_weight", "deepseek-ai/DeepSeek-V3, FP8 left"),
     ("qwen2_5_0_5b_gsm8k", "Qwen/Qwen2.5-7B-Instruct, sliding"),
@@ -75,7 +75,7 @@ ACCEPTED = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A folder with its config.json for each model."""
+    """Return a folder with a subfolder per model that holds its config.json."""
     made = tmp_path_factory.mktemp("models")
     for name, values in PUBLISHED_CONFIGS.items():
         (made / folder_name(name)).mkdir()
@@ -85,7 +85,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workers(folders, tmp_path_factory):
-    """What workers and upstream's builders say, by job and folder."""
+    """Return the answers of workers and of upstream's builders, by job and folder."""
     answers = tmp_path_factory.mktemp("answers") / "answers.json"
     environment = os.environ | run_environment([]) | {"PYTHONPATH": str(ROOT)}
     asked = forked.start(
@@ -107,7 +107,7 @@ def composed(name, overrides):
 
 
 def compose_once(name, overrides):
-    """The configuration, of which only the model's path differs from call to call."""
+    """Return the configuration; repeated calls with another model path reuse the composed one."""
     path = [each for each in overrides if each.startswith(f"{MODEL}=")]
     config = deepcopy(composed(name, tuple(each for each in overrides if each not in path)))
     config.actor_rollout_ref.model.path = path[-1].partition("=")[2].strip("'\"")
@@ -124,7 +124,7 @@ def said(check, *arguments):
 
 @pytest.mark.parametrize("job", JOBS)
 def test_published_models_get_one_answer_everywhere(job, folders, workers):
-    """By --check's function, plan.py's and preflight.py's, and the worker's; and who passes can be built."""
+    """--check's function, plan.py's, preflight.py's and the worker's agree, and a model that passes can be built."""
     name, overrides = job.split()[0], list(JOBS[job])
     with mock.patch.object(main_ppo, "compose", compose_once):
         for model, values in PUBLISHED_CONFIGS.items():
@@ -145,7 +145,7 @@ def test_published_models_get_one_answer_everywhere(job, folders, workers):
 
 @pytest.mark.parametrize(("job", "model"), OF_COMMANDS)
 def test_commands_reject_a_model_with_that_sentence(job, model, folders, workers, capsys, tmp_path):
-    """Call all four as a user does; the test above covers every other model."""
+    """Call all commands as a user does; the test above covers every other model."""
     folder = folders / folder_name(model)
     sentence = workers[job][folder_name(model)]["worker"]
     assert main_ppo.main(["--config-name", job, "--check", f"{MODEL}={folder}"]) == 2

@@ -1,4 +1,4 @@
-"""From a checkpoint as it is published to training: cast to bfloat16 first, or read by every die as it is."""
+"""From a published checkpoint to training: cast to bfloat16 first, or read directly by every die."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.verl_patches.trainer.scaled_job import (
 )
 
 WEIGHTS = "actor_rollout_ref.actor.megatron.load_from_hf"
-# What the two ways must have in common: tokens, their probabilities, gradients.
+# Metrics that both ways must share: tokens, their probabilities, gradients.
 COMPUTED = ("actor/", "critic/", "response_length/", "prompt_length/", "training/rollout_logprob", "global_seqlen/")
 
 

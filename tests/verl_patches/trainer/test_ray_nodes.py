@@ -1,4 +1,4 @@
-"""Which nodes a run has lost, over a list of nodes as Ray gives it."""
+"""The nodes that a run has lost, derived from Ray's list of nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OTHER = RuntimeError("KeyError: 'prompt'")
 
 
 class Listed:
-    """Nodes a, b and c, of which c had gone before; at a later call others have gone too."""
+    """Nodes a, b and c. Node c was gone before the run; from call `at_call` on, the nodes in `gone` are gone too."""
 
     def __init__(self, gone: str, at_call: int = 2) -> None:
         self._gone, self._at_call, self.calls = gone, at_call, 0

@@ -1,8 +1,8 @@
-"""A run that goes on from its checkpoint, against the one that was never broken: Ray, two dies and verl's own loop.
+"""A run resumed from its checkpoint equals the unbroken one: Ray, two dies and verl's own loop.
 
 tests/worker_processes checks that a checkpoint of several pipeline stages resumes exactly.
 
-Two epochs of two steps: the checkpoint lies at the end of the first, so that the order of the second is at stake.
+Two epochs of two steps: the checkpoint is at the end of the first epoch, so the order of the second is tested too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pytest
 from tests.verl_patches.trainer.test_run import TWO_DIES, command, processes_with, records
 
 pytestmark = pytest.mark.slow
-# What a clock or the history of a process's memory decides.
+# Metrics that depend on a clock or on the history of a process's memory.
 MEASURED = ("timing", "perf/", "memory/", "residency/")
 
 
 def trained(inputs, folder, data, *overrides):
-    """A run of four steps that saves every second one, and leaves nothing but what is in its folder."""
+    """Run four steps, saving every second one, and check that nothing is left outside the run's folder."""
     line, environment, mark = command(
         (inputs[0], data),
         folder,
@@ -45,7 +45,7 @@ def trained(inputs, folder, data, *overrides):
 
 
 def comparable(folder):
-    """Every metric of every step that is no measurement of time or memory."""
+    """Return every metric of every step, except measurements of time and memory."""
     return {
         record["step"]: {name: v for name, v in record["metrics"].items() if not name.startswith(MEASURED)}
         for record in records(folder / "metrics.jsonl")
@@ -53,14 +53,14 @@ def comparable(folder):
 
 
 def digests(folder, step):
-    """SHA-256 of all that the ranks wrote: weights, optimizer and states of random numbers."""
+    """Return the SHA-256 of all files of the ranks: weights, optimizer and random states."""
     manifest = json.loads((folder / "checkpoints" / f"global_step_{step}" / "actor" / "manifest.json").read_text())
     return {name: entry["sha256"] for name, entry in manifest["files"].items()}
 
 
 @pytest.fixture(scope="module")
 def data(inputs, tmp_path_factory):
-    """16 problems: two batches."""
+    """Return a file of 16 problems, which are two batches."""
     file = tmp_path_factory.mktemp("data") / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.parquet.read_table(inputs[1]).slice(0, 16), file)
     return file
@@ -75,7 +75,7 @@ def unbroken(inputs, data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def resumed(inputs, data, unbroken, tmp_path_factory):
-    """The folder of the run as a kill in step 4 leaves it, and what the run did from there."""
+    """Return the run's folder, resumed from the state that a kill in step 4 leaves, and the resumed run's output."""
     folder = tmp_path_factory.mktemp("resumed")
     shutil.copytree(unbroken, folder, dirs_exist_ok=True)
     checkpoints = folder / "checkpoints"

@@ -1,4 +1,4 @@
-"""The entry point with Ray, four dies and verl's own loop, in processes of its own."""
+"""The entry point with Ray, four dies and verl's own loop, in separate processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 STEPS = 3
 MARKER = "ENTRY_POINT_TEST"
-# How a run ends does not depend on its number of dies: TP2 in training and rollout, one pipeline stage.
+# How a run ends does not depend on the number of dies: TP2 in training and rollout, one pipeline stage.
 TWO_DIES = (
     "trainer.n_gpus_per_node=2",
     "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1",
@@ -41,7 +41,7 @@ TWO_DIES = (
 
 
 def command(inputs, output, *overrides):
-    """The run's command line and environment, and the mark that all its processes carry."""
+    """Return the run's command line and environment, and the mark that all its processes carry."""
     checkpoint, data = inputs
     arguments = [
         f"actor_rollout_ref.model.path={checkpoint}",
@@ -60,7 +60,7 @@ def command(inputs, output, *overrides):
 
 
 def processes_with(mark) -> list[str]:
-    """Command lines of the living processes whose environment holds the mark."""
+    """Return the command lines of live processes whose environment has the mark."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -76,14 +76,14 @@ def records(path):
 
 
 def trained(folder):
-    """The lines of the steps that the run in `folder` has trained so far."""
+    """Return the lines of the steps that the run in `folder` has trained so far."""
     file = folder / "metrics.jsonl"
     return file.read_text().splitlines() if file.exists() else []
 
 
 @pytest.fixture(scope="module")
 def float32_run(inputs, tmp_path_factory):
-    """A whole run in float32: its folder, what was seen around it, and what a stranger could do from its middle on."""
+    """Run in float32. Yield its folder, its place, a stranger's attacks before each step, and what the run left."""
     folder = tmp_path_factory.mktemp("float32")
     with surroundings() as place:
         line, environment, mark = command(
@@ -99,7 +99,7 @@ def float32_run(inputs, tmp_path_factory):
                 wait_for_event(process, folder, "training_begins", folder / "said")
                 place.look()
                 attacks = []
-                # Ray's agent is up when it is up: the stranger tries before every step.
+                # Ray's agent may start at any time, so the stranger tries before every step.
                 for step in range(STEPS):
                     attacks += [place.stranger(folder / "mark")] if place.node else []
                     wait_until(lambda step=step: process.poll() is not None or len(trained(folder)) > step, 500)
@@ -110,7 +110,7 @@ def float32_run(inputs, tmp_path_factory):
 
 
 def wait_for_event(process, folder, event, said):
-    """Wait until the run in `folder`, which writes into `said`, has noted `event`."""
+    """Wait until the run in `folder`, which writes into `said`, has recorded `event`."""
     deadline, events = time.monotonic() + 300, folder / "events.jsonl"
     while not events.exists() or f'"{event}"' not in events.read_text():
         assert time.monotonic() < deadline and process.poll() is None, said.read_text()[-4000:]
@@ -120,7 +120,7 @@ def wait_for_event(process, folder, event, said):
 def test_a_run_leaves_no_process_no_temporary_file_and_no_shared_memory(float32_run):
     _, place, _, left = float32_run
     assert left == []
-    # There was something to leave: vLLM's ring buffer by its name, the accounts of the emulated dies, Ray's folder.
+    # These existed during the run: vLLM's ring buffer, the emulated dies' shared memory, and Ray's folder.
     assert any(name.startswith(f"psm_tmp-{place.temporary.name}-run-") for name in place.shared_memory)
     assert any(name.endswith(place.emulated_node) for name in place.shared_memory) and place.ray_folders
 
@@ -129,13 +129,13 @@ def test_a_run_listens_on_loopback_alone_and_takes_no_jobs_of_strangers(float32_
     folder, place, attacks, _ = float32_run
     if place.reason:
         pytest.skip(f"NOT RUN, sockets of a run: {place.reason}")
-    # Ray's own, torch's stores, gloo's.
+    # Sockets of Ray, of torch's stores and of gloo.
     assert len(place.listened) > 20 and place.beyond_loopback() == []
     assert attacks and all(attack == {"took": [], "entered": []} for attack in attacks)
     assert not (folder / "mark").exists()
 
 
-# Ray 2.46 as it comes, on any free port for its agent; says where its folder is and waits.
+# Plain Ray 2.46, with its agent on any free port; prints when it is ready and waits.
 PLAIN_RAY = """
 import ray, sys, tempfile
 ray.init(num_cpus=1, include_dashboard=False, _temp_dir=tempfile.mkdtemp(prefix="ray-"))
@@ -160,7 +160,7 @@ def test_ray_as_it_comes_listens_everywhere_and_runs_the_job_of_a_stranger(tmp_p
                 assert process.poll() is None
             deadline = time.monotonic() + 60
             attack = {"took": []}
-            # The agent starts after Ray says that it is there.
+            # Ray reports that it is ready before its agent has started.
             while not attack["took"] and time.monotonic() < deadline:
                 place.look()
                 attack = place.stranger(place.temporary / "mark")
@@ -203,7 +203,7 @@ def test_a_run_that_loses_something_says_so_and_leaves_nothing(inputs, tmp_path,
 
 
 def test_a_worker_that_is_stopped_is_named_and_ends_the_run(inputs, tmp_path):
-    """The limits are small, and before and beside that nobody is named."""
+    """The limits are small, and no other rank is reported."""
     watch = "actor_rollout_ref.overlay.watch"
     limits = (f"{watch}.interval_s=1", f"{watch}.warn_s.silent=15", f"{watch}.end_s.silent=30")
     said, stopped = losing_run(inputs, tmp_path, "stopped", *limits)
@@ -220,8 +220,8 @@ def test_a_worker_that_is_stopped_is_named_and_ends_the_run(inputs, tmp_path):
 
 
 def losing_run(inputs, tmp_path, lost, *overrides):
-    """Take something away from a run in `tmp_path`/output, which must end with 1 and leave nothing; returns the lines
-    that it said, and the process that was taken."""
+    """Take something away from a run in `tmp_path`/output, which must end with 1 and leave nothing. Return its output
+    lines, and the process that was stopped or killed."""
     output, taken = tmp_path / "output", None
     output.mkdir()
     with surroundings() as place:
@@ -258,7 +258,7 @@ def fill(path):
 
 
 def victim(name, run, place):
-    """The raylet of a run, or a worker that holds vLLM's shared memory."""
+    """Return the raylet of a run, or a worker that holds vLLM's shared memory."""
     while True:
         for process in descendants(run):
             with suppress(OSError):
@@ -298,7 +298,7 @@ def test_float32_run_is_exact_at_every_step(float32_run):
 
 
 def failed_run(inputs, output, *overrides, **variables):
-    """Run with a fault in it, which must fail; returns the last error and everything that was printed."""
+    """Run with a fault, which must make the run fail. Return the last error and everything that was printed."""
     precision = "actor_rollout_ref.overlay.precision=float32"
     line, environment, _ = command(inputs, output, precision, *TWO_DIES, *overrides)
     environment |= variables
@@ -309,7 +309,7 @@ def failed_run(inputs, output, *overrides, **variables):
 
 
 def test_what_verl_passes_over_fails_the_run_at_its_end(inputs, tmp_path):
-    """A reward function that raises once is called again by verl; one that gives NaN makes every later update skip."""
+    """verl calls a reward function that raises once again; one that returns NaN makes every later update skip."""
     reward = Path(__file__).with_name("faulty_reward.py")
     steps = "trainer.total_training_steps=2"
     error, printed = failed_run(inputs, tmp_path, setting("custom_reward_function.path", reward), steps)
@@ -327,7 +327,7 @@ def test_what_verl_passes_over_fails_the_run_at_its_end(inputs, tmp_path):
 
 
 def test_strict_mode_holds_in_the_workers_of_a_run(inputs, tmp_path):
-    """Kernels for 16 bits are given float32 by a worker, as in `float32_run`, whose environment lets them."""
+    """A worker passes float32 to kernels for 16 bits, as in `float32_run`, whose environment allows that."""
     error, printed = failed_run(inputs, tmp_path, NPU_EMULATOR_STRICT="1")
     rejected = re.findall(r"EZ1001\): Tensor (\w+) must be float16 or bfloat16", printed)
     assert rejected and re.search(r"ray::\w*WorkerDict", printed), printed[-4000:]
@@ -355,7 +355,7 @@ def test_a_signal_stops_all_that_was_started(inputs, tmp_path, number, code):
     with surroundings() as place:
         line, environment, mark = command(inputs, tmp_path)
         outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        # A signal that was ignored when Python started stays so, as some are in the background of a shell.
+        # A signal that was ignored when Python started stays ignored, as some are for a shell's background jobs.
         outputs["preexec_fn"] = lambda: signal.signal(number, signal.SIG_DFL)
         with subprocess.Popen(
             place.command(line), env=environment | place.variables, cwd=tmp_path, **outputs

@@ -1,4 +1,4 @@
-"""The writer of a run's folders owns them: entry point, rehearsal and proof are rejected beside another run."""
+"""A run's folders have one owner: entry point, rehearsal and resume proof are rejected beside another run."""
 
 import errno
 import io
@@ -38,7 +38,7 @@ with owning([Path(sys.argv[1])], sys.argv[2]):
 
 @pytest.fixture
 def owned():
-    """Has another process own a folder in a role."""
+    """Return a function that makes another process own a folder in a role."""
     holders = []
 
     def own(folder, role="run"):
@@ -55,7 +55,7 @@ def owned():
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Runs of the entry point that end at once: where Ray would start their number is noted."""
+    """Replace the work of runs. Return a list that counts those that would start Ray, and one that counts ends."""
     begun, concluded = [], []
     monkeypatch.setattr(main_ppo, "_write_resolved", lambda config: None)
     monkeypatch.setattr(main_ppo, "_carry_out", lambda config, workers: begun.append(1) or (0, "", None))
@@ -82,7 +82,7 @@ def test_run_into_a_living_runs_output_rejected(tmp_path, owned, runs, capsys, m
 
 
 def from_ray(error: Exception) -> Exception:
-    """An exception of a task as Ray raises it on the driver."""
+    """Return the exception of a task as Ray raises it on the driver."""
     return RayTaskError("main_task", f"a trace\n{error}", error).as_instanceof_cause()
 
 
@@ -116,7 +116,7 @@ def test_training_reports_why_it_ended(tmp_path, monkeypatch, error, code, reaso
 
 
 def test_other_output_with_same_checkpoints_rejected(tmp_path, owned, runs, capsys):
-    """Two runs whose files differ, and whose `trainer.default_local_dir` is one: each would delete the other's."""
+    """Two runs with separate files share `trainer.default_local_dir`, in which each would delete the other's files."""
     shared = tmp_path / "checkpoints"
     owned(shared)
     assert main_ppo.run(config(tmp_path / "mine", shared)) == 2
@@ -150,7 +150,7 @@ def test_folder_that_takes_no_file_named_by_its_key(tmp_path, runs, capsys):
 
 @pytest.mark.parametrize("role", ["run", "rehearsal"])
 def test_rehearsal_into_a_living_runs_folder_rejected(tmp_path, owned, monkeypatch, role):
-    """A training that was started without a rehearsal counts too; `--resume` of a run that goes on as well."""
+    """A training that was started without a rehearsal is found too, and the rehearsal here resumes a run."""
     owned(tmp_path, role)
     monkeypatch.setattr(stages, "check_before_anything", lambda plan: None)
     plan = replace(make_plan(Options(output=tmp_path, resumes=True), "now"))
@@ -168,7 +168,7 @@ def test_second_proof_in_one_folder_rejected(tmp_path, owned, capsys):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine with four dies, of which nobody has any."""
+    """Return a machine with four dies that nobody uses."""
     devices = [tmp_path / f"davinci{number}" for number in range(4)]
     monkeypatch.setattr(claimed_dies, "devices_of_dies", lambda root: devices)
     monkeypatch.delenv(inherited_environment.VISIBLE, raising=False)
@@ -180,7 +180,7 @@ def with_ray(config, address, dies=2):
 
 
 def test_run_whose_dies_another_job_has_rejected(tmp_path, machine, monkeypatch, capsys):
-    """By the check and by the run itself; a Ray that somebody else has started holds the dies itself."""
+    """Both the check and the run itself reject it; a Ray that somebody else has started manages its dies itself."""
     local = with_ray(config(tmp_path, tmp_path / "checkpoints"), "local")
     for name in ("_conclude", "_write_resolved"):
         monkeypatch.setattr(main_ppo, name, lambda *_: None)

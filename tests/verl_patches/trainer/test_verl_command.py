@@ -1,4 +1,4 @@
-"""verl's own command, as guides write it: what it composes on NPUs, and what it says where it cannot run."""
+"""verl's own command as guides write it: its configuration on NPUs, and its message if it cannot run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from verl_patches.trainer.configuration_checks.backends import backend_of
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
-# The values of the guide to verl in production, as its shell exports them, and its command.
+# The values that the guide to verl in production exports, and its command.
 EXPORTED = {"NNODES": "4", "TP": "2", "PP": "2", "DP": "2", "BATCH_SIZE": "32", "MAX_SEQ_LEN": "4096"}
 PRODUCTION = shlex.split("""
 --config-path="examples/grpo" --config-name='qwen2_5_7b_math' algorithm.adv_estimator=grpo
@@ -32,12 +32,12 @@ actor_rollout_ref.actor.ppo_max_token_len_per_gpu=3072 actor_rollout_ref.rollout
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch, tmp_path):
-    """No Ray, and a folder of the user's own."""
+    """Provide an environment without Ray, in a separate working folder."""
     for name in (*EXPORTED, "RAY_ADDRESS", "VERL_USE_MODELSCOPE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "no-ray"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(os, "environ", os.environ.copy())  # which the command adds to
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # the command adds variables
     monkeypatch.chdir(tmp_path)
 
 
@@ -46,18 +46,18 @@ def composed(*words, name="ppo_trainer", path=None, further=None):
 
 
 def test_published_line_composes_what_its_launcher_trains():
-    """The same values as the job that docs/first-hour.md starts, but for where verl and that job differ on purpose."""
+    """The values equal those of the job in docs/first-hour.md, except where verl and that job differ on purpose."""
     config, job = composed(MODEL, *PUBLISHED), main_ppo.compose(NAME, [MODEL])
     check_configuration(config)
     different = {"custom_reward_function.path", "reward_model.overlong_buffer.len", "trainer.resume_mode"}
     different |= {"data.train_files", "data.val_files"}
     assert different == set(differing(OmegaConf.to_container(config), OmegaConf.to_container(job)))
-    # verl chooses the rule by the data's source, and resumes by itself.
+    # verl chooses the rule by the data source, and resumes automatically.
     assert config.custom_reward_function.path is None and config.trainer.resume_mode == "auto"
 
 
 def differing(left, right, place=""):
-    """The keys at which two nested groups differ."""
+    """Return the keys at which two nested groups differ."""
     if not (isinstance(left, dict) and isinstance(right, dict)):
         return [] if left == right else [place]
     names = {**left, **right}
@@ -74,13 +74,13 @@ def test_production_command_composes_and_checks(monkeypatch, exported):
         monkeypatch.setenv(name, value)
     options = verl_command._parser().parse_intermixed_args(PRODUCTION)
     config = composed(*options.overrides, name=options.config_name, path=options.config_path)
-    OmegaConf.update(config, "ray_init.address", "auto")  # of four nodes
+    OmegaConf.update(config, "ray_init.address", "auto")  # a Ray of four nodes
     settings = check_configuration(config, json.loads((ROOT / "verl_patches" / "config.json").read_text()) | QWEN)
     assert backend_of(config) == "fsdp" and not settings.reshard.enabled
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     assert (actor.strategy, config.critic.strategy, rollout.tensor_model_parallel_size) == ("fsdp2", "fsdp2", 2)
     assert (config.trainer.nnodes, config.data.train_batch_size, rollout.max_model_len) == (4, 32, 4096)
-    # The guide's own rule for the limit of a micro batch.
+    # The guide's own rule for a micro batch's token limit.
     assert actor.ppo_max_token_len_per_gpu == 2 * (config.data.max_prompt_length + config.data.max_response_length)
 
 
@@ -139,7 +139,7 @@ def test_verls_own_folder_is_as_good_as_none():
 
 
 def test_whole_configuration_of_a_user_is_completed():
-    """A program of a user's own that builds verl's trainer: verl's values stay, and what is missing is added."""
+    """A user's own program builds verl's trainer: verl's values are kept, and missing ones are added."""
     verls = OmegaConf.load(main_ppo.verl_config_folder() / "ppo_trainer.yaml")
     given = OmegaConf.merge(verls, OmegaConf.from_dotlist([MODEL, *PUBLISHED]))
     config = verl_command.completed(given)
@@ -172,7 +172,7 @@ def test_line_that_cannot_run_is_one_sentence(capsys, words, says):
 
 
 def cached_model(home: Path, name: str, **values: object) -> Path:
-    """The cache of the hub's client as it is after a download of a model."""
+    """Create the hub client's cache as a download of a model leaves it. Return the model's folder."""
     repository = home / "hub" / f"models--{name.replace('/', '--')}"
     snapshot = repository / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
@@ -191,7 +191,7 @@ def test_name_on_the_hub_is_the_folder_in_its_clients_cache(monkeypatch, tmp_pat
     config = composed(MODEL, *PUBLISHED)
     verl_command._find_models(config)
     assert Path(config.actor_rollout_ref.model.path) == snapshot
-    # A folder of that name beside the command counts first, as transformers has it.
+    # A folder of that name in the working directory takes precedence, as in transformers.
     (tmp_path / "Qwen" / "Qwen2.5-0.5B-Instruct").mkdir(parents=True)
     config = composed(MODEL, *PUBLISHED)
     verl_command._find_models(config)

@@ -1,6 +1,6 @@
 """One rank saves and loads by verl's Megatron checkpoint manager, with dropout's random numbers in Megatron's tracker.
 
-Writes ``rank0.json``; test_checkpoint_dropout.py judges it.
+Writes ``rank0.json``; test_checkpoint_dropout.py checks it.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -26,7 +26,7 @@ ELEMENTS = 1000
 
 
 def dropped() -> dict[str, list[int]]:
-    """Which elements dropout takes: of hidden states, alike on tensor-parallel ranks, and of what is the rank's own."""
+    """Return the indices that dropout zeroes: with the default generator, and with each of Megatron's tracked ones."""
     ones, tracker = torch.ones(ELEMENTS, device="npu"), tensor_parallel.get_cuda_rng_tracker()
     found = {"everywhere": torch.dropout(ones, 0.1, train=True)}
     for name in tracker.get_states():

@@ -1,4 +1,4 @@
-"""A run with dropout that goes on drops what the unbroken one does, by Megatron's own tracker of random numbers."""
+"""A resumed run with dropout drops the same elements as the unbroken one, by Megatron's random number tracker."""
 
 from __future__ import annotations
 

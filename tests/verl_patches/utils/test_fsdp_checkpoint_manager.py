@@ -1,4 +1,4 @@
-"""The learning rate of an FSDP run that goes on from a checkpoint is that of the run that was not interrupted."""
+"""The learning rate of an FSDP run that resumes from a checkpoint equals that of an uninterrupted run."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ def new_manager(schedule) -> SimpleNamespace:
 
 
 def rates(manager: SimpleNamespace, steps: int) -> list[float]:
-    """The rates of the next updates; verl's worker steps the schedule after each."""
+    """Return the rates of the next updates; verl's worker steps the schedule after each."""
     found = []
     for _ in range(steps):
         found.append(manager.optimizer.param_groups[0]["lr"])
@@ -36,7 +36,7 @@ def test_learning_rate_goes_on_after_a_resume(schedule, before, from_megatron, m
     monkeypatch.setattr(patches, "_rank_of", lambda manager: None)
     monkeypatch.setattr(saving, "rank_file", lambda folder, rank, tensors, texts: texts)
     monkeypatch.setattr(saving, "save_training", written.append)
-    # Megatron's ranks write no place in the schedule; there it is the number of the step.
+    # Megatron's ranks do not write the place in the schedule; the step number in the folder's name gives it.
     texts = (lambda: {}) if from_megatron else (lambda: written[0])
     monkeypatch.setattr(restoring, "load_training", lambda *_: SimpleNamespace(random=None, texts=texts()))
     interrupted, resumed = new_manager(schedule), new_manager(schedule)

@@ -1,4 +1,4 @@
-"""verl's models are filled from the folder that verl's own helper gives, at the cluster's commit and later."""
+"""verl's models load from the folder that verl's own helper returns, at the cluster's commit and later."""
 
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ TABLE = SimpleNamespace(megatron=lambda placement, rank: "shards", shapes={})
 
 
 class Node(dict):
-    """A node of the configuration: its keys are attributes too."""
+    """A configuration node whose keys are also attributes."""
 
     __getattr__ = dict.__getitem__
 
@@ -34,7 +34,7 @@ def at_the_release(path, use_shm=False):
 def folder_read(
     copy_to_local, model: dict[str, object], load_from_hf: str | None = None, is_value_model: bool = False
 ) -> str:
-    """The folder that the weights are read from, with this `copy_to_local` of verl's."""
+    """Return the folder from which weights are read, with this `copy_to_local` of verl's."""
     read = mock.Mock()
     parts = {
         "post_training.models.families.table_for": mock.Mock(return_value=TABLE),
@@ -71,7 +71,7 @@ def test_shared_memory_is_asked_for_where_verl_has_it():
 
 @pytest.mark.parametrize("load_from_hf", [None, "actors_weights"])
 def test_critic_reads_its_own_path(load_from_hf):
-    """`actor.load_from_hf` names the actor's weights; a critic may begin from a reward model's."""
+    """`actor.load_from_hf` is for the actor's weights; a critic may start from a reward model's."""
     found = folder_read(at_the_release, {"path": "critics"}, load_from_hf, is_value_model=True)
     assert found == "copy of critics"
 

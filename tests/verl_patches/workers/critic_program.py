@@ -1,6 +1,6 @@
-"""Ranks that train verl's Megatron critic worker without Ray, an actor and an engine; test_critic.py judges them.
+"""Ranks that train verl's Megatron critic worker without Ray, actor or engine; test_critic.py checks the results.
 
-request.json: overrides of the rehearsal's configuration, and what to do. Every rank writes ``rank<n>.json``.
+request.json: overrides of the rehearsal's configuration, and whether to resume. Every rank writes ``rank<n>.json``.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -29,7 +29,7 @@ from verl_patches.workers.process_residency import process_residency
 
 
 def answered(config: Any, seed: int) -> DataProto:
-    """A step of the greatest length, the same on every rank of the one replica."""
+    """Return a step with answers of maximum length, equal on every rank of the single replica."""
     data, generator = config.data, torch.Generator().manual_seed(seed)
     shape = (config.data.train_batch_size * config.actor_rollout_ref.rollout.n, data.max_response_length)
     ids = torch.randint(10, 60, (shape[0], data.max_prompt_length + shape[1]), generator=generator)
@@ -42,7 +42,7 @@ def answered(config: Any, seed: int) -> DataProto:
 
 
 class Training:
-    """The worker, and what its steps did."""
+    """The worker, and its steps."""
 
     def __init__(self, config: Any):
         self._config = config
@@ -50,7 +50,7 @@ class Training:
         self.worker.init_model()
 
     def step(self, seed: int, bad: float | None = None) -> dict[str, Any]:
-        """One step. Returns metrics and values of this rank, and all bits at its end. bad: one of the returns."""
+        """Run a step with `bad` as one return. Return this rank's metrics and values, and its state's digest."""
         batch = answered(self._config, seed)
         values = self.worker.compute_values(copy.deepcopy(batch)).batch["values"]
         batch.batch["values"] = values
@@ -62,7 +62,7 @@ class Training:
         return {"metrics": kept, "values": values.flatten().tolist(), "bits": self.bits()}
 
     def bits(self) -> str:
-        """A digest of weights and optimizer state."""
+        """Return a digest of weights and optimizer state."""
         process_residency().enter("critic_checkpoint")
         total = hashlib.sha256()
         for size in self.storages():
@@ -76,7 +76,7 @@ class Training:
         return list(device_storages(tensors).values())
 
     def resident(self) -> dict[str, int]:
-        """Bytes of tensors in phases: without the critic, of its forward, and of its update; and its own."""
+        """Return the tensor bytes in the phases ref, values and update_critic, and those of the critic itself."""
         found = {}
         for phase in ("ref", "values", "update_critic"):
             process_residency().enter(phase)
@@ -92,7 +92,7 @@ def main(folder: Path) -> None:
     settings.activate(settings.OverlaySettings.from_config(config.actor_rollout_ref))
     training, saved = Training(config), str(folder / "critic")
     found: dict[str, Any] = {"first": [training.step(1)]}
-    current_record().peak_bytes.clear()  # what is made once, such as masks, has been
+    current_record().peak_bytes.clear()  # one-time tensors, such as masks, exist by now
     found["first"].append(training.step(2))
     found["resident"] = training.resident()
     peaks = dict(current_record().peak_bytes)

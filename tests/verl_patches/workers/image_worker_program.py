@@ -1,6 +1,6 @@
 """One rank of verl's FSDP worker that trains and serves the tiny Qwen2.5-VL in float32 for two steps, without Ray.
 
-FOLDER/model is the checkpoint, FOLDER/data the task. What it found goes to FOLDER/found.RANK.json.
+FOLDER/model is the checkpoint, FOLDER/data the task. The results go to FOLDER/found.RANK.json.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -33,7 +33,7 @@ _GENERATED_FROM = ["raw_prompt_ids", "multi_modal_data"]
 
 
 def rollout(worker: Any, rows: list, config: Any) -> DataProto:
-    """The answers to this rank's share of the rows, as verl's loop joins them with their prompts."""
+    """Generate the answers to this rank's share of the rows, and join them with their prompts as verl's loop does."""
     batch = DataProto.from_single_dict(collate_fn(rows)).chunk(dist.get_world_size())[dist.get_rank()]
     asked = batch.pop(["input_ids", "attention_mask", "position_ids"], _GENERATED_FROM)
     asked.meta_info["do_sample"] = True
@@ -48,7 +48,7 @@ def rollout(worker: Any, rows: list, config: Any) -> DataProto:
 
 
 def referee(model: Any, batch: DataProto) -> tuple[float, int]:
-    """The largest difference of log-probs to transformers', and how many rows have transformers' positions."""
+    """Return the largest difference from transformers' log-probs, and how many rows have transformers' positions."""
     worst, right = 0.0, 0
     for row in range(len(batch)):
         item = batch[row]
@@ -66,7 +66,7 @@ def referee(model: Any, batch: DataProto) -> tuple[float, int]:
 
 
 def differing(worker: Any, trained: dict[str, torch.Tensor]) -> list[str]:
-    """Weights of this rank's engine whose bytes are not those of training."""
+    """Return the weights of this rank's engine that are not bit-identical to training's."""
     placement = RolloutPlacement(worker.config.rollout.tensor_model_parallel_size)
     served = dict(worker.rollout_sharding_manager.model_runner.model.named_parameters())
     shards = table_for(worker.actor_model_config).vllm_ascend(placement, dist.get_rank() % placement.tp)
@@ -77,7 +77,7 @@ def differing(worker: Any, trained: dict[str, torch.Tensor]) -> list[str]:
 
 
 def whole_weights(worker: Any) -> dict[str, torch.Tensor]:
-    """All weights of training, by their names in files. Collective."""
+    """Return all weights of training, by their names in files. Collective."""
     return {
         published_name(name): (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
         for name, value in worker.actor_module_fsdp.state_dict().items()
@@ -86,7 +86,7 @@ def whole_weights(worker: Any) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def observed(worker: Any, trained: dict[str, torch.Tensor]) -> Iterator[list[list[str]]]:
-    """Within the block, what `differing` finds when the engine has its weights and begins to generate."""
+    """Yield a list that collects the result of `differing` each time that the engine, with its weights, generates."""
     found: list[list[str]] = []
     generate = worker.rollout.generate_sequences
 
@@ -103,7 +103,7 @@ def main(folder: Path) -> None:
     config = compose("rehearsal_images", request["overrides"])
     processor = AutoProcessor.from_pretrained(folder / "model", use_fast=False)
     data = RLHFDataset(str(folder / "data" / "train.parquet"), processor.tokenizer, config.data, processor)
-    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))  # a worker of Ray's sees its own die alone
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))  # a Ray worker sees only its own die
     worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor_rollout_ref")
     worker.init_model()
     model = AutoModelForVision2Seq.from_pretrained(folder / "model", torch_dtype=torch.float32).eval()
@@ -144,6 +144,6 @@ def _only(data: DataProto, name: str) -> DataProto:
 
 
 def _load(model: Any, weights: dict[str, torch.Tensor]) -> None:
-    """Give transformers' model these weights, all of which it must have."""
+    """Load these weights into transformers' model; all of its weights must be among them."""
     own = model.state_dict()
     model.load_state_dict({name: weights[published_name(name)] for name in own})

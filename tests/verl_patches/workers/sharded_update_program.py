@@ -1,7 +1,7 @@
-"""Ranks of two steps of verl's FSDP workers by either strategy; test_sharded_updates.py judges them.
+"""Ranks that run two steps of verl's FSDP workers with either strategy; test_sharded_updates.py checks the results.
 
-The answers are made up. request.json: the configuration, its overrides, and by name those of each job. Every rank
-writes its results to ``rank<n>.json``.
+The answers are made up. request.json: the configuration, its overrides, and each job's own overrides by name. Every
+rank writes its results to ``rank<n>.json``.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -31,11 +31,11 @@ POSITIONS_NOT_CUT = "positions not cut"
 
 
 def answered(config: Any, step: int, dropped: int) -> DataProto:
-    """This rank's share of a step; the first `dropped` answers of all have no advantage."""
+    """Return this rank's share of a step; the first `dropped` answers of the whole step have no advantage."""
     numbers, data = torch.Generator().manual_seed(step), config.data
     count, length = data.train_batch_size * config.actor_rollout_ref.rollout.n, data.max_response_length
     ids = torch.randint(10, 60, (count, data.max_prompt_length + length), generator=numbers)
-    # Prompts are padded at the left, answers at the right.
+    # Prompts are padded on the left, answers on the right.
     begins, ends = (
         torch.randint(0, most // 2, (count, 1), generator=numbers) for most in (data.max_prompt_length, length)
     )
@@ -56,7 +56,7 @@ def answered(config: Any, step: int, dropped: int) -> DataProto:
 def run(config: Any, dropped: int) -> dict[str, Any]:
     node = config.actor_rollout_ref
     worker, reference = (ActorRolloutRefWorker(config=copy.deepcopy(node), role=role) for role in ("actor", "ref"))
-    worker.rollout_sharding_manager = None  # there is no engine, whose random numbers it would hold
+    worker.rollout_sharding_manager = None  # there is no engine whose random numbers it would keep
     for each in (reference, worker):
         each.init_model()
     found: dict[str, Any] = {"norms": [], "exact_norms": [], "log_probs": []}
@@ -79,14 +79,14 @@ def run(config: Any, dropped: int) -> dict[str, Any]:
 
 
 def over_ranks(values: torch.Tensor) -> float:
-    """Their sum over all ranks in float64, which no kernel of the device rounds."""
+    """Return the sum over all ranks in float64 on the host, which no device kernel rounds."""
     sums: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(sums, values.cpu().double().sum().item())
     return sum(sums)
 
 
 def record_exact_norms(actor: Any, norms: list[float]) -> None:
-    """Take the norm of the gradients of each update before verl clips them."""
+    """Record the gradient norm of each update before verl clips the gradients."""
     upstream = actor._optimizer_step
 
     def step() -> torch.Tensor:
@@ -99,7 +99,7 @@ def record_exact_norms(actor: Any, norms: list[float]) -> None:
 
 
 def gathered(model: torch.nn.Module) -> int:
-    """Bytes that embeddings, norm and output layer take while they are gathered."""
+    """Return the bytes that embeddings, norm and output layer take while gathered."""
     fsdp_utils.load_fsdp_model_to_gpu(model)
     before = bytes_of_tensors()
     model.unshard()
@@ -109,7 +109,7 @@ def gathered(model: torch.nn.Module) -> int:
 
 
 def moved(model: torch.nn.Module) -> list[int]:
-    """Bytes of this rank's weights, those that leave the die and come back, and those that leave it by verl alone."""
+    """Return the bytes of this rank's weights, those offloaded, those loaded back, and those that verl offloads."""
     fsdp_utils.load_fsdp_model_to_gpu(model)
     weights = sum(parameter.to_local().nbytes for parameter in model.parameters())
     there = bytes_of_tensors()
@@ -123,7 +123,7 @@ def moved(model: torch.nn.Module) -> list[int]:
 
 @contextmanager
 def positions_of_the_first_rank() -> Iterator[None]:
-    """Every rank that shares sequences takes the positions at their beginning, as if they were not cut."""
+    """Give every rank that shares sequences the positions of their beginning, as if sequences were not cut."""
     upstream = dp_actor.ulysses_pad_and_slice_inputs
 
     def cut(ids: torch.Tensor, position_ids_rmpad: torch.Tensor | None = None, sp_size: int = 1) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""verl's Megatron critic worker on two dies and on four: what is on the device when, a resume, and skipped updates."""
+"""verl's Megatron critic worker on two and four dies: its device memory by phase, a resume, and skipped updates."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_every_element_of_the_critic_is_stored_once_by_huggingface_name(trained)
     assert names == expected | {"score.weight": hidden, "score.bias": 1}
 
 
-# Layers whose weights are large beside what a forward leaves.
+# Layers whose weights are large compared with what a forward leaves.
 SIZES = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6, "vocab_size": 32000}
 ONE_DIE = (
     "algorithm.adv_estimator=gae", "actor_rollout_ref.overlay.sample_handles.enabled=false",
@@ -127,10 +127,10 @@ def test_the_plan_is_what_the_meters_of_a_die_say(monkeypatch, tmp_path):
     model = json.loads((tmp_path / "model" / "config.json").read_text())
     job = read_job(resolved(compose("rehearsal", overrides)), model)
     memory = device_memory(job, 4 << 30, 0)
-    # There is no engine; a mask of attention is there without the critic too.
+    # There is no engine; the attention mask exists without the critic too.
     beside = found["resident"]["ref"] - _engine_buffers(job)
     ratios = {phase: (memory.phases[phase] + beside) / peaks[phase] for phase in ("values", "update_critic")}
     print(ratios)
     assert all(abs(ratio - 1) < 0.1 for ratio in ratios.values()), ratios
-    # Control: without Adam's state the plan would be further off than that.
+    # Control: without Adam's state, the plan would be off by more than that.
     assert memory.critic_optimizer > 0.1 * peaks["update_critic"]

@@ -1,4 +1,4 @@
-"""A critic is wired to its own settings, optimizer and chunks, where the actor's are others."""
+"""A critic uses its own settings, optimizer and chunks, even if the actor's differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTORS = {"actor": {"loss_agg_mode": "token-mean", "use_dynamic_bsz": True, "ppo
 
 @pytest.fixture(autouse=True)
 def actors_settings(monkeypatch):
-    """Those of the run, which describe the actor."""
+    """Activate a run's settings, which describe the actor."""
     monkeypatch.setattr(settings, "_current", OverlaySettings.from_config(ACTORS))
 
 
@@ -81,7 +81,7 @@ def test_skipped_update_counts_for_its_role(lone_rank, own_context, patch, role)
 
 
 def test_gradients_of_every_chunk_of_the_critic_are_reduced():
-    """A virtual pipeline stage is a chunk, whose gradients Megatron reduces by the function in its configuration."""
+    """A virtual pipeline stage is a chunk; Megatron reduces its gradients with the function in its configuration."""
     chunks = [SimpleNamespace(config=SimpleNamespace(finalize_model_grads_func=None)) for _ in range(2)]
     critic = SimpleNamespace()
     with (

@@ -1,4 +1,4 @@
-"""A worker starts only with all of its patches in use."""
+"""A worker starts only if all of its patches are in use."""
 
 from types import SimpleNamespace
 

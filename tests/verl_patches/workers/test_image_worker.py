@@ -1,4 +1,4 @@
-"""verl's FSDP worker on images: log-probs, positions and weights of rollout and training are transformers'."""
+"""verl's FSDP worker on images: log-probs, positions and weights of rollout and training match transformers'."""
 
 import json
 
@@ -15,7 +15,7 @@ RANKS, STEPS, ROWS = 2, 2, 8
 
 
 def overrides(folder):
-    """Two answers to each of four prompts in a step, on two ranks that serve one model."""
+    """Return overrides: two answers to each of four prompts per step, on two ranks that serve one model."""
     node = "actor_rollout_ref"
     return [
         f"{node}.model.path={folder / 'model'}", f"{node}.overlay.measure.output_dir={folder / 'run'}",

@@ -1,4 +1,4 @@
-"""A worker asks of the model's folder what the driver asks, with the dies of the whole run."""
+"""A worker checks the model's folder as the driver does, for the number of dies of the whole run."""
 
 import pytest
 

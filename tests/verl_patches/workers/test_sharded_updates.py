@@ -1,5 +1,5 @@
-"""Two steps of verl's FSDP workers in float32: FSDP1 and FSDP2, on one die and on two, which may share sequences by
-Ulysses, have the same gradients."""
+"""Two steps of verl's FSDP workers in float32: FSDP1 and FSDP2, on one die and on two, which may share sequences with
+Ulysses, give the same gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAM = "tests.verl_patches.workers.sharded_update_program"
 ACTOR = "actor_rollout_ref.actor"
 FSDP2 = f"{ACTOR}.strategy=fsdp2"
 AWAY = [f"{ACTOR}.fsdp_config.{name}_offload=true" for name in ("param", "optimizer")]
-# By name: overrides, and how many answers are left without an advantage.
+# By name: overrides, and the number of answers without an advantage.
 JOBS = {"fsdp": ([], 0), "fsdp2": ([FSDP2], 0), "fsdp2 away": ([FSDP2, *AWAY], 0)}
 LESS = {"one answer less": ([], 1)}
 UNPADDED = ["actor_rollout_ref.model.use_remove_padding=true"]
@@ -32,7 +32,7 @@ DIES = (1, 2)
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """What each rank measured, by number of dies."""
+    """Return the results of each rank, by number of dies."""
     folder = tmp_path_factory.mktemp("updates")
     request = CheckpointRequest(DATA, 0, "float32", model_type="qwen2", warm_start=None)
     make_checkpoint(request, folder / "model", lambda step, loss: None)
@@ -58,7 +58,7 @@ def differences(found, expected):
 
 
 def test_every_strategy_and_number_of_dies_has_the_same_gradient_norm(measured):
-    """The norm that verl reports is rounded by the device's float32, and its gradients are closer."""
+    """The norm that verl reports is rounded in the device's float32; the gradients themselves are closer."""
     expected = measured[1][0]["fsdp"]
     for dies, name in [*product(DIES, JOBS), *((2, name) for name in ULYSSES)]:
         for rank in measured[dies]:
@@ -88,7 +88,7 @@ def test_nothing_stays_gathered_after_the_log_probs(measured):
 
 
 def test_weights_that_are_moved_leave_the_die(measured):
-    """The last number is what moves by verl's function alone."""
+    """The last number is what verl's own function moves."""
     for dies in DIES:
         for rank in measured[dies]:
             weights, left, came, upstream = rank["fsdp2"]["moves"]

@@ -1,4 +1,4 @@
-"""What workers report of their start and of an update; and what FSDP's compare of a batch."""
+"""The metrics and events that workers report at their start and after an update, and FSDP's comparison of a batch."""
 
 import json
 from types import SimpleNamespace
@@ -19,14 +19,14 @@ def difference(own_context):
 
 
 def batch(**columns):
-    """Two prompts of 1 and 4 tokens, padded on the left to 5; responses of 3 and 1 token, padded on the right."""
+    """Return two prompts of 1 and 4 tokens, left-padded to 5, with responses of 3 and 1 tokens, right-padded."""
     mask = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 0, 0]])
     return {"attention_mask": mask, "responses": torch.zeros(2, 3, dtype=torch.int64)} | columns
 
 
 def test_log_probs_of_responses_are_compared(difference):
     rollout = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -1.0, -1.0]])
-    training = torch.tensor([[-1.5, -2.0, -3.25], [-4.0, -9.0, -9.0]])  # behind the end nothing is a log-prob
+    training = torch.tensor([[-1.5, -2.0, -3.25], [-4.0, -9.0, -9.0]])  # values behind the end are not log-probs
     compare_log_probs(batch(rollout_log_probs=rollout, old_log_probs=training))
     assert (difference.tokens, difference.total, difference.largest) == (4, 0.75, 0.5)
 
@@ -40,7 +40,7 @@ def test_nothing_is_compared_without_both(difference, missing):
 
 @pytest.fixture
 def run(monkeypatch, own_context, tmp_path):
-    """Three patches are applied, of which one is not in use; one step of one rank has one metric of its own."""
+    """Report three applied patches, one of which is not in use; the step has one more metric."""
     report = SimpleNamespace(applied=["a", "b", "c"], effective={"a": True, "b": False, "c": True}, as_dict=dict)
     monkeypatch.setattr(overlay, "report", lambda: report)
     monkeypatch.setattr(overlay, "assert_effective", lambda: report)

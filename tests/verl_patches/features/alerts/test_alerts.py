@@ -1,4 +1,4 @@
-"""Rules are met at their exact step, once; what they do costs the step nothing and may end the run."""
+"""Alert rules fire once, at their exact step; they never delay a step, and an alert may end the run."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def rules(**given):
 
 
 def met(rule, series):
-    """The steps, from 1 on, at which a rule is met."""
+    """Return the steps (counted from 1) at which the rule fires."""
     watched = Watched(*rules(rule={"metric": "m", **rule}))
     return [step for step, value in enumerate(series, start=1) if watched.step(value)]
 
@@ -58,7 +58,7 @@ def test_a_rule_is_met_at_its_step_and_once(rule, series, steps):
 
 
 def first_by_definition(rule, series):
-    """The step at which it is met, by looking at all steps before each."""
+    """Return the step at which the rule first fires, found by checking every step against the steps before it."""
     limit, count = next(value for name, value in rule.items() if name != "for"), rule.get("for", 1)
     for step in range(1, len(series) + 1):
         last = series[max(0, step - count) : step]
@@ -92,7 +92,7 @@ def test_a_rule_is_met_where_its_definition_says(condition, limit, count, series
     [({"above": 1.6}, 2), ({"below": 0.5}, 0), ({"nan": True}, NAN), ({"stays_within": 0}, 1)],
 )
 def test_long_rule_is_met_after_all_its_steps(rule, held, count):
-    """Six calm steps, one step less than it takes, one calm step, and then as many as it takes and more."""
+    """The condition holds for one step too few, is interrupted for one step, then holds for long enough."""
     calm = [1, 1.5, 1, 1.5, 1, 1.5]
     series = [*calm, *[held] * (count - 1), 1.5, *[held] * (count + 5)]
     assert met({**rule, "for": count}, series) == [len(calm) + count - 1 + 1 + count]
@@ -189,7 +189,7 @@ def test_an_address_to_post_to_is_needed_and_is_checked():
         )
 
 
-# As a guide to verl prints it.
+# The monitoring_config of a verl guide, as printed there.
 MONITORING = """
 monitoring_config = {
     "metrics": ["reward_score", "kl_divergence", "entropy", "gpu_utilization", "memory_usage"],
@@ -205,7 +205,7 @@ def composed(name):
 
 
 def monitored(name="rehearsal", **given):
-    """The settings of a configuration with the guide's monitoring_config, or another."""
+    """Return the checked settings of configuration `name` with the guide's monitoring_config; `given` replaces keys."""
     name_of_key, _, value = MONITORING.partition(" = ")
     return check_configuration({**composed(name), name_of_key.strip(): json.loads(value), **given})
 
@@ -291,9 +291,9 @@ def test_a_receiver_that_does_not_answer_holds_no_step_up_and_no_end(slow_receiv
     address, received, release = slow_receiver
     alerts = Alerts(rules(a={"metric": "x", "above": 1, "then": "webhook"}), lambda alert: None, address)
     known = set(threading.enumerate())
-    alerts.take(1, {"x": 2})  # returns although nobody has answered, since that waits for what follows here
+    alerts.take(1, {"x": 2})  # returns before the receiver has answered: it waits for `release`
     assert not release.is_set()
-    # Python waits at its end for every thread that is not a daemon.
+    # At exit Python waits for every thread that is not a daemon.
     assert all(thread.daemon for thread in set(threading.enumerate()) - known)
     until = time.monotonic() + 20
     while not received and time.monotonic() < until:
@@ -304,7 +304,7 @@ def test_a_receiver_that_does_not_answer_holds_no_step_up_and_no_end(slow_receiv
 
 
 def test_posts_share_one_deadline_at_the_end(monkeypatch):
-    """Many rules may be met by the last step, and none of them is answered."""
+    """The last step may trigger many rules, and none of their posts is answered."""
     now = [0.0]
 
     class Unanswered:

@@ -1,4 +1,4 @@
-"""Masks of answers end where the engine stopped, around verl's own cutting of padded answers."""
+"""The mask of an answer ends where the engine stopped, whatever verl's own cutting of padded answers does."""
 
 import json
 from contextlib import nullcontext
@@ -27,7 +27,8 @@ from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import (
 
 PAD, END, WIDTH = 0, 2, 5
 PROMPTS = torch.tensor([[0, 1, 1], [1, 1, 1]])  # attention
-# Two answers to each prompt: ended by the tokenizer's token, by padding as an end token, cut, and one of one token.
+# Two answers per prompt. They end at the tokenizer's token, at the padding token used as an end token, by being cut,
+# and at the tokenizer's token as their only token.
 ANSWERS = [[[7, 8, END], [7, PAD]], [[7, 8, 9, 7, 8], [END]]]
 LENGTHS = [3, 2, 5, 1]
 
@@ -38,7 +39,7 @@ class Engine:
 
 
 def upstream(rollout, prompts):
-    """As verl's vLLMRollout.generate_sequences makes responses and masks of what the engine returns."""
+    """Build responses and masks from the engine's output as verl's vLLMRollout.generate_sequences does."""
     outputs = rollout.inference_engine.generate()
     tokens = [answer.token_ids for output in outputs for answer in output.outputs]
     responses = pad_2d_list_to_length(tokens, PAD, max_length=WIDTH)
@@ -49,7 +50,7 @@ def upstream(rollout, prompts):
 
 @pytest.mark.parametrize("ends", [(END,), (PAD,), (PAD, END), ()], ids=str)
 def test_the_mask_ends_where_the_engine_stopped(ends):
-    """Whatever verl's worker takes for end tokens, null included."""
+    """This holds for any end tokens that verl's worker assumes, including null."""
     rollout = SimpleNamespace(inference_engine=Engine(), end_tokens=EndTokens((("tokenizer", ends),)))
     prompts = SimpleNamespace(meta_info={"eos_token_id": None})
     attention = generate_sequences_to_their_ends(upstream, rollout, prompts).batch["attention_mask"]
@@ -59,7 +60,7 @@ def test_the_mask_ends_where_the_engine_stopped(ends):
 
 
 def test_verl_alone_trains_on_padding():
-    """The control: cut at the generation configuration's token, each answer that ends otherwise has one of padding."""
+    """The control: cut at the generation configuration's token, an answer with another end keeps one padding token."""
     found = upstream(SimpleNamespace(inference_engine=Engine()), SimpleNamespace(meta_info={"eos_token_id": PAD}))
     assert found.batch["attention_mask"][:, -WIDTH:].sum(-1).tolist() == [4, 2, 5, 2]
 
@@ -71,7 +72,7 @@ def test_lengths_of_another_batch_rejected(lengths):
 
 
 def llm_engine(of_tokenizer, of_generation):
-    """What vLLM's LLMEngine knows of the model's end tokens."""
+    """Return the part of vLLM's LLMEngine that knows the model's end tokens."""
     preprocessor = SimpleNamespace(get_eos_token_id=lambda lora_request=None: of_tokenizer)
     fields = {} if of_generation is None else {"eos_token_id": of_generation}
     return SimpleNamespace(processor=SimpleNamespace(input_preprocessor=preprocessor, generation_config_fields=fields))
@@ -92,7 +93,7 @@ def test_the_engine_is_told_all_end_tokens(tmp_path):
 
 
 def test_verl_starts_an_engine_with_further_stop_tokens(tmp_path):
-    """verl copies keys of its node into vLLM's parameters, which take no list of OmegaConf's."""
+    """verl copies the keys of its node into vLLM's SamplingParams, which does not accept an OmegaConf list."""
     vllm = pytest.importorskip("vllm.sampling_params")
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": PAD}))
     config = OmegaConf.create({"stop_token_ids": [5], "ignore_eos": False, "temperature": 0.9})
@@ -124,7 +125,7 @@ def test_an_engine_with_end_tokens_of_its_own_rejected(tmp_path, of_tokenizer, o
 
 
 def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys):
-    """One answer is cut, and two end at the tokens of the generation configuration and of the tokenizer."""
+    """One answer is cut; two end at the tokens of the generation configuration and of the tokenizer."""
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
     node = {"model": {"path": str(tmp_path)}, "rollout": {"ignore_eos": False, "top_k": 50, "top_p": 1.0}}
     workers = SimpleNamespace(update_actor=lambda batch: SimpleNamespace(meta_info={"metrics": {}}))
@@ -159,7 +160,7 @@ def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys):
 
 
 def test_samples_are_padded_with_the_tokenizers_token(monkeypatch):
-    """DeepSeek-V3's generation_config.json names no padding, which verl's worker hands on as None."""
+    """DeepSeek-V3's generation_config.json has no padding token, so verl's worker passes on None."""
     kept = []
     store = SimpleNamespace(
         forgetting_after_a_failure=nullcontext, keep=lambda answers, asked, device: kept.append(asked)

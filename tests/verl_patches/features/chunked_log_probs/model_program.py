@@ -1,7 +1,7 @@
 """Ranks that train a model with whole logits and with deferred ones; see test_deferred.py.
 
-Each rank writes by layout how far log-probs, entropy and gradients of both are from each other, and how many bytes the
-largest tensor that its output layer returned has.
+For each layout, every rank writes how far the log-probs, entropy and gradients of the two differ, and the number of
+elements of the largest tensor that its output layer returned.
 """
 
 # Its first import is the prelude.
@@ -38,7 +38,7 @@ LAYOUTS = {
 
 
 def switch(enabled: bool) -> None:
-    """Turn the feature on or off, at a temperature, and leave the rest of the settings."""
+    """Turn the feature on or off, set the rollout temperature, and keep the other settings."""
     chosen = ChunkedLogProbsSettings(enabled=enabled, chunk_bytes=1)
     settings.activate(
         dataclasses.replace(settings.current(), chunked_log_probs=chosen, rollout_temperature=TEMPERATURE)
@@ -48,7 +48,7 @@ def switch(enabled: bool) -> None:
 def forward_step(
     batches: Any, model: Any, *, hf_config: Any, sequence_parallel: bool, found: list[dict[str, torch.Tensor]]
 ) -> tuple[Any, Callable]:
-    """As verl's actor does it, with a loss of log-probs and entropy."""
+    """Run a forward step as verl's actor does, with a loss of log-probs and entropy."""
     batch = {name: value.npu() for name, value in next(batches).items()}
     label, mask = batch["input_ids"].roll(-1, 1), batch["attention_mask"].clone()
     mask[:, :2] = False
@@ -72,7 +72,7 @@ def forward_step(
 
 
 def run(trial: Trial, batch: dict[str, torch.Tensor], enabled: bool) -> tuple[dict[str, torch.Tensor], int]:
-    """Log-probs, entropy and gradients; and the elements of the largest output of the output layer."""
+    """Return log-probs, entropy and gradients, and the number of elements of the output layer's largest output."""
     switch(enabled)
     found: list[dict[str, torch.Tensor]] = []
     returned = [0]
@@ -107,14 +107,14 @@ def run(trial: Trial, batch: dict[str, torch.Tensor], enabled: bool) -> tuple[di
 
 
 def actor_model(trial: Trial) -> Any:
-    """Megatron's model in its wrappers."""
+    """Return Megatron's model without its wrappers."""
     from verl.utils.megatron_utils import unwrap_model
 
     return unwrap_model(trial.model)
 
 
 def compare(checkpoint: Path, layout: Layout, dtype: torch.dtype, batch: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Relative distances of everything, by name, and what the output layer returned without and with the feature."""
+    """Return every result's relative distance by name, and the output layer's size without and with the feature."""
     start_layout(layout)
     switch(enabled=False)
     trial = Trial(checkpoint, layout, dtype=dtype)

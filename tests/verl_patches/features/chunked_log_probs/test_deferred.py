@@ -1,4 +1,4 @@
-"""Deferred logits through verl's and Megatron's own path: equal results, and logits that never exist."""
+"""Deferred logits through verl's and Megatron's own path: the results are equal, and full logits never exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYOUTS = ("tensor2", "tensor2_pipeline2", "tensor4_bfloat16", "tied_tensor2")
 
 
 def write_tied_checkpoint(folder: Path) -> None:
-    """A Qwen2 whose output layer is its embedding."""
+    """Write a Qwen2 checkpoint whose output layer is its embedding."""
     torch.manual_seed(6)
     config = Qwen2Config(
         architectures=["Qwen2ForCausalLM"], vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48,
@@ -45,7 +45,7 @@ def results(tmp_path_factory) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_model_gives_what_upstream_gives(results, layout):
-    """Of every parameter on every stage. In bfloat16 the gradients of hidden states are rounded once a chunk."""
+    """Gradients of every parameter on every stage match. In bfloat16, those of hidden states are rounded per chunk."""
     last = [rank[layout] for rank in results if "log_probs" in rank[layout]["distances"]]
     assert last
     for rank in results:
@@ -64,7 +64,7 @@ def test_output_layer_returns_no_logits(results, layout):
 
 
 def column_parallel_layer(**changed: object) -> torch.nn.Module:
-    """An output layer as Megatron's GPTModel makes it, but for the given attributes."""
+    """Build an output layer as Megatron's GPTModel does, except for the given attributes."""
     from megatron.core.tensor_parallel import ColumnParallelLinear
 
     layer = ColumnParallelLinear.__new__(ColumnParallelLinear)
@@ -103,7 +103,7 @@ def test_unusual_output_layer_kept(changed):
 
 
 def test_other_output_layers_kept():
-    """A stage without one, a critic's head, and a subclass, as MindSpeed-LLM's segments are."""
+    """These are a stage without one, a critic's head, and a subclass, as MindSpeed-LLM uses for segments."""
     segmented = column_parallel_layer()
     segmented.__class__ = type("Segmented", (type(segmented),), {})
     for layer in (None, torch.nn.Linear(2, 1), segmented):
@@ -111,7 +111,7 @@ def test_other_output_layers_kept():
 
 
 def test_hooked_or_overlapped_layer_kept():
-    """Hooks, as those of the log-prob comparison, read logits; Megatron's overlapped reduction wants a gradient."""
+    """Hooks, as those of the log-prob comparison, read logits; Megatron's overlapped reduction needs a gradient."""
     hooked = column_parallel_layer()
     hooked.register_forward_hook(lambda *_: None)
     assert output_layer(model_with(hooked)) is None

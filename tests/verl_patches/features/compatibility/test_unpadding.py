@@ -1,4 +1,4 @@
-"""Unpadding and padding against a loop over sequences."""
+"""Unpadding and padding give the same result as a loop over sequences."""
 
 import torch
 from hypothesis import given, settings

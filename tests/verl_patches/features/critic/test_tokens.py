@@ -1,10 +1,10 @@
-"""Which tokens of a micro batch have a value, and which mask the critic's loss takes."""
+"""Which tokens of a micro batch have a value, and which mask the critic's loss uses."""
 
 import torch
 
 from verl_patches.features.critic.tokens import LastForward, response_mask, values_of_tokens
 
-# Answers of 2 and 0 tokens after prompts of 2 and 1, in a width of 2 + 4: prompts lie at the right of theirs.
+# Answers of 2 and 0 tokens to prompts of 2 and 1 tokens, padded to 2 + 4; prompts are padded on the left.
 BATCH = {
     "attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0]]),
     "responses": torch.zeros(2, 4, dtype=torch.int64),

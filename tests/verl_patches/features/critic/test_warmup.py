@@ -1,4 +1,4 @@
-"""Steps in which the critic learns alone: its update ends them."""
+"""Steps in which only the critic trains end with the critic's update."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ def trainer_at(step: int, warmup: int, **more):
 
 @pytest.mark.parametrize(("warmup", "alone"), [(0, []), (1, []), (3, [1, 2])])
 def test_the_steps_are_those_in_which_verl_leaves_the_actor(warmup, alone):
-    """verl updates the actor where critic_warmup is at most the step's number, from 1."""
+    """verl updates the actor once the step number, counted from 1, has reached critic_warmup."""
     assert [step for step in (1, 2, 3, 4) if in_warmup(trainer_at(step, warmup))] == alone
 
 

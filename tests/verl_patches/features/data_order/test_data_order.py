@@ -1,4 +1,4 @@
-"""The order of prompts after a resume, against verl's own loader in a run that was never broken."""
+"""The order of prompts after a resume is that of verl's own loader in an uninterrupted run."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SEED, EPOCHS = 7, 4
 
 
 def upstreams_loader(rows, batch_size):
-    """The loader that verl 0.4.0 makes of `rows` numbers."""
+    """Return the loader that verl 0.4.0 builds over the numbers below `rows`."""
     generator = torch.Generator().manual_seed(SEED)
     sampler = RandomSampler(list(range(rows)), generator=generator)
     return StatefulDataLoader(list(range(rows)), batch_size=batch_size, sampler=sampler, drop_last=True)
@@ -29,7 +29,7 @@ def our_loader(rows, batch_size, seed=SEED, workers=0, total_steps=10**9):
 
 
 def trained(loader, steps, epochs=EPOCHS):
-    """(epoch, prompts) of up to `steps` steps, as verl's loop goes through a loader, and its state in the last step."""
+    """Iterate as verl's loop does. Return (epoch, prompts) of up to `steps` steps and the loader's state at the end."""
     seen, state = [], loader.state_dict()
     for epoch in range(epochs):
         for batch in loader:
@@ -67,7 +67,7 @@ def test_worker_processes_that_read_ahead_change_no_place():
 
 
 def test_upstreams_own_resume_repeats_the_first_epochs_order():
-    """The fault that this is for; when it is gone, so can ours be."""
+    """This is the upstream bug that the feature works around; once it is fixed, the feature can go."""
     unbroken, _ = trained(upstreams_loader(12, 3), 10**9)
     _, state = trained(upstreams_loader(12, 3), 6)
     resumed = upstreams_loader(12, 3)
@@ -124,7 +124,7 @@ def test_the_state_is_numbers_that_json_can_hold():
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_verls_trainer_trains_in_its_own_order_and_resumes_in_it(shuffle):
-    """verl's `_create_dataloader` is the referee: alone for the unbroken run, in our trainer for the resumed one."""
+    """verl's `_create_dataloader` is the reference: alone for the unbroken run, in our trainer for the resumed one."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     from verl_patches.trainer.ppo.trainer import OverlayTrainer
@@ -148,7 +148,7 @@ class Batch(list):
 
 
 def trainer_of(kind, shuffle):
-    """As much of verl's trainer as makes loaders, for 4 epochs of 4 batches."""
+    """Return the part of verl's trainer that makes loaders, for 4 epochs of 4 batches."""
     from omegaconf import OmegaConf
 
     data = {"train_batch_size": 3, "val_batch_size": None, "dataloader_num_workers": 0}

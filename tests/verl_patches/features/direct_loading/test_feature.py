@@ -1,4 +1,4 @@
-"""The key load_from_hf: what the driver rejects, in one sentence with the key and the thing that is wrong."""
+"""The key load_from_hf: the driver rejects an invalid checkpoint in one sentence that names the key and the problem."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ LAYERS = ("actor_rollout_ref.actor.megatron.override_transformer_config.num_laye
 
 @pytest.fixture(scope="module", params=["fp8", "bf16"])
 def folder(request, tmp_path_factory) -> Path:
-    """A checkpoint; beside it lies a folder that describes it: config.json without quantisation, and no weights."""
+    """Return a checkpoint's folder, beside one that only describes it: an unquantized config.json, no weights."""
     beside = tmp_path_factory.mktemp(request.param)
     (beside / "description").mkdir()
     described = CONFIG.to_dict() | {"num_nextn_predict_layers": 0}
@@ -101,7 +101,7 @@ def rewrite_config(folder: Path, **changes) -> None:
 
 
 def drop(folder: Path, name: str) -> None:
-    """Take a tensor out of its file and out of the index."""
+    """Remove a tensor from its file and from the index."""
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     file = folder / content["weight_map"].pop(name)

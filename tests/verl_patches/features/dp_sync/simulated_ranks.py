@@ -1,7 +1,7 @@
-"""Rollout ranks in lockstep: the product's window, and a scheduler with blocks, preemption and prompts that come late.
+"""Rollout ranks in lockstep: the real sync window, and a scheduler with blocks, preemption and late prompts.
 
 A rank is a generator. It yields `("agree", vector)` and gets the reduced vector back, or `("forward", what)` for a
-forward of the model. On devices two ranks that yield different things would wait for each other; here it is an error.
+forward of the model. On devices, two ranks that yield different events would deadlock; here that raises `Diverged`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ MOST_EVENTS = 20_000
 
 
 class Diverged(AssertionError):
-    """Ranks would wait for each other."""
+    """The ranks would deadlock."""
 
 
 @dataclass
 class Sequence:
-    """One request: `prompt` tokens, ended after `length` more; it comes when the rank has made `arrives` forwards."""
+    """One request: `prompt` tokens, then `length` more; it arrives once the rank has made `arrives` forwards."""
 
     prompt: int
     length: int
@@ -36,7 +36,7 @@ class Sequence:
 
 @dataclass
 class Rank:
-    """An engine: its window, its KV cache of `blocks` blocks of `block_size` tokens, and what it should be asked."""
+    """An engine: its sync window, its KV cache of `blocks` blocks of `block_size` tokens, and its requests."""
 
     window: SyncWindow
     sequences: list[Sequence]
@@ -52,7 +52,7 @@ class Rank:
     waiting: deque[Sequence] = field(default_factory=deque)
 
     def rollout(self) -> Generator[Event, Any, None]:
-        """Until no rank has unfinished requests."""
+        """Yield the rank's events until no rank has unfinished requests."""
         window = self.window
         while window.goes_on():
             self._receive()
@@ -101,7 +101,7 @@ class Rank:
         yield "forward", (agreed.with_prefill, max(agreed.padded_tokens))
 
     def _schedule(self, waiting: deque[Sequence], ahead: int) -> tuple[bool, int]:
-        """Prompts first, as vLLM-Ascend's scheduler. (a prompt is among them, tokens)"""
+        """Schedule prompts first, as vLLM-Ascend does. Return whether there is a prompt, and the number of tokens."""
         prompts = []
         while waiting and len(self.running) < self.most_running and self._allot(waiting[0], waiting[0].done, ahead):
             prompts.append(waiting.popleft())
@@ -124,7 +124,7 @@ class Rank:
         return False, len(self._scheduled)
 
     def _allot(self, each: Sequence, done: int, ahead: int) -> bool:
-        """Blocks for all tokens so far and `ahead` more, if there are as many."""
+        """Allocate blocks for all tokens so far and `ahead` more. Return whether there were enough free blocks."""
         wanted = math.ceil(min(each.prompt + done + ahead, each.prompt + each.length) / self.block_size)
         free = self.blocks - sum(other.blocks for other in self.running)
         if wanted - each.blocks > free:
@@ -151,7 +151,7 @@ class Rank:
 
 @dataclass
 class Totals:
-    """What was counted until all ranks had ended: the same on all of them, or `Diverged` is raised."""
+    """Counts until all ranks have ended. They are the same on every rank, otherwise `run` raises `Diverged`."""
 
     agreements: int = 0
     forwards: int = 0
@@ -159,7 +159,7 @@ class Totals:
 
 
 def run(ranks: list[Rank]) -> Totals:
-    """All ranks' rollouts in lockstep."""
+    """Run the rollouts of all ranks in lockstep."""
     totals, loops = Totals(), [rank.rollout() for rank in ranks]
     answers: list[Any] = [None] * len(ranks)
     for _ in range(MOST_EVENTS):

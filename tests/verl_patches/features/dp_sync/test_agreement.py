@@ -1,5 +1,5 @@
-"""Collectives that a step counts: the same in the first step of a process as in any other. And the forward that a rank
-runs in an agreement: at its beginning the one that vLLM-Ascend would run."""
+"""The collectives that a step counts are the same in a process's first step as in later ones. The first forward after
+an agreement is the one that vLLM-Ascend would run."""
 
 import ast
 from importlib.util import find_spec
@@ -24,13 +24,13 @@ GROUP = SimpleNamespace(world_size=1, rank_in_group=0, device_group=None)
 
 @pytest.fixture(autouse=True)
 def record(monkeypatch, own_context):
-    """Of one rank, whose collectives change nothing."""
+    """Return the step record of a single rank, whose collectives change nothing."""
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: None)
     return step_record.current_record()
 
 
 def test_the_start_of_an_engine_counts_in_no_step(record):
-    """vLLM-Ascend's warm-up agrees too, in every start and so in the step after every resume."""
+    """vLLM-Ascend's warm-up agrees too, on every start and therefore in the step after every resume."""
     agreed = decode_loop.agree_once(LocalState(4, 3, False, False), GROUP)
     assert agreed.tokens == (3,) and record.counts == {}
 
@@ -68,7 +68,7 @@ def agreed_by(offers):
 
 @pytest.fixture(scope="module")
 def upstreams_forward():
-    """vLLM-Ascend's own `_get_forward_metadata_across_dp`, from its source: importing its module takes 20 s."""
+    """Return vLLM-Ascend's `_get_forward_metadata_across_dp`, compiled from source: importing its module takes 20 s."""
     source = Path(find_spec("vllm_ascend").submodule_search_locations[0], "worker", "model_runner_v1.py").read_text()
     (method,) = (
         node
@@ -112,7 +112,7 @@ def test_first_forward_is_upstreams(graphs, prefills, two_batches, upstreams_for
 
 
 def test_later_forward_fits_vllms_metadata_on_every_rank():
-    """Ranks may run less than announced, each for itself; all of them still exchange by one greatest size."""
+    """Each rank may run fewer tokens than announced; all of them still exchange by the same maximum size."""
     from vllm.forward_context import DPMetadata
 
     announced = [LocalState(count, count, False, False) for count in (4, 2, 3)]
@@ -123,6 +123,6 @@ def test_later_forward_fits_vllms_metadata_on_every_rank():
                 LocalState(count, count, False, False), agreed, rank, fixed_sizes=False
             )
             parallel = SimpleNamespace(data_parallel_size=3, data_parallel_rank=rank)
-            made = DPMetadata.make(parallel, None, tokens, across)  # which asserts that the rank's entry is its own
+            made = DPMetadata.make(parallel, None, tokens, across)  # asserts that the rank's entry is its own
             assert (tokens, int(across[rank])) == (count, count)
             assert int(made.max_tokens_across_dp_cpu) == 4 and across.dtype == torch.int32

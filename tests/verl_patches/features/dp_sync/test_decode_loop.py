@@ -1,4 +1,4 @@
-"""What the decode loop counts: every metric at every event, so that all ranks report the same names."""
+"""The decode loop counts every metric at every event, so that all ranks report the same names."""
 
 from collections import deque
 from types import SimpleNamespace
@@ -20,7 +20,10 @@ def test_an_event_counts_its_own_metrics_and_names_the_others(own_context):
 
 
 def scheduler(requests, blocks=2, waiting=(), speculated=0):
-    """An engine whose blocks are of 4 tokens. requests: (tokens, of which computed, answered, most answered)."""
+    """Return an engine with blocks of 4 tokens.
+
+    requests: for each, its tokens, how many are computed, how many it has answered, and the most it may answer.
+    """
     running = [
         SimpleNamespace(
             request_id=str(place), num_tokens=tokens, num_computed_tokens=computed, num_output_tokens=answered,
@@ -44,16 +47,16 @@ DECODING = (5, 5, 1, 9)
 @pytest.mark.parametrize(
     ("tokens", "with_prefill", "engine", "promised"),
     [
-        # 8 slots, of which 5 are taken: this forward and three more; 8 answers are missing.
+        # 5 of 8 slots are taken: this forward and three more fit; 8 answer tokens are missing.
         (1, False, scheduler([DECODING]), (4, 8)),
         (2, False, scheduler([DECODING, (7, 7, 3, 4)]), (4, 8)),
-        # What ends within its blocks needs no more of them: by its last answer, or by the greatest length.
+        # A request that ends within its blocks needs no more: by its last answer token, or at the maximum length.
         (1, False, scheduler([(7, 7, 3, 4)]), (20, 1)),
         (1, False, scheduler([(7, 7, 3, 20)], blocks=4), (20, 9)),
         (1, False, scheduler([(7, 7, 3, 20)], blocks=3), (6, 9)),
         (1, False, scheduler([DECODING], waiting=["another"]), (4, 20)),
         (0, False, scheduler([]), (20, 1)),
-        # None of these decodes alone.
+        # None of these is a plain decode step of one token for each running request.
         (1, True, scheduler([DECODING]), (1, 8)),
         (1, False, scheduler([DECODING], speculated=1), (1, 8)),
         (1, False, scheduler([DECODING, DECODING]), (1, 8)),
@@ -81,7 +84,7 @@ def test_requests_run_that_fit_at_the_greatest_length():
 
 
 def test_preempted_requests_wait_first_in_their_order():
-    """vLLM puts the last one that it preempts at the head of those that wait."""
+    """vLLM puts the request that it preempts last at the head of the waiting queue."""
     loop = DecodeLoop(SimpleNamespace(rank_in_group=0, world_size=2), limit=4)
     engine = SimpleNamespace(waiting=deque(["old", "new"]))
     with loop._holding_still(engine):

@@ -1,4 +1,4 @@
-"""Real engines whose cache is too small: windows with preemption between them, and the tokens of upstream."""
+"""Real engines whose cache is too small: they preempt between sync windows and generate upstream's tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREEMPTING = [name for name in CASES if name.startswith("preempts")]
 
 @pytest.fixture(scope="module", params=PREEMPTING)
 def found(request, tmp_path_factory) -> list[dict[str, Any]]:
-    """What every rank found."""
+    """Return the results of every rank."""
     name = request.param
     ranks: Found = run_cases(tmp_path_factory.mktemp("window"), [name])
     for run in (f"{kind} {how}" for kind in KINDS for how in AGREED):
@@ -29,7 +29,7 @@ def found(request, tmp_path_factory) -> list[dict[str, Any]]:
 
 
 def metrics(found: list[dict[str, Any]], run: str) -> dict[str, float]:
-    """Of the decode loop, which all ranks have alike."""
+    """Return the decode loop's metrics, which are equal on all ranks."""
     names = ("agreements", "decode_steps", "prefill_steps", "wasted_steps")
     (alike,) = {tuple(rank[run]["metrics"][name] for name in names) for rank in found}
     return dict(zip(names, alike, strict=True))
@@ -50,6 +50,6 @@ def test_a_window_of_16_takes_a_sixteenth_of_the_agreements(found, kind):
     assert windowed["decode_steps"] >= 256
     assert windowed["agreements"] <= windowed["prefill_steps"] + windowed["decode_steps"] / 16 + 2
     assert windowed["wasted_steps"] <= 15
-    # Without windows at most one a forward, and the one that finds that all have ended; a control of the above.
+    # Without windows: at most one agreement per forward, plus the last one, in which all have ended. A control.
     assert every["agreements"] <= every["decode_steps"] + every["prefill_steps"] + 1
     assert every["agreements"] > every["prefill_steps"] + every["decode_steps"] / 16 + 2

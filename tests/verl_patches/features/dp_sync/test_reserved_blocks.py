@@ -1,4 +1,4 @@
-"""How far ahead a window lets vLLM's scheduler allot blocks."""
+"""How many tokens ahead a sync window lets vLLM's scheduler allocate blocks."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Slot-steps and their bound as decode loops count them, held against the lengths of the sequences that they ran."""
+"""Slot-steps and their bound as decode loops count them, checked against the lengths of the sequences they ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = (1, 2, 4, 8)
 
 
 class Ranks:
-    """Decode loops in threads; what they exchange is reduced over the threads."""
+    """Decode loops in threads; their collectives reduce over the threads."""
 
     def __init__(self, lengths: list[list[int]], limit: int, sizes: Sequence[int]) -> None:
         self.lengths, self.limit, self.sizes = lengths, limit, sizes
@@ -33,7 +33,7 @@ class Ranks:
         self.agreements: list[ReducedState] = []
 
     def counted(self) -> list[dict[str, float]]:
-        """The metrics of every rank after all of them have ended."""
+        """Run the ranks to their end, and return the metrics of each."""
         with (
             mock.patch.object(decode_loop, "largest", lambda vector, group: self._reduced(max, vector, group)),
             mock.patch.object(decode_loop, "total", lambda vector, group: self._reduced(sum, vector, group)),
@@ -59,7 +59,7 @@ class Ranks:
         return self.of_thread.record.counts
 
     def _rollout(self, rank: int) -> None:
-        """All prompts at once, then a token of every sequence in each forward, as an engine with room for all does."""
+        """Prefill all prompts at once, then decode a token of each sequence per forward: the cache holds everything."""
         group = SimpleNamespace(rank_in_group=rank, world_size=len(self.lengths), device_group=rank)
         loop, made, left = DecodeLoop(group, self.limit), 0, list(self.lengths[rank])
         while loop.goes_on(bool(left)):
@@ -82,12 +82,12 @@ class Ranks:
 
     @property
     def windows(self) -> list[int]:
-        """Lengths of the windows without a prompt, in their order."""
+        """Return the lengths of the windows without a prompt, in order."""
         return [each.steps for each in self.agreements if not each.with_prefill]
 
 
 def _scheduler(lengths: list[int], made: int) -> Any:
-    """What the loop asks of a scheduler whose cache holds everything."""
+    """Return the part of a scheduler that the loop reads, with a cache that holds everything."""
     running = [
         SimpleNamespace(
             request_id=number, max_tokens=length, num_output_tokens=made, num_tokens=made, num_computed_tokens=made
@@ -101,7 +101,7 @@ def _scheduler(lengths: list[int], made: int) -> Any:
 
 
 def expected(lengths: list[list[int]], windows: list[int], sizes: Sequence[int]) -> tuple[int, int]:
-    """(slot-steps, their bound) by hand. The first token comes with the prompt: a sequence of 3 decodes twice."""
+    """Compute (slot-steps, their bound). The prompt's forward gives the first token: a sequence of 3 decodes twice."""
 
     def size(number: int) -> int:
         return min((each for each in sizes if each >= number), default=number)
@@ -131,9 +131,9 @@ def test_metrics_are_those_of_the_lengths(lengths, limit, sizes):
 
 
 def test_the_metrics_of_a_small_rollout_by_hand():
-    """Lengths 5 2 2 2 | 1 on two ranks: 4 sequences decode once, one of them three times more. Agreed before each
-    forward, graphs of 4 1 1 1; in windows of 3 it is 4 4 4, and then 1 1 1 with two steps for nothing. Spread evenly, 2
-    1 1 1 would do."""
+    """Lengths 5 2 2 2 | 1 on two ranks: 4 sequences decode once, one of them three more times. With an agreement before
+    each forward, graphs have sizes 4 1 1 1; in windows of 3 it is 4 4 4 and then 1 1 1, with two wasted steps. Spread
+    evenly over the ranks, 2 1 1 1 would suffice."""
     lengths = [[5, 2, 2, 2], [1]]
     for limit, slots in ((1, 2 * 7), (3, 2 * (3 * 4 + 1))):
         (counts, other) = Ranks(lengths, limit, SIZES).counted()
@@ -142,7 +142,7 @@ def test_the_metrics_of_a_small_rollout_by_hand():
 
 
 def test_a_loop_that_counts_the_token_of_an_idle_forward_is_found():
-    """The control: a rank without requests runs one token, which is no sequence."""
+    """The control: a rank without requests runs one token, which does not count as a sequence."""
 
     class OneAtLeast(list[int]):
         def append(self, number: int) -> None:

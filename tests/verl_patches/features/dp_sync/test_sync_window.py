@@ -1,4 +1,4 @@
-"""Sync windows in simulated schedules: every rank makes the same forwards, and a broken promise is found."""
+"""Sync windows in simulated schedules: every rank makes the same forwards, and a broken promise is detected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> tuple[int, list[Rank]]:
-    """(longest window, ranks). The smallest cache holds one sequence, and there may be less work than ranks."""
+    """Draw (longest window, ranks). The smallest cache holds one sequence; some ranks may have no work."""
     limit, ranks = draw(st.sampled_from([1, 2, 5, 16])), draw(st.sampled_from([2, 3, 4, 8, 64]))
     several = st.lists(sequences(), max_size=6 if ranks < 64 else 2)
     return limit, [
@@ -49,11 +49,11 @@ def lengths(ranks: list[Rank]) -> list[Sequence]:
 
 
 def check_schedule(limit: int, ranks: list[Rank]) -> Totals:
-    """No divergence, every token made, and as few agreements as promised."""
+    """Check that ranks do not diverge, that every token is made, and that there are as few agreements as promised."""
     everything = lengths(ranks)
     totals = run(ranks)
     assert not totals.errors
-    late = [each for rank in ranks for each in rank.sequences]  # came after all had ended: the next rollout's
+    late = [each for rank in ranks for each in rank.sequences]  # for the next rollout: arrived after the end
     assert all(each.done == each.length for each in everything if each not in late)
     assert {rank.forwards for rank in ranks} == {totals.forwards}
     prefills = ranks[0].prefills
@@ -62,7 +62,7 @@ def check_schedule(limit: int, ranks: list[Rank]) -> Totals:
 
 
 def interrupted(everything: list[Sequence]) -> int:
-    """Windows that end early because no rank had work for longer, until a late prompt came."""
+    """Count the windows that end early because no rank had more work until a late prompt arrived."""
     return len({each.arrives for each in everything if each.arrives})
 
 
@@ -109,7 +109,7 @@ def test_all_ranks_make_the_same_forwards_in_ten_thousand_schedules(schedule):
 
 
 def tight_ranks(limit: int, **of_rank_1: bool) -> list[Rank]:
-    """Three ranks whose sequences need more blocks than there are."""
+    """Return three ranks whose sequences need more blocks than there are."""
     work = [Sequence(4, 30) for _ in range(4)]
     options: list[dict[str, bool]] = [{}, of_rank_1, {}]
     return [Rank(SyncWindow(rank, 3, limit), copy.deepcopy(work), 12, BLOCK, **options[rank]) for rank in range(3)]
@@ -129,7 +129,7 @@ def test_a_rank_that_promises_too_much_is_named_on_all_ranks(fault):
 
 
 def test_a_rank_that_leaves_its_window_at_once_diverges(monkeypatch):
-    """The control of the test above: without the forwards that stand in, the others would wait."""
+    """The control of the test above: without the dummy forwards, the other ranks would wait."""
     monkeypatch.setattr(SyncWindow, "cannot_keep", _leave)
     with pytest.raises(Diverged):
         run(tight_ranks(16, sneaks_prompts_in=True))
@@ -140,7 +140,7 @@ def _leave(window: SyncWindow) -> None:
 
 
 def test_a_rank_that_does_not_say_that_it_is_unfinished_is_left_behind(monkeypatch):
-    """The control of the unfinished flag, which rides on the work that a rank announces."""
+    """The control of the unfinished flag, which is derived from the work that a rank announces."""
     promise = Rank._promise
 
     def silent(self: Rank, mine: LocalState) -> LocalState:
@@ -204,8 +204,8 @@ def test_finished_groups_are_known_by_rank_and_whether_any_rank_holds_the_others
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=12), st.booleans())
 def test_wasted_forwards_are_the_last_ones_without_a_request(forwards, again):
-    """Whether each of three ranks was idle, by forward: a late prompt makes those before it useful. A rollout counts
-    anew."""
+    """`forwards`: whether each of three ranks was idle, per forward. A late prompt makes the idle forwards before it
+    useful. A new rollout counts from zero."""
     windows = [SyncWindow(rank, 3, 4) for rank in range(3)]
     for window in windows:
         if again:
@@ -240,7 +240,7 @@ def test_steps_in_hand_end_before_the_first_block_that_is_missing(requests, limi
 
 
 def _naive(requests: list[tuple[int, int]], limit: int) -> int:
-    """Forward by forward: the first needs no further slot, each later one a slot of every request that still runs."""
+    """Count forward by forward: after the first, each needs one more slot of every request that still runs."""
     made = 1
     while made < limit and all(needed <= made or slots >= made for slots, needed in requests):
         made += 1

@@ -1,4 +1,4 @@
-"""Micro batches by tokens: every sequence once, no limit exceeded but by a lone one, and little room left over."""
+"""Micro batches by tokens: each sequence once, the limit exceeded only by a lone sequence, and little wasted space."""
 
 import math
 import random
@@ -49,22 +49,22 @@ def test_the_example_of_the_docstring():
 
 
 def test_where_even_micro_batches_exceed_the_limit_first_fit_decides():
-    """Longest first to the lightest gives 4+3 and 4+3, and 7 is too much; first fit has 3+3 together."""
+    """Adding the longest to the lightest gives 4+3 and 4+3, and 7 exceeds the limit; first fit puts 3+3 together."""
     lengths = [4, 4, 3, 3]
     assert totals(lengths, spread(lengths, 6, 3)) == [6, 4, 4]
 
 
 def gsm8k_lengths(seed, count):
-    """Lengths as GSM8K's questions and answers together: log-normal, 143 +- 59 tokens."""
+    """Draw lengths like those of GSM8K's questions with answers: log-normal, 143 +- 59 tokens."""
     draw = random.Random(seed)
     return [max(1, round(math.exp(draw.gauss(4.885, 0.4)))) for _ in range(count)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_little_space_is_left_over(seed):
-    """Ranks run in step and memory is for the largest micro batch: what counts is their number times the largest.
+    """Ranks run in step and memory fits the largest micro batch: the cost is the number of them times the largest.
 
-    Dynamic micro batches get the memory that micro batches of four sequences need.
+    Dynamic micro batches may use as much memory as micro batches of four sequences do.
     """
     ranks = [gsm8k_lengths(seed * 2 + rank, 512) for rank in range(2)]
     real = sum(map(sum, ranks))

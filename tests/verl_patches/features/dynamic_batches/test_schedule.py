@@ -1,4 +1,4 @@
-"""How a batch passes Megatron's schedule, which is stood in for: cut anew on the way in, in order on the way out."""
+"""How a batch passes a stand-in for Megatron's schedule: cut anew on the way in, in the old order on the way out."""
 
 import math
 from types import SimpleNamespace
@@ -32,14 +32,14 @@ UPDATE = "actor_rollout_ref.actor.use_dynamic_bsz=true"
 
 
 def whole_batch():
-    """Row i has i as its only id."""
+    """Return a batch in which every id of row i is i."""
     mask = torch.arange(10) < torch.tensor(LENGTHS)[:, None]
     rows = torch.arange(len(LENGTHS))[:, None].expand(-1, 10)
     return TensorDict({"attention_mask": mask, "input_ids": rows}, [len(LENGTHS)]).to("npu")
 
 
 class MegatronSchedule:
-    """Notes the micro batches; a forward-only pass hands back one output for each, in the two forms of verl's."""
+    """Records the micro batches; a forward-only pass returns one output for each, in verl's two forms."""
 
     def __init__(self, entropy=True):
         self.lengths, self._entropy = [], entropy
@@ -92,7 +92,7 @@ def test_a_longer_sequence_is_alone_and_tokens_of_alignment_count(lone_rank):
 
 
 def test_two_padded_sequences_beyond_the_limit_part(lone_rank):
-    """5 and 5 are 10 of 12 tokens, and 16 once tensor-parallel ranks pad them to multiples of 4."""
+    """5 and 5 make 10 of 12 tokens, but 16 once tensor-parallel ranks pad them to multiples of 4."""
     mask = (torch.arange(8) < 5).expand(2, -1).npu()
     assert micro_batches(mask, 12, Agreement(lone_rank, alignment=4)) == [[0], [1]]
     assert micro_batches(mask, 12, Agreement(lone_rank)) == [[0, 1]]
@@ -101,7 +101,7 @@ def test_two_padded_sequences_beyond_the_limit_part(lone_rank):
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 60), st.sampled_from([1, 2, 4, 8, 16]))
 def test_micro_batches_pack_padded_lengths(lone_rank, lengths, limit, alignment):
-    """The limit bounds the sum of the lengths that Megatron's forward pads."""
+    """The limit applies to the sum of the padded lengths in Megatron's forward."""
     padded = [math.ceil(length / alignment) * alignment for length in lengths]
     mask = torch.arange(40) < torch.tensor(lengths)[:, None]
     found = micro_batches(mask.npu(), limit, Agreement(lone_rank, alignment))
@@ -113,11 +113,11 @@ def test_micro_batches_pack_padded_lengths(lone_rank, lengths, limit, alignment)
 @pytest.mark.parametrize(
     ("tp", "cp", "lengths", "limit", "cut"),
     [
-        # Two ranks share a sequence's tokens: 4 of each of two sequences of 8.
+        # Two ranks share a sequence's tokens: each has 4 tokens of each sequence of 8.
         (1, 2, [8, 8], 8, 1),
         (1, 2, [8, 8], 7, 2),
         (1, 1, [8, 8], 8, 2),
-        # 5 tokens are padded to 8 for TP 2 and CP 2, of which a rank has 4.
+        # 5 tokens are padded to 8 for TP 2 and CP 2; a rank has 4 of them.
         (2, 2, [5, 5, 5], 8, 2),
         (2, 2, [5, 5, 5], 12, 1),
         (4, 2, [5, 16, 9], 16, 2),
@@ -125,7 +125,7 @@ def test_micro_batches_pack_padded_lengths(lone_rank, lengths, limit, alignment)
     ],
 )
 def test_the_limit_is_of_the_tokens_that_verl_gives_a_rank(lone_rank, tp, cp, lengths, limit, cut):
-    """verl's own packing says how many tokens a rank of TP x CP computes; the key is named after them."""
+    """verl's own packing gives the tokens that a rank of TP x CP computes; the key limits tokens of a rank."""
     from megatron.core import mpu
     from verl.models.mcore.util import preprocess_packed_seqs
 
@@ -190,7 +190,7 @@ def test_what_does_not_go_together_rejected(other, says):
 )
 @pytest.mark.parametrize("left_out", ["", "update", "old_log_prob", "ref"])
 def test_each_pass_is_cut_by_its_own_limit(monkeypatch, trains, forward_only, tokens, left_out):
-    """The worker of the reference policy has no optimizer, by which its forward is told from the actor's."""
+    """The worker of the reference policy has no optimizer, which tells its forward from the actor's."""
     limits = {"update": 96, "old_log_prob": 64, "ref": 128} | ({left_out: None} if left_out else {})
     monkeypatch.setattr(TokenLimits, "of", lambda settings: TokenLimits(**limits))
     found = []

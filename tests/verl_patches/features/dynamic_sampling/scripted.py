@@ -1,8 +1,8 @@
 """The training loop over workers that follow a script, in this process and without Ray.
 
-The workers have one weight. What they answer depends on it, on the prompt and on random numbers of their own; an update
-changes it; a checkpoint holds it with the state of the random numbers. So a run that goes on is the unbroken one bit
-for bit only if everything that decides about prompts has come back.
+The workers have one weight. Their answers depend on it, on the prompt and on their own random numbers; an update
+changes it; a checkpoint holds it with the state of the random numbers. A resumed run is therefore bit-identical to the
+unbroken one only if all state that decides about prompts is restored.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ScriptedWorkers:
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def accuracy_reward(data: Any, return_dict: bool = False) -> Any:
-    """1 for a right answer, at its last token, with acc beside it; half a point less for a long one."""
+    """Score a right answer 1 at its last token, minus 0.5 for an answer of the full length; acc ignores the length."""
     responses = data.batch["responses"]
     mask = data.batch["attention_mask"][:, -RESPONSE:]
     right, last = (responses[:, 0] == RIGHT).float(), mask.sum(-1) - 1
@@ -152,7 +152,7 @@ def accuracy_reward(data: Any, return_dict: bool = False) -> Any:
 
 
 class Records:
-    """In the place of verl's tracking: keeps every step."""
+    """A stand-in for verl's tracking that keeps the metrics of every step."""
 
     steps: dict[int, dict[str, Any]]
     timing: dict[int, dict[str, float]]
@@ -166,9 +166,9 @@ class Records:
 
 
 FEATURES = (TRAINING_CHECKPOINT, OVERLONG_FILTERING, MEASURE, OVERLONG_PENALTY, ROLLOUT_CORRECTION)
-"""Whose middleware needs neither Ray nor a device."""
+"""The features whose middleware needs neither Ray nor a device."""
 TRAINING = {MEASURE: lambda trainer: nullcontext()}
-"""A script compares no log-probs, which a run is not valid without."""
+"""Replaces the measurement around the training: scripted workers compare no log-probs, which a valid run must do."""
 
 
 def make_trainer(
@@ -182,9 +182,9 @@ def make_trainer(
     workers: Callable[..., ScriptedWorkers] = ScriptedWorkers,
     configuration: str = "rehearsal",
 ) -> Any:
-    """verl's trainer as its driver makes it, less its workers, with DAPO's filter on unless the overrides say other.
+    """Build verl's trainer as its driver does, with scripted workers; DAPO's filter is on by default.
 
-    in_background: the workers write a checkpoint when they are asked to finish it.
+    in_background: the workers write a checkpoint only when they are asked to finish it.
     """
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
@@ -250,13 +250,13 @@ def _job(configuration: str, folder: Path, data: Path, n: int, overrides: tuple[
 
 
 def _in_force(trainer: Any) -> Any:
-    """The trainer's own settings, while the block lasts."""
+    """Activate the trainer's own settings while the block lasts."""
     chosen = OverlaySettings.from_config(trainer.config.actor_rollout_ref, trainer.config)
     return mock.patch.object(settings, "_current", chosen)
 
 
 def fit(trainer: Any) -> dict[int, dict[str, Any]]:
-    """Train; returns the metrics of every step but those of time."""
+    """Train, and return every step's metrics except timings."""
     with _in_force(trainer), mock.patch("verl.utils.tracking.Tracking", Records):
         trainer.fit()
     return Records.steps

@@ -1,4 +1,4 @@
-"""What is done after the last step of a run whose prompts are used up: validated where verl would, and saved once."""
+"""A run whose prompts are used up is validated after its last step where verl would do so, and saved once."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from verl_patches.features.training_checkpoint.step_folders import step_folder
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What is asked of the trainer and of the publisher of checkpoints, in order."""
+    """Return the list of calls to the trainer and to the checkpoint publisher, in order."""
     found = []
     publisher = SimpleNamespace(
         finish=lambda: found.append("finish"), logged=lambda step, metrics: found.append((step, metrics))
@@ -21,7 +21,7 @@ def calls(monkeypatch):
 
 
 def trainer(calls, folder, step, test_freq, validates=True):
-    """A trainer of verl's behind its loop, which has begun the step after `step`."""
+    """Return a trainer whose loop has begun the step after `step`."""
     options = SimpleNamespace(test_freq=test_freq, default_local_dir=str(folder))
     return SimpleNamespace(
         global_steps=step + 1,

@@ -1,4 +1,4 @@
-"""Which groups are kept, against every combination in the open; and how large a generation batch is."""
+"""Which groups are kept, checked against every combination; and the size of a generation batch."""
 
 import math
 from itertools import product
@@ -13,7 +13,7 @@ NAN = math.nan
 
 
 def upstreams(values):
-    """The condition of verl's recipe, which has no bounds."""
+    """Evaluate the condition of verl's recipe, which has no bounds."""
     return bool(numpy.std(values) > 0) or len(values) == 1
 
 

@@ -1,4 +1,4 @@
-"""The training loop over the prompts that qualify: what each step trains on, how it ends, how it resumes."""
+"""The training loop over qualifying prompts: what each step trains on, how the run ends, how it resumes."""
 
 import json
 import shutil
@@ -46,14 +46,14 @@ def test_every_step_trains_on_the_configured_number_of_groups_and_all_of_them_di
 
 
 def test_without_the_filter_some_groups_teach_nothing(tmp_path):
-    """The control: the same workers, and the loader that verl makes."""
+    """The control: the same workers with the loader that verl makes."""
     records = fit(make_trainer(tmp_path, f"{FILTER}.enable=false"))
     assert of_steps(records, "sampling/generated_prompts") == of_steps(records, "sampling/trained_prompts") == [4] * 6
     assert min(of_steps(records, "sampling/groups_with_gradient")) < 1
 
 
 def test_the_filter_sees_the_metric_and_not_the_score(tmp_path):
-    """All answers are right, and long ones score less: acc alone says that nothing differs."""
+    """All answers to odd rows are right, but long ones score less: by acc alone such a group has no difference."""
     certain = {"chance": lambda row, weight: 1.0 if row % 2 else 0.5}
     by_accuracy = make_trainer(tmp_path, **certain)
     records = fit(by_accuracy)
@@ -65,7 +65,7 @@ def test_the_filter_sees_the_metric_and_not_the_score(tmp_path):
 
 
 def test_rewards_are_computed_once_and_found_in_any_order(tmp_path):
-    """verl reorders the batch to balance its lengths; the score of an answer is still its own."""
+    """verl reorders the batch to balance its lengths; every answer must keep its own score."""
     calls = []
 
     def counted(data, return_dict=False):
@@ -90,7 +90,7 @@ def test_rewards_are_computed_once_and_found_in_any_order(tmp_path):
 
 
 def test_metrics_of_a_step_are_those_of_all_its_waves(tmp_path):
-    """Counted from what the reward function saw; more qualified than were trained on, and the others wait."""
+    """The test counts from what the reward function saw. More prompts qualify than are trained on; the others wait."""
     gen_batches = []
 
     def seen(data, return_dict=False):
@@ -111,7 +111,7 @@ def test_metrics_of_a_step_are_those_of_all_its_waves(tmp_path):
 
 
 def test_the_time_of_the_waves_belongs_to_the_step(tmp_path):
-    """By a clock that only generation and rewards move."""
+    """The clock advances only in generation and rewards."""
     now = [0.0]
 
     def takes(seconds, call):
@@ -176,7 +176,7 @@ def test_a_step_that_cannot_be_filled_ends_the_run(tmp_path, overrides, says):
 
 
 def test_what_was_not_trained_in_the_end_is_in_the_checkpoint(tmp_path):
-    """The queue is that of a run which stops right there; with more epochs the stopped run goes on."""
+    """The saved queue equals that of a run which stops at that step; with more epochs the stopped run continues."""
     rarely = {"chance": lambda row, weight: 0.5 if row < 6 else 0.0}
     stopping = (f"{FILTER}.on_exhausted=stop_and_save", "trainer.resume_mode=auto", "trainer.total_epochs=1")
     folder, other = fresh(tmp_path, "stopped"), fresh(tmp_path, "unbroken")
@@ -235,12 +235,12 @@ SAVING = ("trainer.save_freq=2", "trainer.resume_mode=auto", "+data.gen_batch_si
 
 
 def gen_batches_before(workers, records, step):
-    """The generation batches of all steps before `step`."""
+    """Return the number of generation batches of all steps before `step`."""
     return int(sum(records[number]["sampling/gen_batches"] for number in range(1, step)))
 
 
 def test_a_checkpoint_that_is_written_while_the_next_wave_generates_is_of_the_end_of_its_step(tmp_path, unbroken):
-    """Killed in step 5, while step 4 is still being written, the run goes on from step 2."""
+    """Killed in step 5 while step 4 is still being written, the run resumes from step 2."""
     expected, workers, folder = unbroken
     killed = make_trainer(tmp_path, *SAVING, in_background=True)
     killed.actor_rollout_wg.killed_at = gen_batches_before(workers, expected, 5) + 2
@@ -260,7 +260,7 @@ def test_a_checkpoint_that_is_written_while_the_next_wave_generates_is_of_the_en
 
 @pytest.mark.parametrize(("step", "gen_batch", "gen_batches"), [(3, 2, 3), (5, 2, 2)])
 def test_a_run_killed_in_a_gen_batch_goes_on_bit_for_bit(tmp_path, unbroken, step, gen_batch, gen_batches):
-    """In the second of three generation batches; and where the checkpoint has prompts that were given back."""
+    """Killed in the second of three generation batches; and with a checkpoint that holds returned prompts."""
     expected, workers, folder = unbroken
     assert expected[step]["sampling/gen_batches"] == gen_batches
     killed = make_trainer(tmp_path, *SAVING)
@@ -301,11 +301,11 @@ def test_a_resume_without_part_of_the_queue_differs(tmp_path, unbroken, lost):
     assert any(differs)
 
 
-# The source against a naive reference -------------------------------------------------------------------------------
+# The rollout buffer against a naive reference ------------------------------------------------------------------------
 
 
 class Scripted(RolloutBuffer):
-    """A source whose groups come without tensors: `verdict(prompt, attempt)` says whether one qualifies."""
+    """A rollout buffer whose groups have no tensors: `verdict(prompt, attempt)` says whether one qualifies."""
 
     verdict = attempts = handed_out = None
 
@@ -332,7 +332,7 @@ def scripted_source(rows, epochs, batch, largest, multiple, verdict):
 
 
 def steps_of(source):
-    """The prompts of each step, until there are no more."""
+    """Return the prompts of each step until there are no more."""
     steps = []
     while (groups := source.collect(Step(len(steps) + 1), source.workers)) is not None:
         steps.append([group.prompt for group in groups])
@@ -345,7 +345,7 @@ SIZES = st.tuples(st.integers(1, 12), st.integers(1, 4), st.integers(1, 5), st.i
 @settings(max_examples=100)
 @given(SIZES, st.randoms(use_true_random=False))
 def test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches(sizes, random):
-    """Naive: go through all prompts, keep those that qualify, cut. However large generation batches are."""
+    """Naive reference: go through all prompts, keep those that qualify, cut. The size of generation batches is free."""
     rows, epochs, batch, largest, multiple = sizes
     good = {(epoch, row): random.random() < 0.6 for epoch in range(epochs) for row in range(rows)}
     found = steps_of(scripted_source(rows, epochs, batch, largest, multiple, lambda p, _: good[p]))
@@ -357,7 +357,7 @@ def test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches(siz
 @settings(max_examples=100)
 @given(SIZES, st.randoms(use_true_random=False))
 def test_no_prompt_is_lost_and_none_is_trained_twice_in_an_epoch(sizes, random):
-    """A prompt that was given back may fail the second time: trained, rejected and remaining are all of them, once."""
+    """A returned prompt may fail the second time; trained, rejected and remaining prompts add up to all, each once."""
     rows, epochs, batch, largest, multiple = sizes
     rejected = Counter()
 

@@ -1,4 +1,4 @@
-"""No prompt is lost and none comes twice in an epoch, whatever is given back."""
+"""No prompt is lost and none repeats within an epoch, whichever prompts are returned to the queue."""
 
 import json
 from collections import Counter
@@ -25,8 +25,8 @@ def in_order(rows, epochs, used=None):
 @settings(max_examples=80)
 @given(st.integers(1, 9), st.integers(1, 4), st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12))), st.data())
 def test_taking_and_giving_back_is_a_list(rows, epochs, moves, data):
-    """The naive queue is the whole list of prompts; a state that went through JSON changes nothing. Where an epoch's
-    last rows fill no batch, they may be left out."""
+    """The naive queue is the whole list of prompts; saving the state as JSON changes nothing. The last rows of an epoch
+    may be dropped if they do not fill a batch."""
     used = data.draw(st.one_of(st.none(), st.integers(1, rows)))
     reference, ours = in_order(rows, epochs, used), queue(rows, epochs, used=used)
     for count, back in moves:

@@ -1,4 +1,4 @@
-"""Ranks of the comparison of verl's FSDP actor and critic with one plain pass; test_fsdp_gradients.py judges them."""
+"""Ranks that compare verl's FSDP actor and critic with one plain pass; test_fsdp_gradients.py checks the results."""
 
 import verl_patches.prelude_patch  # noqa: F401
 
@@ -32,7 +32,7 @@ CONFIGURATION = {
     "use_kl_loss": True, "kl_loss_coef": KL, "kl_loss_type": "low_var_kl", "ppo_epochs": 1, "use_dynamic_bsz": False,
     "loss_agg_mode": "token-mean", "ppo_mini_batch_size": SEQUENCES, "ppo_micro_batch_size_per_gpu": 1,
     "ppo_max_token_len_per_gpu": 1, "ulysses_sequence_parallel_size": 1, "use_torch_compile": False,
-    # So high that it changes no gradient.
+    # High enough not to change any gradient.
     "grad_clip": 1e9,
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ CRITIC = {
 
 
 class Recorder:
-    """Stands for the optimizer: keeps every update's whole gradients and changes no weight."""
+    """A stand-in for the optimizer: records the whole gradients of every update and changes no weight."""
 
     def __init__(self, model: torch.nn.Module):
         self._model = model
@@ -66,7 +66,7 @@ def sharded(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class Updates:
-    """verl's actor on a sharded model, and how far its gradients are from those of the plain passes."""
+    """Updates by verl's actor on a sharded model, compared with the gradients of the plain passes."""
 
     loss = "actor/pg_loss"
 
@@ -77,7 +77,7 @@ class Updates:
         self._trained = DataParallelPPOActor(OmegaConf.create(CONFIGURATION), self._model, None)
 
     def update(self, batch: DataProto) -> tuple[list[dict[str, torch.Tensor]], dict[str, Any]]:
-        """Gradients of every update of the batch, and verl's metrics."""
+        """Return the gradients of every update of the batch, and verl's metrics."""
         self._trained.actor_optimizer = recorder = Recorder(self._model)
         metrics = self._trained.update_policy(batch)
         return recorder.gradients, metrics
@@ -94,11 +94,15 @@ class Updates:
         cut_left_out: bool = False,
         against: str | None = None,
     ) -> dict[str, Any]:
-        """Updates with the whole batch: the error of each update's gradients, and the policy loss that it reports.
+        """Update with the whole batch. Return the error of each update's gradients, and the loss that it reports.
 
-        limit: the most tokens of a micro batch, in place of `micro` sequences. mini: sequences of an update, over all
-        ranks; 8 takes the first and the second half, in turn. high: the upper clip. cut_left_out: answers that fill
-        their place do not count. against: the pass to compare with, in place of those of the mode.
+        Args:
+            micro: sequences of a micro batch.
+            limit: the most tokens of a micro batch, used instead of `micro`.
+            mini: sequences of an update, over all ranks; with 8 the updates take the first and the second half in turn.
+            high: the upper clip.
+            cut_left_out: leave answers that fill the response width out of the loss.
+            against: the plain pass to compare with, instead of those of the mode.
         """
         settings.activate(replace(settings.current(), exact_loss=ExactLossSettings(exact)))
         ranks, rank = dist.get_world_size(), dist.get_rank()
@@ -121,7 +125,7 @@ class Updates:
             "errors": [self._error(found, name) for found, name in zip(gradients, passes, strict=True)],
             "losses": metrics[self.loss],
             "expected_losses": [self._reference["passes"][name]["losses"][0] for name in passes],
-            # A forward and a backward of each micro batch.
+            # One forward and one backward of each micro batch.
             "progress": None if limit else [moves, len(parts) * 2 * micro_batches],
         }
 
@@ -151,7 +155,7 @@ class ValueUpdates(Updates):
         return recorder.gradients, metrics
 
     def values(self, limit: int | None) -> dict[str, float]:
-        """The largest difference of this rank's values from the plain pass's, and from the same with a token more."""
+        """Return the largest difference of this rank's values from the plain pass's, and from these moved by a row."""
         ranks, rank = dist.get_world_size(), dist.get_rank()
         columns = {name: each.chunk(ranks)[rank].npu() for name, each in self._reference["batch"].items()}
         asked = {"micro_batch_size": 2, "use_dynamic_bsz": limit is not None, "max_token_len": limit}

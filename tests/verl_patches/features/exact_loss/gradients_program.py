@@ -1,6 +1,6 @@
-"""Ranks of the comparison of verl's Megatron actor and critic with one plain pass; test_gradients.py judges them.
+"""Ranks that compare verl's Megatron actor and critic with one plain pass; test_gradients.py checks the results.
 
-The processes take every layout that their number allows, in turn.
+The processes go through every layout that has their number of ranks.
 """
 
 # Its first import is the prelude.
@@ -61,7 +61,7 @@ CONFIGURATION = {
 
 
 class Recorder:
-    """Stands for Megatron's optimizer: keeps every update's gradients and changes no weight."""
+    """A stand-in for Megatron's optimizer: records the gradients of every update and changes no weight."""
 
     param_groups = [{"lr": 0.0}]
 
@@ -79,7 +79,7 @@ class Recorder:
 
 
 class Updates:
-    """verl's actor in one layout, and how far its gradients are from those of the plain passes."""
+    """Updates by verl's actor in one layout, compared with the gradients of the plain passes."""
 
     losses = ("actor/pg_loss", "actor/kl_loss")
 
@@ -93,7 +93,7 @@ class Updates:
         self._trained = MegatronPPOActor(config, trial.hf_config, trial.hf_config, trial.config, [trial.model], None)
 
     def update(self, batch: DataProto) -> tuple[list[dict[str, torch.Tensor]], dict[str, Any]]:
-        """Gradients of every update of the batch, and verl's metrics."""
+        """Return the gradients of every update of the batch, and verl's metrics."""
         self._trained.actor_optimizer = recorder = Recorder(self._module)
         metrics = self._trained.update_policy(self._trained.make_minibatch_iterator(batch))
         return recorder.gradients, metrics
@@ -110,11 +110,15 @@ class Updates:
         cut_left_out: bool = False,
         against: str | None = None,
     ) -> dict[str, Any]:
-        """Updates with the whole batch. Returns the error of each update's gradients, and what it reports.
+        """Update with the whole batch. Return the error of each update's gradients, and the losses that it reports.
 
-        limit: the most tokens of a micro batch, in place of `micro` sequences. mini: sequences of an update, over all
-        ranks; 8 takes the first and the second half, in turn. high: the upper clip. cut_left_out: answers that fill
-        their place do not count. against: the pass to compare with, in place of those of the mode.
+        Args:
+            micro: sequences of a micro batch.
+            limit: the most tokens of a micro batch, used instead of `micro`.
+            mini: sequences of an update, over all ranks; with 8 the updates take the first and the second half in turn.
+            high: the upper clip.
+            cut_left_out: leave answers that fill the response width out of the loss.
+            against: the plain pass to compare with, instead of those of the mode.
         """
         data = parallel_state.get_data_parallel_world_size()
         self._choose(limit, exact_loss=ExactLossSettings(exact), loss_agg_mode=mode)
@@ -123,7 +127,7 @@ class Updates:
             clip_ratio_high=high,
         )  # fmt: skip
         batch = self._batch(mini, micro)
-        if cut_left_out:  # as on the driver
+        if cut_left_out:  # as the driver does
             batch = without_truncated(batch.to("cpu"), frozenset()).to("npu")
         moves = process_signs()._moves
         every, metrics = self.update(batch)
@@ -136,12 +140,12 @@ class Updates:
             "errors": [self._error(gradients, name) for gradients, name in found],
             "losses": [metrics[name] for name in self.losses if name in metrics],
             "expected_losses": [self._reference["passes"][name]["losses"] for name in passes],
-            # A forward and a backward of each micro batch, and the end of each update's schedule.
+            # One forward and one backward of each micro batch, and the end of each update's schedule.
             "progress": None if limit else [moves, len(parts) * (2 * micro_batches + 1)],
         }
 
     def log_probs(self, limit: int) -> dict[str, Any]:
-        """Log-probs and entropies in micro batches of at most `limit` tokens, beside those of one sequence each."""
+        """Compare log-probs and entropies from micro batches of at most `limit` tokens with those of lone sequences."""
         found = {}
         for name, most in {"fixed": None, "dynamic": limit, "disordered": limit}.items():
             self._choose(most)
@@ -163,14 +167,14 @@ class Updates:
         self._trained.config.use_dynamic_bsz = limit is not None
 
     def _batch(self, mini: int, micro: int) -> DataProto:
-        """This rank's sequences of every update."""
+        """Return this rank's sequences for all updates, in their order."""
         data, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
         rows = torch.cat([part.chunk(data)[rank] for part in torch.arange(SEQUENCES).split(mini)])
         columns = {name: value[rows].npu() for name, value in self._reference["batch"].items()}
         return DataProto.from_dict(columns, meta_info={"micro_batch_size": micro})
 
     def _error(self, gradients: dict[str, torch.Tensor], name: str) -> list[float]:
-        """Squares of the differences and of the expected values, summed over this rank's weights."""
+        """Return the squares of the differences and of the expected values, each summed over this rank's weights."""
         expected = self._reference["passes"][name]["gradients"]
         squares = torch.zeros(2, dtype=torch.float64)
         for shard in self._shards:
@@ -205,7 +209,7 @@ class ValueUpdates(Updates):
         return recorder.gradients, metrics
 
     def without_mark(self, **options: Any) -> dict[str, Any]:
-        """`run` with a head whose bias is marked as verl marks it."""
+        """`run` with a head whose bias lacks the sequence-parallel mark, as in verl."""
         biases = [each for name, each in self._module.named_parameters() if name.endswith("output_layer.bias")]
         marked = [getattr(bias, "sequence_parallel", False) for bias in biases]
         for bias in biases:
@@ -217,7 +221,7 @@ class ValueUpdates(Updates):
                 bias.sequence_parallel = mark
 
     def not_added_up(self, **options: Any) -> dict[str, Any]:
-        """`run` without the sums over ranks, as verl leaves them out."""
+        """`run` without the sums over ranks, which verl leaves out."""
         config = get_model_config(self._module)
         finalize, config.finalize_model_grads_func = config.finalize_model_grads_func, None
         try:
@@ -226,7 +230,7 @@ class ValueUpdates(Updates):
             config.finalize_model_grads_func = finalize
 
     def values(self, limit: int | None) -> dict[str, float]:
-        """The largest difference of this rank's values from the plain pass's, and from the same with a row moved."""
+        """Return the largest difference of this rank's values from the plain pass's, and from these moved by a row."""
         self._choose(limit)
         config = self._trained.config
         config.update(ppo_max_token_len_per_gpu=limit or 1, forward_max_token_len_per_gpu=limit or 1)
@@ -242,8 +246,8 @@ class ValueUpdates(Updates):
 
 
 def measured_critic(folder: Path, layout: Layout, plan: dict[str, Any]) -> dict[str, Any]:
-    """By update what `Updates.run` returns; by limit its values; and the values that the head of this rank began with,
-    none on a stage without one."""
+    """Return `Updates.run`'s results by update, the values' differences by limit, and as "head" the initial values of
+    this rank's head, which are empty on a stage without one."""
     critic = ValueUpdates(folder, layout, torch.load(folder / "critic.pt", weights_only=True))
     head = [value.flatten().tolist() for name, value in sorted(critic.begun.items()) if "output_layer" in name]
     found: dict[str, Any] = {name: critic.run(**options) for name, options in plan["critic"].items()}

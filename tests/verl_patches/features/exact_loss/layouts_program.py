@@ -1,6 +1,6 @@
 """Ranks that write the gradients of one update in every layout that their number allows; test_layouts.py compares them.
 
-The model is a small DeepSeek-V3: experts lie on as many dies as a layout says.
+The model is a small DeepSeek-V3, whose experts are spread over as many dies as a layout says.
 """
 
 # Its first import is the prelude.
@@ -20,7 +20,7 @@ from tests.verl_patches.features.exact_loss.whole_pass import SEQUENCES
 from verl_patches.features.exact_loss.feature import ExactLossSettings
 
 MODE = "token-mean"
-# By number of dies; a job of four dies goes on with two.
+# By number of dies; the job on four dies continues on two.
 LAYOUTS = {
     4: [
         Layout("data4"),
@@ -38,12 +38,14 @@ Slices = list[tuple[str, tuple[tuple[int, int], ...], torch.Tensor]]
 
 
 class GradientsOfUpdate(Updates):
-    """verl's actor in one layout, and the gradients that its update of the whole batch hands to the optimizer."""
+    """An update by verl's actor in one layout, with the gradients that it passes to the optimizer."""
 
     def slices(self, micro: int, exact: bool = True) -> Slices:
-        """What this rank has of them: the HF name of the weight, the slice, the values.
+        """Return this rank's gradients of one update of the whole batch, as HF name of the weight, slice, and values.
 
-        micro: sequences of a micro batch.
+        Args:
+            micro: sequences of a micro batch.
+            exact: whether exact loss is enabled.
         """
         data = parallel_state.get_data_parallel_world_size()
         self._choose(None, exact_loss=ExactLossSettings(exact), loss_agg_mode=MODE)

@@ -1,4 +1,4 @@
-"""Gradients of verl's FSDP actor and critic against one plain pass over the whole batch.
+"""Gradients of verl's FSDP actor and critic compared with one plain pass over the whole batch.
 
 The error is the norm of the difference over the norm of the expected gradients, over all weights.
 """
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = "tests.verl_patches.features.exact_loss.fsdp_gradients_program"
 CUTS = {f"{mode} {micro}": {"mode": mode, "micro": micro} for mode in MODES for micro in (1, 2, 4, 8)}
-# Every sequence fits, and several of the short ones together do.
+# Every sequence fits, and so do several of the short ones together.
 CUTS |= {f"{mode} at most 160": {"mode": mode, "limit": 160} for mode in MODES}
 SEVERAL = {
     "two updates, two epochs": {"mode": "token-mean", "micro": 2, "mini": 8, "epochs": 2},
-    # Cut by tokens, a micro batch weighs by its share of one update's rows, not of all rows.
+    # With micro batches cut by tokens, the weight of one is its share of one update's rows, not of all rows.
     "two updates, at most 160": {"mode": "token-mean", "limit": 160, "mini": 8},
 }
 UPSTREAM = {"upstream": {"mode": "token-mean", "micro": 2, "exact": False}}
@@ -47,7 +47,7 @@ def found(request, tmp_path_factory):
     (folder / "plan.json").write_text(json.dumps(plan))
     run_ranks(PROGRAM, request.param, folder, imported=FSDP)
     ranks = [json.loads((folder / f"rank{rank}of{request.param}.json").read_text()) for rank in range(request.param)]
-    # Whole gradients and sums over ranks: every rank has the same, but for what upstream reports.
+    # Whole gradients and sums over ranks are equal on every rank, except in the upstream case.
     assert all(rank[name] == ranks[0][name] for rank in ranks for name in CUTS | SEVERAL | OF_DAPO)
     for limit in LIMITS:
         name = f"values at most {limit}"
@@ -84,7 +84,7 @@ def test_without_a_part_of_dapo_gradients_are_others(found):
 @pytest.mark.parametrize("name", SEVERAL)
 def test_each_of_several_updates_is_exact(found, name):
     update = found[name]
-    # Half the batch has smaller gradients, and its plain pass in float32 an error of 0.9e-6 already.
+    # Half the batch has smaller gradients: in float32 even its plain pass has an error of 0.9e-6.
     assert len(update["errors"]) == 2 * SEVERAL[name].get("epochs", 1) and max(update["errors"]) < 2 * TOLERANCE
     assert update["losses"] == pytest.approx([mean(update["expected_losses"])], rel=1e-5, abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""Gradients of verl's Megatron actor and critic against one plain pass over the whole batch, for every cut of it.
+"""Gradients of verl's Megatron actor and critic compared with one plain pass over the batch, for every cut of it.
 
 The error is the norm of the difference over the norm of the expected gradients, over all weights and ranks.
 """
@@ -23,7 +23,7 @@ MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-to
 TOLERANCE = 1e-6
 NOTICEABLE = 1e-2
 ROUNDING = 2e-6
-# Tokens: with 1 every sequence is alone, with 40 the long ones are, and 160 holds several of any length.
+# In tokens: with 1 every sequence is alone, with 40 only the long ones are; 160 holds several of any length.
 ALONE, LIMITS = 1, (40, 160)
 EVERY_CUT = {f"{mode} {micro}": {"mode": mode, "micro": micro} for mode in MODES for micro in (1, 2, 4, 8)}
 EVERY_CUT |= {f"{mode} at most {limit}": {"mode": mode, "limit": limit} for mode in MODES for limit in LIMITS}
@@ -48,7 +48,7 @@ OTHERS = {
 
 
 def measure(folder, world_size, updates, of_critic):
-    """By layout and update: the errors of gradients, and losses as the last stage reports them."""
+    """Return the errors of gradients and the losses that the last stage reports, by layout and update."""
     write_reference(folder, MODES)
     write_value_reference(folder, MODES)
     plan = {"updates": updates, "critic": of_critic, "limits": [ALONE, *LIMITS]}
@@ -88,7 +88,7 @@ def two(tmp_path_factory):
 
 
 def judge_progress(found, plan):
-    """On every pipeline stage and replica, of the actor and the critic."""
+    """Check the progress counter on every pipeline stage and replica, for the actor and the critic."""
     for layout, updates in found.items():
         for name in (name for name in plan if "limit" not in plan[name]):
             for of_model in (updates, updates["critic"]):
@@ -127,7 +127,7 @@ def test_without_a_part_of_dapo_gradients_are_others(two):
 def test_each_of_several_updates_is_exact(two):
     for updates in two.values():
         assert len(updates["two updates, two epochs"]["errors"]) == 4
-    # Half the batch has smaller gradients, and its plain pass in float32 an error of 0.9e-6 already.
+    # Half the batch has smaller gradients: in float32 even its plain pass has an error of 0.9e-6.
     judge(two, ["two updates, two epochs"], 2 * TOLERANCE)
 
 
@@ -138,7 +138,7 @@ def test_upstreams_gradients_are_others(two):
 
 
 def judge_log_probs(found):
-    """A sequence's log-probs have the same bits in any order; products with more rows are rounded in other places."""
+    """A sequence's log-probs are bit-identical in any order; products with more rows are rounded differently."""
     for layout, measured in found.items():
         for limit in (ALONE, *LIMITS):
             for rank in measured[limit]:
@@ -163,7 +163,7 @@ def of_critic(found):
 
 
 def judge_values(found):
-    """Products with more rows are rounded in other places; the plain pass is in float64."""
+    """Products with more rows are rounded differently, and the plain pass is in float64."""
     for layout, measured in found.items():
         for limit, ranks in measured["values"].items():
             for rank in ranks:

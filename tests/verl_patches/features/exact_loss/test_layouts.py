@@ -1,7 +1,7 @@
-"""A job that goes on in another layout takes the same optimizer step: gradients of one batch on four dies and on two.
+"""A job that continues in another layout takes the same optimizer step: gradients of one batch on four and two dies.
 
-The batch is the same, the model is a DeepSeek-V3 in float32. The difference is its norm over the norm of the gradients,
-over all weights.
+The batch is the same, and the model is a DeepSeek-V3 in float32. Errors are the norm of the difference over the norm
+of the gradients, over all weights.
 """
 
 from itertools import combinations
@@ -23,10 +23,10 @@ DIES = (4, 2)
 
 @pytest.fixture(scope="module")
 def gradients(tmp_path_factory):
-    """By layout and cut: the gradients of all weights, by their HF names."""
+    """Return the gradients of all weights by HF name, for each layout and cut."""
     folder = tmp_path_factory.mktemp("layouts")
     model = build_model()
-    model.lm_head.weight.data.mul_(0.1)  # as whole_pass.write_reference does, and why
+    model.lm_head.weight.data.mul_(0.1)  # for the same reason as in whole_pass.write_reference
     model.save_pretrained(folder / "checkpoint")
     torch.save({"batch": make_batch()}, folder / "reference.pt")
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -39,7 +39,7 @@ def gradients(tmp_path_factory):
 
 
 def whole(ranks, shapes):
-    """What ranks have of the gradients, put together: every element of every trained weight."""
+    """Assemble the ranks' slices of the gradients, and check that every element of every trained weight is there."""
     names = {hf_name for slices in ranks for hf_name, *_ in slices}
     made = {name: torch.full(shapes[name], torch.nan) for name in names}
     for slices in ranks:
@@ -63,7 +63,7 @@ def test_gradients_do_not_depend_on_dies_parallel_sizes_and_cut(gradients):
 
 
 def test_upstreams_gradients_depend_on_the_cut(gradients):
-    """Without the feature: the cut into micro batches alone changes them."""
+    """Without the feature, changing the cut into micro batches is enough to change them."""
     for name in ("data4", "data2"):
         one, four = (gradients[f"{name}, upstream's of {micro}"] for micro in (1, 4))
         assert difference(one, four) > NOTICEABLE

@@ -1,4 +1,4 @@
-"""What the loss, the metrics and the schedule itself become, with Megatron's schedules stood in for."""
+"""Exact loss changes the losses, the metrics and the schedule as specified; Megatron's schedules are stand-ins."""
 
 from functools import partial
 
@@ -15,13 +15,13 @@ from verl_patches.trainer.main_ppo import compose
 
 
 def micro_batch(*lengths):
-    """Responses of at most four tokens after a prompt of two."""
+    """Make responses of at most four tokens, after prompts of two."""
     mask = torch.arange(6, device="npu") < 2 + torch.tensor(lengths, device="npu")[:, None]
     return {"responses": torch.zeros(len(lengths), 4, device="npu"), "attention_mask": mask}
 
 
 class MegatronSchedule:
-    """Every chunk's forwards in turn; the last stage takes `losses` and hands back what they report."""
+    """Runs every chunk's forwards in turn; the last stage computes `losses` and returns what they report."""
 
     def __init__(self, last_stage=True):
         self.losses, self._last_stage = [], last_stage
@@ -40,7 +40,7 @@ class MegatronSchedule:
 
 
 def forward_step(batches, model):
-    """As verl's: the loss is the mean length of the micro batch, and so is what it reports."""
+    """Run a forward as verl's does; the loss is the mean response length of the micro batch, and so are its metrics."""
 
     def loss(output, data, meta_info):
         mean = data["attention_mask"][:, 2:].sum(-1).float().mean()
@@ -52,7 +52,7 @@ def forward_step(batches, model):
 
 
 def run(group, mode, iterator, count, forward_only=False, last_stage=True):
-    """What the last stage takes the mean of, and what it reports."""
+    """Return the losses that the last stage averages, and what it reports."""
     schedule = MegatronSchedule(last_stage)
     outputs = with_exact_loss(schedule, mode, group)(
         forward_step_func=forward_step, data_iterator=iterator, num_microbatches=count, forward_only=forward_only
@@ -71,7 +71,7 @@ def test_losses_have_their_factors_and_metrics_are_the_mini_batchs(lone_rank):
 
 
 def test_ranks_outside_of_the_group_weigh_nothing(lone_rank, monkeypatch):
-    """Tensor parallel ranks, and those that share sequences, are of the world and of no mean."""
+    """Tensor-parallel ranks and ranks that share sequences belong to the world, but not to the group of the mean."""
     of_group = dist.get_world_size
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4 if group is None else of_group(group))
     losses, _ = run(lone_rank, "token-mean", iter([micro_batch(1), micro_batch(3, 4)]), 2)
@@ -79,7 +79,7 @@ def test_ranks_outside_of_the_group_weigh_nothing(lone_rank, monkeypatch):
     mask, value = micro_batch(1, 3)["attention_mask"][:, 2:], torch.ones(1, device="npu", requires_grad=True)
     (weighed,) = UpdateFactors("token-mean", mask, 2, 1, lone_rank).weigh(mask[:1], value)
     weighed.backward()
-    assert value.grad.item() == 1 / 4 * 2  # its tokens among those of two micro batches
+    assert value.grad.item() == 1 / 4 * 2  # its tokens, divided by those of two micro batches
 
 
 def test_sequences_weigh_losses_and_tokens_weigh_means_over_tokens(lone_rank):
@@ -89,7 +89,7 @@ def test_sequences_weigh_losses_and_tokens_weigh_means_over_tokens(lone_rank):
     assert outputs[0][0]["actor/ppo_kl"] == [pytest.approx(1 / 8 + 3.5 * 7 / 8)]
 
 
-# As verl makes them: losses by `agg_loss`, and these by `masked_mean` over the tokens of responses.
+# As in verl: losses come from `agg_loss`, and these metrics from `masked_mean` over the tokens of responses.
 MEANS = {
     "actor": ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower"),
     "critic": ("critic/vf_clipfrac", "critic/vpred_mean"),
@@ -124,12 +124,12 @@ def test_every_metric_of_fsdp_weighs_as_it_was_averaged(lone_rank, reported, rol
     factors, parts = UpdateFactors("seq-mean-token-mean", mask, 4, 2, lone_rank), mask.split(2)
     for part in parts:
         factors.weigh(part)
-    # verl appends one metric a micro batch; of what is not known here it stays as it is.
+    # verl appends one value per micro batch; metrics that are not known here are left unchanged.
     metrics = {
         name: [part.sum(-1).float().mean().item() for part in parts] for name in (reported.loss, *MEANS[role])
     } | {"actor/grad_norm": [0.25]}
     factors.report(metrics, reported)
-    # The mean over two updates; in each, of all its tokens, and of its sequences.
+    # The mean over two updates, each averaged over its tokens and over its sequences.
     by_tokens = ((1 * 2 + 3.5 * 7) / 9 + (2 * 4 + 2.5 * 5) / 9) / 2
     by_sequences = ((1 + 3.5) / 2 + (2 + 2.5) / 2) / 2
     expected = dict.fromkeys(MEANS[role], by_tokens) | {reported.loss: by_sequences, "actor/grad_norm": 0.25}

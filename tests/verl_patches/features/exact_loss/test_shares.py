@@ -1,4 +1,4 @@
-"""The weights of micro batches against one pass over the whole mini batch, with verl's own formulas in plain torch."""
+"""The weights of micro batches compared with one pass over the mini batch, by verl's own formulas in plain torch."""
 
 import random
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from verl_patches.features.exact_loss.shares import MODES, Amounts, count, share
 
-# loss, mask [sequences, tokens] -> scalar; what verl documents of each mode.
+# loss, mask [sequences, tokens] -> scalar, as verl documents each mode.
 AGGREGATIONS = {
     "token-mean": lambda loss, mask: (loss * mask).sum() / mask.sum(),
     "seq-mean-token-sum": lambda loss, mask: (loss * mask).sum(-1).mean(),
@@ -19,7 +19,7 @@ AGGREGATIONS = {
 
 
 def random_batch(seed, sequences, width=64):
-    """Loss and mask with lengths 1..width."""
+    """Return a loss and a mask with lengths 1..width."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     lengths = torch.tensor([draw.randint(1, width) for _ in range(sequences)])
     mask = torch.arange(width) < lengths[:, None]
@@ -31,7 +31,7 @@ def amounts(mask):
 
 
 def averaged(mode, ranks, loss, mask, exact):
-    """What Megatron makes of it: the mean over ranks of the means over micro batches, given as lists of rows."""
+    """Average as Megatron does: the mean over ranks of the means over micro batches, which are lists of rows."""
     whole, total = amounts(mask), 0.0
     for batches in ranks:
         for rows in batches:
@@ -42,7 +42,7 @@ def averaged(mode, ranks, loss, mask, exact):
 
 
 def cut(draw, sequences, ranks):
-    """Rows of every micro batch of every rank: any order, any sizes, no micro batch empty."""
+    """Draw the rows of every rank's micro batches: any order, any sizes, no micro batch empty."""
     rows = list(range(sequences))
     draw.shuffle(rows)
     share_of_rank = sequences // ranks

@@ -1,4 +1,4 @@
-"""A small Qwen3 with one output for each token, and the gradients of its value loss in one plain pass over a batch."""
+"""A small Qwen3 with one output per token, and the gradients of its value loss in one plain pass over a batch."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ PASSES = {"all": slice(None), "first": slice(8), "second": slice(8, None)}
 
 
 def build_critic() -> torch.nn.Module:
-    """In fp32, as verl makes one: without dropout."""
+    """Build the critic in float32 and without dropout, as verl does."""
     torch.manual_seed(7)
     config = Qwen3Config(
         architectures=["Qwen3ForTokenClassification"], num_labels=1, classifier_dropout=0.0, hidden_dropout="0", **SIZES
@@ -28,17 +28,17 @@ def build_critic() -> torch.nn.Module:
 
 
 def make_value_batch() -> dict[str, torch.Tensor]:
-    """Columns of verl's update of a critic; some predictions lie farther than the clip from the old values."""
+    """Return the columns of a critic's update; some predictions lie farther than the clip from the old values."""
     batch, generator = make_batch(), torch.Generator().manual_seed(3)
     noise = torch.randn(2, SEQUENCES, RESPONSE, generator=generator)
     mask = batch["attention_mask"][:, PROMPT:]
     columns = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids", "responses")}
-    # Returns on one side, so that gradients of different tokens do not cancel.
+    # All returns lie on one side, so that gradients of different tokens do not cancel.
     return columns | {"values": noise[0] * mask, "returns": 4 + noise[1]}
 
 
 def unpadded_values(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """[sequences, response length] of the states in which the tokens are chosen; the model never sees padding."""
+    """Return values [sequences, response length] at the states that choose the tokens; the model sees no padding."""
     found = []
     for ids, mask in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
         padded = torch.zeros(len(mask), dtype=torch.float64)
@@ -48,16 +48,16 @@ def unpadded_values(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> t
 
 
 def value_loss(values: torch.Tensor, batch: dict[str, torch.Tensor], mode: str) -> torch.Tensor:
-    """PPO's clipped loss of values, aggregated over the whole batch at once."""
+    """Return PPO's clipped value loss, aggregated over the whole batch at once."""
     old, returns, mask = batch["values"], batch["returns"], batch["attention_mask"][:, PROMPT:]
     clipped = old + (values - old).clamp(-CLIP, CLIP)
     return AGGREGATIONS[mode](torch.maximum((values - returns) ** 2, (clipped - returns) ** 2), mask)
 
 
 def write_value_reference(folder: Path, modes: tuple[str, ...]) -> None:
-    """``critic/`` and ``critic.pt``: the batch, values, and by mode and rows the loss and every weight's gradient.
+    """Write ``critic/`` and ``critic.pt``: the batch, the values, and by mode and rows the loss and all gradients.
 
-    Computed by transformers in float64 from the float32 weights that are saved.
+    transformers computes them in float64 from the saved float32 weights.
     """
     model = build_critic()
     model.save_pretrained(folder / "critic")

@@ -12,13 +12,13 @@ from tests.verl_patches.features.exact_loss.test_shares import AGGREGATIONS
 PROMPT, RESPONSE, SEQUENCES = 6, 64, 16
 LENGTHS = [1, 64, 2, 60, 5, 33, 1, 47, 3, 64, 9, 21, 1, 55, 14, 2]
 CLIP, ENTROPY, KL = 0.2, 0.01, 0.1
-# DAPO: ratios up to 1 + HIGH, the mean over all tokens, and no token of an answer that fills its place: it was cut.
+# DAPO: ratios up to 1 + HIGH, the mean over all tokens, and no token of a cut answer, which is one of full width.
 HIGH, DAPO = 0.28, "token-mean/DAPO"
 OF_DAPO = {
     f"DAPO {name}": {"mode": "token-mean", "high": HIGH, "cut_left_out": True, "against": DAPO} | cut
     for name, cut in {"2": {"micro": 2}, "at most 160": {"limit": 160}}.items()
 }
-# Each without one part of it.
+# DAPO without one of its parts.
 NOT_DAPO = {
     "both clips alike": OF_DAPO["DAPO 2"] | {"high": None},
     "cut answers in": OF_DAPO["DAPO 2"] | {"cut_left_out": False},
@@ -27,7 +27,7 @@ NOT_DAPO = {
 
 
 def make_batch(seed: int = 2) -> dict[str, torch.Tensor]:
-    """Columns of verl's update: prompts padded at the left, responses at the right, one advantage per sequence."""
+    """Return the columns of verl's update: left-padded prompts, right-padded responses, one advantage per sequence."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, VOCABULARY, (SEQUENCES, PROMPT + RESPONSE), generator=generator)
     positions = torch.arange(PROMPT + RESPONSE)
@@ -48,7 +48,7 @@ def make_batch(seed: int = 2) -> dict[str, torch.Tensor]:
 def whole_losses(
     logits: torch.Tensor, batch: dict[str, torch.Tensor], mode: str, high: float = CLIP
 ) -> list[torch.Tensor]:
-    """PPO's clipped loss, entropy and the low-variance KL, each aggregated over the whole batch at once."""
+    """Return PPO's clipped loss, the entropy and the low-variance KL, each aggregated over the whole batch at once."""
     log_probs = logits[:, PROMPT - 1 : -1].log_softmax(dim=-1)
     chosen = log_probs.gather(-1, batch["responses"][..., None]).squeeze(-1)
     mask, advantages = batch["attention_mask"][:, PROMPT:], batch["advantages"]
@@ -62,7 +62,7 @@ def whole_losses(
 
 
 def unpadded_logits(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """[sequences, length, vocabulary], zero where there is padding, which the model never sees."""
+    """Return logits [sequences, length, vocabulary], zero at padding, which the model never sees."""
     logits = []
     for ids, mask in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
         padded = torch.zeros(len(mask), VOCABULARY, dtype=torch.float64)
@@ -71,19 +71,19 @@ def unpadded_logits(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> t
 
 
 def without_cut(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`batch` in which no token of an answer counts that has all of its RESPONSE tokens."""
+    """Return `batch` with the tokens of answers that have all RESPONSE tokens masked out."""
     mask = batch["attention_mask"].clone()
     mask[mask[:, PROMPT:].all(dim=-1), PROMPT:] = 0
     return batch | {"attention_mask": mask}
 
 
 def write_reference(folder: Path, modes: tuple[str, ...]) -> None:
-    """``checkpoint/`` and ``reference.pt``: the batch, and by mode and rows the losses and every weight's gradient.
+    """Write ``checkpoint/`` and ``reference.pt``: the batch, and by mode and rows the losses and all gradients.
 
-    DAPO's are among them. Computed by transformers in float64 from the float32 weights that are saved.
+    The passes include DAPO's. transformers computes them in float64 from the saved float32 weights.
     """
     model = build_model("qwen3")
-    # Log-probs of float32 are as exact as their size allows, and their error is that of the gradients.
+    # The error of float32 log-probs grows with their size, and gradients inherit it; smaller logits keep it small.
     model.lm_head.weight.data.mul_(0.1)
     model.save_pretrained(folder / "checkpoint")
     batch = make_batch()

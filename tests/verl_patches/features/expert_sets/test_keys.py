@@ -1,4 +1,4 @@
-"""Keys of token prefixes and hashes of sets of experts, against dictionaries of the prefixes and sets themselves."""
+"""Keys of token prefixes and hashes of expert sets, checked against dictionaries of the actual prefixes and sets."""
 
 import numpy as np
 import pytest

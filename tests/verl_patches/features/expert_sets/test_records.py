@@ -1,4 +1,4 @@
-"""What recorders keep of hooks' calls, and the comparison of both sides over ranks."""
+"""Recorders keep the right choices from the hooks' calls, and both sides are compared over all ranks."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_only_keys_of_both_sides_are_compared():
 
 
 def test_ties_explain_what_lies_behind_them():
-    """A tie at the third token of sequence 7 in layer 4: it explains that token, later ones and later layers."""
+    """A tie at the third token of sequence 7 in layer 4 explains that token, later tokens and later layers."""
     ties = pairs((7, 2 << 32 | 4))
     explained = pairs((7, 2 << 32 | 4), (7, 9 << 32 | 4), (7, 2 << 32 | 60), (7, 9 << 32 | 5))
     others = pairs((7, 1 << 32 | 4), (7, 2 << 32 | 3), (7, 9 << 32 | 3), (7, 0), (8, 2 << 32 | 4))
@@ -63,7 +63,7 @@ def test_recorder_keeps_the_first_choice_of_drawn_tokens():
 
 
 class Router(nn.Module):
-    """Sends each token to the experts that its two values name, as Megatron's routers return them."""
+    """Routes each token to the experts that its two values name, in the format of Megatron's routers."""
 
     def forward(self, tokens):
         return torch.ones(tokens.shape), tokens.long()
@@ -81,7 +81,7 @@ def model_of(layers: int) -> nn.Module:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_training_names_packed_tokens_and_no_padding(tp):
-    """Two sequences padded on both sides; packed, each is padded to a multiple of the tensor parallel size, and under
+    """Two sequences are padded on both sides. Packed, each is padded to a multiple of the tensor-parallel size; under
     sequence parallelism a rank has its share of the rows."""
     batch = torch.tensor([[0, 11, 12, 13, 0], [0, 0, 21, 22, 0]])
     mask = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 1, 1, 0]])
@@ -99,13 +99,13 @@ def test_training_names_packed_tokens_and_no_padding(tp):
         with recorded_training_choices([model], slots, rank, tp, recorder):
             with MicroBatches(recorder, 1.0).forward(batch, mask, tp):
                 model.decoder.layers[1].mlp.router(hidden)
-            model.decoder.layers[1].mlp.router(hidden + 1)  # as a recomputation: it is not the forward
+            model.decoder.layers[1].mlp.router(hidden + 1)  # like a recomputation, which is not the forward
         found |= dict(recorder.take()[:, :2].tolist())
     assert found == expected
 
 
 def test_chunks_of_virtual_stages_record_their_own_layers():
-    """The first of two stages of two chunks has the layers 0, 1, 4 and 5; the routers of 1 and 5 choose differently."""
+    """The first of two stages has two chunks with layers 0, 1, 4 and 5; the routers of 1 and 5 choose differently."""
     tokens = torch.tensor([[11, 12, 13]])
     recorder, chunks = TrainingChoiceRecorder(), [model_of(2), model_of(2)]
     slots = [LayerSlot(0, 0, 0), LayerSlot(1, 0, 1), LayerSlot(4, 1, 0), LayerSlot(5, 1, 1)]
@@ -122,7 +122,7 @@ def test_chunks_of_virtual_stages_record_their_own_layers():
 
 
 def test_choices_of_all_ranks_are_compared(tmp_path):
-    """The rollout's records lie on other ranks than training's, and one of three tokens went elsewhere."""
+    """The rollout's records are on other ranks than training's, and one of three tokens has another choice."""
     run_ranks("tests.verl_patches.features.expert_sets.test_records", RANKS, tmp_path, imported=PYTORCH)
     for rank in range(RANKS):
         plain, *with_ties = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -158,7 +158,7 @@ def main(folder: Path) -> None:
             _record(choices.rollout, [8, 9, 10], [[1, 2], [3, 4], [5, 6]])
         if rank == 0:
             _record(choices.training, [8, 9, 10], [[1, 2], [3, 4], [5, 6]])
-            # What layer 2 of the last token chose, one expert apart.
+            # Change the choice of layer 2 for the last token by one expert.
             choices.training._found[-1][-1, 1] ^= np.uint64(1)
         if tie is not None and rank == 1:
             # Another pipeline stage of the same micro batch, whose router may choose differently at this token.

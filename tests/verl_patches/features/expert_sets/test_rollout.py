@@ -1,4 +1,4 @@
-"""Which rows of a model runner's forwards are named, request by request, and which forwards are left alone."""
+"""Which rows of a model runner's forwards are recorded, request by request, and which forwards are skipped."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -15,7 +15,7 @@ from verl_patches.features.expert_sets.rollout import RunnerChoices
 
 
 class Runner:
-    """What vLLM-Ascend's runner says of a batch: tokens of each request, how many are computed, and the rows' edges."""
+    """The batch state of vLLM-Ascend's runner: each request's tokens, how many are computed, and the row boundaries."""
 
     def __init__(self, graphs: bool = False) -> None:
         self.model = nn.Identity()
@@ -29,7 +29,7 @@ class Runner:
         self.model(torch.zeros(1))
 
     def forward(self, batch: dict[str, tuple[list[int], int, int]], prefill: bool = True) -> None:
-        """batch: by name all tokens known, how many are computed, and how many this forward computes."""
+        """`batch`: by request, all known tokens, how many are computed, and how many this forward computes."""
         tokens = np.zeros((len(batch), 64), np.int64)
         for row, (known, _, _) in enumerate(batch.values()):
             tokens[row, : len(known)] = known
@@ -48,7 +48,7 @@ class Runner:
 
 @pytest.fixture
 def seen(monkeypatch):
-    """The keys of each recorded forward."""
+    """Return the keys of each recorded forward."""
     found: list[list[int]] = []
 
     class Watched(ChoiceRecorder):
@@ -76,7 +76,7 @@ def keys(tokens: list[int], first: int, last: int) -> list[int]:
 
 
 def test_chunked_prompts_and_decode_steps_have_their_keys(seen):
-    """A prompt in two parts beside one that decodes; the third finds its first tokens in the prefix cache."""
+    """A prompt in two chunks runs beside one that decodes; a third finds its first tokens in the prefix cache."""
     runner, long, short, cached = started(seen), [*range(10, 17)], [20, 21], [10, 11, 30]
     runner.forward({"long": (long, 0, 4), "short": (short, 0, 2)})
     runner.forward({"short": ([*short, 22], 2, 1), "long": (long, 4, 3), "cached": (cached, 2, 1)})

@@ -1,4 +1,4 @@
-"""Which token each row of a rollout's forward is named for, under vLLM's ways of filling a batch."""
+"""The token for which each row of a rollout's forward is recorded, under all of vLLM's ways to fill a batch."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ SLOTS, LONGEST = 4, 24
 
 
 class Keys:
-    """In the place of the recorder: the keys of every forward. No token is drawn, so no hook is set."""
+    """A stand-in for the recorder that keeps the keys of every forward. It draws no token, so no hook is installed."""
 
     def __init__(self):
         self.of_forwards = []
@@ -30,7 +30,7 @@ class Keys:
 
 
 class Decoder(nn.Module):
-    """As much of a model as a runner has: layers of which one has a gate, or none."""
+    """The part of a model that the runner reads: two layers, of which one or none has a gate."""
 
     def __init__(self, gates: bool):
         super().__init__()
@@ -45,7 +45,7 @@ class Decoder(nn.Module):
 
 
 class Runner:
-    """vLLM-Ascend's model runner with its batch of at most SLOTS requests; `tokens` by name, `computed` of each."""
+    """vLLM-Ascend's model runner with a batch of at most SLOTS requests; `tokens` and `computed` are by name."""
 
     def __init__(self, gates=True):
         self.tokens, self.computed, self.recorder = {}, {}, Keys()
@@ -60,7 +60,7 @@ class Runner:
         self.decoder()
 
     def forward(self, scheduled):
-        """A forward of so many tokens by name, in this order; returns what a rank that knows all tokens calls them."""
+        """Run the given numbers of tokens, in this order. Return the keys computed from each request's full tokens."""
         names = list(scheduled)
         ids, edges = np.zeros((SLOTS, LONGEST), np.int32), [0]
         for row, name in enumerate(names):
@@ -81,7 +81,7 @@ class Runner:
         return expected
 
     def begin(self, name, prompt, cached=0):
-        """A request, of whose prompt the cache holds some tokens; or one that was preempted, with all its tokens."""
+        """Start a request with `cached` tokens in the prefix cache, or restart a preempted one with all its tokens."""
         self.tokens[name], self.computed[name] = list(prompt), cached
 
 
@@ -101,7 +101,7 @@ def test_parts_and_cached_prefixes_have_the_keys_of_a_whole():
 @pytest.mark.parametrize("cached", [0, 3])
 @pytest.mark.parametrize("others", [True, False], ids=["beside another", "alone"])
 def test_a_preempted_request_is_named_from_its_beginning(cached, others):
-    """It loses its blocks, all but those that the cache keeps, and is computed again under the same name."""
+    """It loses its blocks except those in the prefix cache, and is computed again under the same name."""
     runner = Runner()
     runner.begin("1", range(30, 38))
     runner.begin("2", range(50, 58))
@@ -137,7 +137,7 @@ def test_a_model_without_routers_is_not_watched(gates):
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_schedule_names_rows_by_their_prefixes(data):
-    """Requests come, go on in parts, are sampled for, are preempted and leave, in batches of any order."""
+    """Requests arrive, run in chunks, are sampled for, are preempted and leave, in batches of any order."""
     runner, expected, running = Runner(), [], {}
     for number in range(data.draw(st.integers(1, 12))):
         if len(running) < SLOTS and (not running or data.draw(st.booleans())):

@@ -1,4 +1,4 @@
-"""Prompts go to the workers in the order of their last answers' lengths, and answers come back in their own order."""
+"""Prompts go to workers by the lengths of their previous answers, and answers come back in the original order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 12
 
 
 def batch_of(prompts: list[int], **meta: Any) -> DataProto:
-    """Prompts of one token and its padding, as verl's loop gives them."""
+    """Return prompts of one token and one padding token, as verl's loop passes them."""
     tokens = torch.tensor([[0, prompt] for prompt in prompts])
     columns = {"raw_prompt_ids": np.array([[prompt] for prompt in prompts] + [None], dtype=object)[:-1]}
     return DataProto.from_dict(
@@ -31,7 +31,7 @@ def batch_of(prompts: list[int], **meta: Any) -> DataProto:
 
 
 class Workers:
-    """Answers whose length is a function of the prompt, and whose tokens are the prompt's and the answer's number."""
+    """Workers whose answers have a length given by the prompt, and the prompt's and the answer's number as tokens."""
 
     def __init__(self, length: Callable[[int, int], int], n: int = 1) -> None:
         self._length, self._n = length, n
@@ -75,7 +75,7 @@ def test_answers_come_back_in_the_order_of_prompts_and_the_next_epoch_is_placed(
 
 
 def test_answers_that_stay_where_they_were_dealt_out_are_found(monkeypatch):
-    """A control: the places of answers as if prompts had come as they are."""
+    """A control: answers are not put back into the prompts' order."""
     lengths = {1: 1, 2: 9, 3: 9, 4: 1}
     prompts = [2, 3, 1, 4]
     workers = Workers(lambda prompt, number: lengths[prompt], 2)
@@ -129,7 +129,7 @@ def test_prompts_that_do_not_divide_among_engines_are_passed_on():
 
 
 def test_handles_of_samples_go_with_the_answers():
-    """Samples stay with the engine that made them, whose place is the one in which they were dealt out."""
+    """Samples stay with the engine that made them, so their references follow the order in which prompts were dealt."""
     workers = Workers(lambda prompt, number: prompt, 2)
     generate = Placement(2).placing(DriverOfHandles(lambda order: order, lambda: 1).generating(workers.generate))
     generate(batch_of([1, 2, 9, 8]))

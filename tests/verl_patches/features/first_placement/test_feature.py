@@ -1,4 +1,4 @@
-"""Where prompts cannot be dealt out to any engine is rejected in one sentence."""
+"""A configuration in which prompts cannot be dealt to arbitrary engines is rejected in one sentence."""
 
 from __future__ import annotations
 

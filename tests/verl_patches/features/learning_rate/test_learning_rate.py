@@ -1,4 +1,4 @@
-"""The learning rate of every step, against the schedulers of transformers and of verl's FSDP workers."""
+"""The learning rate of every step equals that of transformers' schedulers and of verl's FSDP workers."""
 
 import math
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def rates(keys, steps=TOTAL):
 
 
 def rates_of_scheduler(make, steps=TOTAL):
-    """What a scheduler of torch that `make` returns gives every step, as verl's FSDP worker goes through it."""
+    """Return the rates of the torch scheduler from `make` at each step, advanced as verl's FSDP worker does."""
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
     scheduler, found = make(optimizer), []
     for _ in range(steps):
@@ -70,7 +70,7 @@ def test_as_verls_schedules(warmup, ratio):
     )
     assert rates(optim("cosine", lr_warmup_steps=warmup, min_lr_ratio=ratio)) == pytest.approx(expected, rel=1e-12)
     expected = rates_of_scheduler(lambda o: torch_functional.get_constant_schedule_with_warmup(o, warmup))
-    # verl's constant schedule knows no minimum, whatever the key says.
+    # verl's constant schedule has no minimum, whatever the key says.
     constant = optim("constant", lr_warmup_steps=warmup, min_lr_ratio=ratio)
     assert rates(constant) == pytest.approx(expected, rel=1e-12)
 
@@ -100,7 +100,7 @@ def optimizer_of(*groups):
 
 
 def test_every_group_has_the_rate_of_the_step_whatever_it_had_before():
-    """A schedule without a state: the same step gives the same rate after any other step, as after a resume."""
+    """The schedule has no state: a step's rate does not depend on the step before, so a resume changes nothing."""
     keys = optim("cosine", lr_warmup_steps=3)
     optimizer = optimizer_of({"lr": 5.0, "lr_mult": 1.0}, {"lr": 5.0, "lr_mult": 0.5}, {"lr": 5.0})
     for step in (7, 2, TOTAL, 7):
@@ -123,7 +123,7 @@ def test_a_constant_rate_needs_no_step_and_is_the_configured_one_to_the_bit():
 
 
 def test_a_rate_that_restarts_after_a_resume_is_noticed():
-    """The fault that a schedule with a state has when its state is lost."""
+    """This is the error of a stateful schedule that loses its state."""
     unbroken = rates(optim("linear", lr_warmup_steps=3))
     restarted = [*unbroken[:8], *rates(optim("linear", lr_warmup_steps=3))[: TOTAL - 8]]
     assert restarted != unbroken and not any(map(math.isnan, unbroken))

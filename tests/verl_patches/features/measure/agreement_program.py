@@ -1,4 +1,4 @@
-"""Two ranks agree on metrics of a step, some of which one rank has under other names; test_agreement.py judges them.
+"""Two ranks agree on metrics of a step, some of which one rank names differently; test_agreement.py checks them.
 
 Every rank writes ``rank<n>.json``.
 """
@@ -21,7 +21,7 @@ from verl_patches.features.measure.step_record import StepRecord, agreed, larges
 
 ONE = {"samples/bytes_received": 4096.0, "timing_s/update": 2.0}
 KNOWN = ("actor/pg_loss", "actor/kl_loss", "actor/ppo_kl")
-# What rank 1 has in place of ONE, by case: as many metrics under other names is what no size gives away.
+# Rank 1's metrics in place of ONE, by case. In "renamed" the number is equal, so no size reveals the difference.
 OTHERS = {
     "same": ONE,
     "lacks": {"timing_s/update": 3.0},
@@ -32,7 +32,7 @@ REPORTED = {
     "same": ({"actor/pg_loss": 1.0, "actor/ppo_kl": 0.5}, {"actor/pg_loss": 2.0, "actor/ppo_kl": 0.25}),
     "other": ({"actor/pg_loss": 1.0, "actor/ppo_kl": 0.5}, {"actor/pg_loss": 2.0, "actor/kl_loss": 0.25}),
 }
-# What each rank has seen, by case: differences of log-probs by token, probabilities that were left by drawn token.
+# Each rank's data, by case: log-prob differences by token, and the probability kept by the draw of each token.
 SEEN: dict[str, list[tuple[list[float], list[float]]]] = {
     "both": [([3.0, 1.0], [0.5]), ([0.25] * 6, [1.0, 0.75, 0.75])],
     "one": [([], []), ([0.5, 1.5, 4.0], [0.25, 0.5])],
@@ -41,7 +41,7 @@ SEEN: dict[str, list[tuple[list[float], list[float]]]] = {
 
 
 def told(call: Callable[[], Any]) -> Any:
-    """What `call` returns, or the sentence that it raises."""
+    """Return the result of `call`, or the message of the RunError that it raises."""
     try:
         return call()
     except RunError as error:
@@ -56,7 +56,7 @@ def started(stages: tuple[str, ...]) -> StepRecord:
 
 
 def of_a_step(differences: list[float], left: list[float]) -> StepRecord:
-    """The record of a rank that has seen these."""
+    """Return the step record of a rank with these differences and kept probabilities."""
     record, rollout = StepRecord(), torch.tensor([differences])
     record.difference.add(rollout, torch.zeros_like(rollout), torch.ones_like(rollout))
     record.drew(sum(left), len(left))

@@ -1,4 +1,4 @@
-"""Metrics of two dies: equal names are reduced, and others end the run with what differs, on both alike."""
+"""Metrics of two dies are reduced if their names are equal; otherwise both ranks end the run with the difference."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_other_names_rejected_with_the_difference(ranks, case, difference):
 
 @pytest.mark.parametrize("case", SEEN)
 def test_means_are_over_the_tokens_of_all_ranks(ranks, case):
-    """A rank with more tokens weighs more, and one without any takes nothing away."""
+    """A rank with more tokens has more weight, and one without tokens has none."""
     differences, left = ([each for of_rank in SEEN[case] for each in of_rank[part]] for part in (0, 1))
     expected = {}
     if differences:

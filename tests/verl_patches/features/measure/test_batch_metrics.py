@@ -1,4 +1,4 @@
-"""What the workers' update says of a batch beside verl's own metrics."""
+"""The workers' update reports metrics of its batch beside verl's own."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ END = 1
 
 
 class Batch:
-    """Three answers of two tokens, of which the last two are to one prompt, and the first does not end."""
+    """Three answers of two tokens; the last two belong to one prompt, and the first has no end token."""
 
     def __init__(self) -> None:
         self.batch = {
@@ -28,7 +28,7 @@ class Batch:
 
 
 def test_batch_metrics_join_those_of_its_update():
-    counts.take(), serialized.take()  # whatever tests before this one left
+    counts.take(), serialized.take()  # clear what earlier tests left
     update = with_batch_metrics(
         lambda batch: SimpleNamespace(meta_info={"metrics": {"loss": 2.0}}),
         [END, 9],
@@ -51,7 +51,7 @@ def test_batch_metrics_join_those_of_its_update():
 
 
 def test_every_end_token_ends_an_answer():
-    """Llama 3 names three; an answer of the greatest length that ends with any of them was not cut."""
+    """Llama 3 has three; an answer of maximum length that ends with any of them was not cut."""
     responses = torch.tensor([[5, 128001], [5, 128008], [5, 128009], [5, 6], [128009, 0]])
     mask = torch.tensor([[1, 1]] * 4 + [[1, 0]])
     assert truncated(responses, mask, (128001, 128008, 128009)).tolist() == [False, False, False, True, False]

@@ -1,4 +1,4 @@
-"""verl's reward manager with answers judged together: the same rewards, and thoughts that prompts open."""
+"""verl's reward manager with answers verified together: the same rewards, also when the prompt opens the thought."""
 
 import copy
 import threading
@@ -17,7 +17,7 @@ PROMPT, RESPONSE, PAD = 10, 30, 0
 
 
 class Characters:
-    """A tokenizer whose tokens are characters."""
+    """A tokenizer with one token per character."""
 
     def encode(self, text):
         return [ord(character) for character in text]
@@ -27,14 +27,14 @@ class Characters:
 
 
 class NoAlgebra:
-    """A verifier that these answers need not ask."""
+    """A verifier that must not be called for these answers."""
 
     def equal(self, truth, answer):
         raise AssertionError(truth, answer)
 
 
 def data_of(rows, prompt="2+3?"):
-    """verl's DataProto of (response, truth) rows: prompts padded on the left, responses on the right."""
+    """Return verl's DataProto of (response, truth) rows: left-padded prompts, right-padded responses."""
     from verl import DataProto
 
     tokens = Characters()

@@ -1,4 +1,4 @@
-"""The log-probs that an engine sampled with, taken from what it returns."""
+"""The log-probs with which an engine sampled are taken from the engine's output."""
 
 import math
 from types import SimpleNamespace
@@ -21,13 +21,13 @@ from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import generate
 
 
 def reported(of_draw: float, of_model: float | None = None):
-    """vLLM's Logprob; of a draw from a part of the vocabulary the model's log-prob stands in place of the rank."""
+    """Return vLLM's Logprob; for a draw from part of the vocabulary, `rank` has the bits of the model's log-prob."""
     rank = 1 if of_model is None else int(np.float32(of_model).view(np.int32))
     return SimpleNamespace(logprob=of_draw, rank=rank)
 
 
 def sample(*chosen: tuple[int, float]):
-    """A sample of these tokens; at every place vLLM also returns the likeliest token."""
+    """Return a sample of these tokens; like vLLM, each position also reports the likeliest token."""
     at = [{token: reported(value), 99: reported(-0.01)} for token, value in chosen]
     return SimpleNamespace(token_ids=[token for token, _ in chosen], logprobs=at)
 
@@ -39,7 +39,7 @@ REQUESTS = [
 EXPECTED = [[-0.5, -1.5, PADDING], [-2.0, PADDING, PADDING], [-0.25, -3.0, -4.0], [-1.25, PADDING, PADDING]]
 
 
-# Tokens drawn from 80 % of the model's probability, and one from all of it.
+# One token drawn from 80 % of the model's probability, and one from all of it.
 NARROWED = [
     SimpleNamespace(
         outputs=[
@@ -83,7 +83,7 @@ class Prompts(list):
 
 
 def generated(of_upstream: dict, requests=REQUESTS, **meta_info) -> dict:
-    """The tensors of a batch that upstream's rollout generates as `of_upstream`, with the patch around it."""
+    """Return the batch tensors of upstream's rollout, which returns `of_upstream`, with the patch around it."""
     rollout = SimpleNamespace(inference_engine=Engine())
     rollout.inference_engine.requests = requests
     prompts = Prompts(range(len(requests)))
@@ -115,7 +115,7 @@ def test_others_stand_in_for_the_engine_around_the_block():
 
 
 def test_narrowed_draws_are_compared_over_the_vocabulary():
-    """verl 0.4.0 returns the log-probs of the draw itself."""
+    """verl 0.4.0 returns the log-probs of the narrowed draw."""
     own = torch.tensor([[math.log(0.5), -1.0]])
     found = generated({"rollout_log_probs": own, "responses": torch.zeros(1, 2)}, NARROWED, validate=True)
     torch.testing.assert_close(found["rollout_log_probs"], torch.tensor([[math.log(0.4), -1.0]]))

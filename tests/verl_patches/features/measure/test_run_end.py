@@ -19,7 +19,7 @@ GOOD = {"timing_s/update_actor": 1.0, "training/rollout_logprob_diff_max": 1e-4,
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a loop over steps in which `work(step)` returns changes of its metrics; returns what it wrote."""
+    """Return a function that runs a loop over steps, in which `work(step)` returns changes of the step's metrics."""
 
     def loop(work, steps=3):
         chosen = OverlaySettings(measure=MeasureSettings(output_dir=str(tmp_path)))
@@ -80,7 +80,7 @@ def raising(error, at):
 
 def test_weights_that_are_not_finite_end_it_with_their_step(run):
     from_worker = RuntimeError("a trace of many lines")
-    # Ray hands an exception on as its bytes.
+    # Ray transfers an exception pickled.
     error = NonfiniteWeightsError("the actor's weights hold inf or nan in o_proj (rank 1); mend them")
     from_worker.cause = pickle.loads(pickle.dumps(error))
     sentence = r"^step 2: the actor's weights hold inf or nan in o_proj \(rank 1\); mend them$"

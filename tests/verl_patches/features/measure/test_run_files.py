@@ -30,7 +30,7 @@ def test_executed_patches_are_written_once_and_read_from_all_processes(tmp_path,
     files.executed(["a", "b"])
     files.executed(["b", "c"])
     assert [entry["executed"] for entry in read_patches(tmp_path)] == [["a", "b"], ["c"]]
-    # A process of another node, which may have the same number there.
+    # A process on another node, which may have the same pid.
     own_context.take(run_files._Written)
     monkeypatch.setattr(run_files.socket, "gethostname", lambda: "other")
     files.executed(["a", "d"])
@@ -38,7 +38,7 @@ def test_executed_patches_are_written_once_and_read_from_all_processes(tmp_path,
 
 
 def test_no_two_processes_append_to_one_file_of_patches(tmp_path, monkeypatch, own_context):
-    """Appends of two nodes to one file of NFS overwrite each other: each process has a file of its own."""
+    """Appends from two nodes to one NFS file overwrite each other, so each process has its own file."""
     files, written = RunFiles(str(tmp_path)), {}
     for host, process in (("a", 7), ("b", 7), ("a", 8)):
         own_context.take(run_files._Written)
@@ -77,7 +77,7 @@ def test_event_after_half_a_line_stands_on_its_own(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": 1.0, "event": "ray_ready"}\n{"time": 2.0, "ev')
     RunFiles(str(tmp_path)).note("data_ready")
-    take_back_steps(str(tmp_path), 0)  # what a run that goes on calls
+    take_back_steps(str(tmp_path), 0)  # called by a resumed run
     assert [event["event"] for event in read_events(tmp_path)] == ["ray_ready", "data_ready"]
     assert (tmp_path / "events.jsonl.damaged").read_text() == '{"time": 2.0, "ev\n'
 

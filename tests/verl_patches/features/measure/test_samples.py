@@ -1,4 +1,4 @@
-"""Samples of a step: the same prompts' responses together, without padding, bounded; kept of the first and the last."""
+"""Samples of a step: responses to a prompt are together, unpadded and bounded; the first and last step are kept."""
 
 import json
 
@@ -12,14 +12,14 @@ from verl_patches.features.measure.samples import hold_samples, take_samples
 
 
 class Letters:
-    """A tokenizer whose token n is the n-th letter."""
+    """A tokenizer in which token n is the n-th letter."""
 
     def decode(self, tokens):
         return "".join(chr(ord("a") + token) for token in tokens)
 
 
 def batch(prompts, responses: int = 2):
-    """verl's batch: prompts of one token, padded left, with responses of two, padded right."""
+    """Return verl's batch of left-padded prompts of one token with right-padded responses of two."""
     protocol = pytest.importorskip("verl").DataProto
     rows = len(prompts)
     tensors = {
@@ -74,7 +74,7 @@ def test_the_first_and_the_last_step_are_kept_also_where_a_run_goes_back(tmp_pat
         files.samples(step, [sample])
     assert [each.step for each in read_samples(tmp_path)] == [3, 5]
     files.samples(2, [sample])
-    files.samples(6, [])  # a step whose rewards came from elsewhere
+    files.samples(6, [])  # a step whose rewards were not computed here
     assert [each.step for each in read_samples(tmp_path)] == [2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["samples.first.json", "samples.last.json"]
 

@@ -22,7 +22,7 @@ def test_agreement_keeps_every_digit(lone_rank, metrics):
 
 
 def test_nan_is_kept_and_negative_metrics_rejected(lone_rank):
-    for sign in (1, -1):  # what the processor makes of inf - inf has the sign bit set
+    for sign in (1, -1):  # the processor's inf - inf has the sign bit set
         nan = math.copysign(float("nan"), sign)
         assert math.isnan(step_record.largest_over_ranks({"a": nan})["a"])
         bits = torch.tensor([nan], dtype=torch.float64).view(torch.int64)
@@ -60,7 +60,7 @@ def test_difference_does_not_hide_nan():
 
 
 def test_difference_of_device_that_drops_nan_is_nan(monkeypatch):
-    """CANN does not document that a maximum hands on NaN."""
+    """CANN does not document that a maximum propagates NaN."""
     upstream = torch.Tensor.max
     monkeypatch.setattr(torch.Tensor, "max", lambda tensor: upstream(tensor.nan_to_num(0.0)))
     difference, ones = LogProbDifference(), torch.ones(1, 2)
@@ -88,7 +88,7 @@ def test_a_step_is_reported_once_and_the_next_begins_empty(lone_rank, own_contex
 
 
 def test_means_are_over_the_tokens_of_all_micro_batches(lone_rank):
-    """Micro batches and draws of different sizes: no mean of means."""
+    """Micro batches and draws have different sizes, so a mean of means would be wrong."""
     record = StepRecord()
     for rows, apart in ((1, 3.0), (3, 1.0)):
         zeros = torch.zeros(rows, 2)
@@ -114,7 +114,7 @@ def test_a_start_counts_once_and_the_skew_is_from_the_first_to_the_last(lone_ran
     assert agreed(record) == {"timing_start_skew/ref": 0.0}
 
     def with_a_later_rank(tensor, op=None, group=None):
-        """The other rank began 2.5 s after this one. By name: the first start, the last, the log-probs' difference."""
+        """Reduce with a rank that began 2.5 s later. In order: first start, last start, log-prob difference."""
         if tensor.dtype == torch.int64:
             other = torch.tensor([step_record._FAR_AHEAD - 1002.5, 1002.5, 0.0], dtype=torch.float64).view(torch.int64)
             tensor.copy_(torch.maximum(tensor.cpu(), other))

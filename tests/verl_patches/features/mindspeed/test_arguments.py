@@ -1,4 +1,4 @@
-"""Every key of verl that matters, as the argument of MindSpeed-LLM that it becomes."""
+"""Every relevant verl key becomes the right MindSpeed-LLM argument."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ ENGINE = "actor_rollout_ref.overlay.mindspeed"
 
 
 def published(**changes) -> DeepseekV3Config:
-    """DeepSeek-V3's own configuration in bf16, trained without its multi-token prediction layer."""
+    """Return DeepSeek-V3's configuration in bfloat16, without its multi-token prediction layer."""
     values = json.loads(PUBLISHED.read_text()) | {"num_nextn_predict_layers": 0} | changes
     return DeepseekV3Config(**{name: value for name, value in values.items() if name != "quantization_config"})
 
@@ -29,7 +29,7 @@ def node(*overrides):
 
 
 def arguments(*overrides, model=None):
-    """Of the job with true weights."""
+    """Return the arguments of the job with real weights."""
     settings = OverlaySettings.from_config(node(*overrides))
     return translate(node(*overrides), model or published(), settings)
 
@@ -66,8 +66,8 @@ def test_the_cluster_job():
     assert {name: found[name] for name in expected} == expected
 
 
-# What no key of verl's and no field of the model decides, as in MindSpeed-LLM v2.0.0's own script for the A3,
-# examples/mcore/deepseek3/pretrain_deepseek3_671b_4k_A3_ptd.sh.
+# Arguments that follow from no verl key and no model field. The values are those of MindSpeed-LLM v2.0.0's own
+# script for the A3, examples/mcore/deepseek3/pretrain_deepseek3_671b_4k_A3_ptd.sh.
 OF_THE_VENDORS_SCRIPT = {
     "spec": ["mindspeed_llm.tasks.models.spec.deepseek_spec", "layer_spec"],
     "use_mcore_models": True,
@@ -100,7 +100,7 @@ OF_THE_VENDORS_SCRIPT = {
     "bf16": True,
     "micro_batch_size": 1,
 }
-# Where this job differs from pre-training: nothing balances the experts, lengths vary, and verl has steps and rates.
+# Differences from pre-training: experts are not balanced, lengths vary, and verl owns the steps and learning rates.
 OF_POST_TRAINING = {
     "moe_router_bias_update_rate": 0.0,
     "moe_aux_loss_coeff": 0.0,

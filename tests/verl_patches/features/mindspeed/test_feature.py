@@ -1,4 +1,4 @@
-"""The keys of overlay.mindspeed: when the engine is on, and what the driver refuses to run on it."""
+"""The keys of overlay.mindspeed: when the engine is on, and which configurations the driver rejects with it."""
 
 import json
 import sys

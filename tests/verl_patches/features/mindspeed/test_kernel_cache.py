@@ -1,4 +1,4 @@
-"""Compiled kernels are kept when MindSpeed would remove them all, and only locks that nobody holds go."""
+"""Compiled kernels survive MindSpeed's attempt to remove them all, and only locks that nobody holds are removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOLDS = "import sys; held = open(sys.argv[1], 'x'); print(flush=True); sys.stdin
 
 @pytest.fixture
 def kernels(tmp_path, monkeypatch) -> Path:
-    """The folder of torch's kernels, with one that is compiled."""
+    """Return torch's kernel folder, with one compiled kernel in it."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     (tmp_path / "matmul").mkdir()
     (tmp_path / "matmul" / "matmul.so").touch()
@@ -51,13 +51,13 @@ def test_a_lock_that_another_process_holds_stays(kernels):
 
 
 def test_a_lock_of_this_moment_stays(kernels):
-    """It has been made, and may not be open yet."""
+    """It may have been created but not opened yet."""
     left_by_a_dead_process(kernels / "matmul", seconds_ago=0)
     assert remove_abandoned_locks(kernels) == []
 
 
 def test_torch_makes_its_lock_where_it_is_looked_for(kernels):
-    """Read from torch itself: what a process that loads a kernel holds meanwhile."""
+    """The lock's path is read from torch itself, at the moment when a process loads a kernel."""
     seen = []
 
     class Baton(cpp_extension.FileBaton):
@@ -73,7 +73,7 @@ def test_torch_makes_its_lock_where_it_is_looked_for(kernels):
 
 
 def test_who_asks_for_the_folder_of_all_kernels_finds_none(kernels):
-    """As MindSpeed asks, after which it removes what it finds."""
+    """MindSpeed asks for this folder and then removes it."""
     with kept_kernels():
         assert not Path(cpp_extension._get_build_directory("", True)).exists()
         assert Path(cpp_extension._get_build_directory("matmul", True)) == kernels / "matmul"

@@ -1,4 +1,4 @@
-"""MindSpeed's changes are put where Megatron and verl hold what they replaced; stand-ins for both."""
+"""MindSpeed's replacements also reach the copies that Megatron and verl hold; both are stand-ins here."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -21,13 +21,13 @@ def patch(holder, name, old):
 
 def test_copies_of_what_mindspeed_replaced_are_put_right(monkeypatch):
     def old():
-        """What Megatron had."""
+        """Megatron's original."""
 
     def new():
-        """What MindSpeed puts there."""
+        """MindSpeed's replacement."""
 
     def same():
-        """What nobody changed."""
+        """A function that nobody replaced."""
 
     class Layer:
         forward = new

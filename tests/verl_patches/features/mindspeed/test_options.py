@@ -1,4 +1,4 @@
-"""MindSpeed's options where a published script writes them: under override_transformer_config of verl's actor."""
+"""MindSpeed's options are read from where a published script puts them: verl's actor's override_transformer_config."""
 
 from copy import deepcopy
 
@@ -15,7 +15,7 @@ from verl_patches.trainer.main_ppo import compose
 
 JOB = "deepseek_v3_256die_true_weight"
 GROUP = "actor_rollout_ref.actor.megatron.override_transformer_config"
-# As the published script writes them.
+# As in the published script.
 PUBLISHED = [
     f"+{GROUP}.use_flash_attn=True",
     f"+{GROUP}.moe_token_dispatcher_type='alltoall'",
@@ -26,7 +26,7 @@ PUBLISHED = [
 ]
 OVERLAY = "actor_rollout_ref.overlay.mindspeed"
 CLUSTER = ["actor_rollout_ref.model.path=/weights", "trainer.nnodes=16", "trainer.n_gpus_per_node=16"]
-# transformers completes rope_scaling in place.
+# transformers fills in rope_scaling in place.
 MODEL = deepcopy(PUBLISHED_CONFIGS["deepseek-ai/DeepSeek-V3, edited"])
 
 

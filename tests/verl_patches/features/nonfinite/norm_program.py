@@ -1,5 +1,5 @@
-"""Two ranks step Megatron's distributed optimizer, and verl's FSDP actor and critic theirs, with finite gradients whose
-norm overflows; test_norm.py judges them.
+"""Two ranks step Megatron's distributed optimizer and those of verl's FSDP actor and critic with finite gradients
+whose norm overflows; test_norm.py checks the results.
 
 Every rank writes ``rank<n>.json``.
 """
@@ -32,11 +32,11 @@ from verl_patches.features.measure.step_record import current_record
 from verl_patches.features.nonfinite.updates import guarded
 
 LARGE = 1e19
-"""Finite, as the norm of some of these is; the square of that norm is not."""
+"""A finite value; the norm of a few of these is finite too, but its square is not."""
 
 
 class Trained:
-    """A model of one layer, or of two of which one is an expert, as verl's actor or critic holds it."""
+    """A model of two layers, the second of which may be an expert, held as verl's actor or critic holds it."""
 
     def __init__(self, role: str, with_expert: bool, clip: float):
         torch.manual_seed(1)
@@ -51,19 +51,19 @@ class Trained:
         self.held = SimpleNamespace(**names)
 
     def fill(self, value: float) -> None:
-        """Reduced gradients: this rank's share of them is `value`."""
+        """Fill this rank's reduced gradients with `value`."""
         for gradient in gradient_tensors(self.chunks):
             gradient.fill_(value)
 
     def step(self) -> dict[str, Any]:
-        """A guarded update, as verl's actor or critic makes it; `metrics` has the norm."""
+        """Run a guarded update as verl's actor or critic does. Return whether the norm is finite, and the counts."""
         current_record().counts.clear()
         optimizer = f"{self.role}_optimizer"
         metrics = guarded(self.held, self.role, lambda: {"norm": getattr(self.held, optimizer).step()[1]})
         return {"finite_norm": math.isfinite(metrics["norm"]), "counts": dict(current_record().counts)}
 
     def bits(self) -> str:
-        """A digest of weights, main weights and optimizer state, with the number of steps."""
+        """Return a digest of the weights, main weights and optimizer state, including the step count."""
         total = hashlib.sha256()
         for tensor in (*parameter_tensors(self.chunks), *optimizer_tensors(self.optimizer)):
             total.update(tensor.detach().cpu().numpy().tobytes())
@@ -71,7 +71,7 @@ class Trained:
 
 
 def tried(role: str, with_expert: bool, clip: float) -> dict[str, Any]:
-    """An ordinary update, one that overflows, an ordinary one again, and one that overflows without the guard."""
+    """Run an ordinary update, one that overflows, an ordinary one, and one that overflows without the guard."""
     trained = Trained(role, with_expert, clip)
     trained.fill(0.1)
     parts = getattr(trained.optimizer, "chained_optimizers", [trained.optimizer])
@@ -89,7 +89,7 @@ def tried(role: str, with_expert: bool, clip: float) -> dict[str, Any]:
 
 
 def tried_on_fsdp(role: str, upstream: type) -> dict[str, Any]:
-    """The same two updates by the method of verl's that clips and steps, patched, of a model that is not wrapped."""
+    """Run an overflowing update and an ordinary one by verl's patched clip-and-step method, on an unwrapped model."""
     module = torch.nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     held = {f"{role}_module": module, f"{role}_optimizer": optimizer}

@@ -10,7 +10,7 @@ from post_training.finite_steps.weights import nonfinite_weights
 
 
 class Optimizer:
-    """Counts its steps; of Megatron's methods it has those by which a step is decided."""
+    """Counts its steps; it has the Megatron methods that decide about a step."""
 
     param_groups = [{"lr": 0.5}]
 
@@ -33,7 +33,7 @@ class Optimizer:
 
 
 class OtherOptimizer(Optimizer):
-    """Steps by a way of its own."""
+    """Steps in its own way, without `step_with_ready_grads`."""
 
     def step(self):
         self.steps += 1
@@ -41,7 +41,7 @@ class OtherOptimizer(Optimizer):
 
 
 class UnclippedOptimizer(Optimizer):
-    """With `clip_grad=0` one that is alone asks for no norm, and reports none."""
+    """With `clip_grad=0`, an optimizer outside a chain computes no norm and reports none."""
 
     def step(self):
         return self.step_with_ready_grads(), None, None
@@ -56,7 +56,7 @@ def test_norm_without_clipping_is_that_of_the_gradients(lone_rank, norm):
 
 
 class Chain:
-    """Steps its optimizers as Megatron's ChainedOptimizer does; without `clips` nobody asks for their norms."""
+    """Steps its optimizers as Megatron's ChainedOptimizer does; without `clips`, nobody asks for their norms."""
 
     def __init__(self, norms, clips=True):
         self.chained_optimizers, self._clips = [Optimizer(norm) for norm in norms], clips
@@ -84,7 +84,7 @@ def test_norm_of_a_chain_is_that_of_all_its_gradients(lone_rank, norms, clips):
 
 
 class ChainThatTakesOneNorm(Chain):
-    """As of Megatron-core 0.16, which clips by a norm of inf before anything else asks for one."""
+    """Behaves as in Megatron-core 0.16, which clips by an infinite norm before anything else asks for one."""
 
     def get_grad_norm(self):
         return math.sqrt(sum(part._norm * part._norm for part in self.chained_optimizers))
@@ -129,7 +129,7 @@ def test_nonfinite_norm_skips_step(lone_rank, norm):
 
 
 def test_nonfinite_norm_of_another_rank_skips_step(lone_rank, monkeypatch):
-    """The first reduction is that of elements, which are finite everywhere; the second that of norms."""
+    """The first reduction is over elements, which are finite everywhere; the second is over norms."""
     upstream, calls = torch.distributed.all_reduce, []
 
     def with_another_rank(flag, *args, **options):
@@ -158,7 +158,7 @@ def test_everything_else_is_the_optimizers():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_every_part_of_large_gradient_checked(lone_rank, monkeypatch, bad):
-    """Parts of 8 of 30 elements, in the shapes in which gradients and weights come."""
+    """30 elements are checked in parts of 8, in the shapes that gradients and weights have."""
     monkeypatch.setattr(finite, "CHECKED_ELEMENTS", 8)
     for where in range(30):
         for shape in ((30,), (3, 10), (15, 2)):
@@ -169,7 +169,7 @@ def test_every_part_of_large_gradient_checked(lone_rank, monkeypatch, bad):
 
 
 def test_device_without_nan_in_maxima_is_no_matter(lone_rank, monkeypatch):
-    """CANN documents of no maximum that it hands on NaN."""
+    """CANN documents for no maximum that it propagates NaN."""
 
     def ignoring_nan(tensor):
         return torch.where(tensor.isnan(), 0.0, tensor).sum().mul(0)

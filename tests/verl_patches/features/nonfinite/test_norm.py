@@ -1,4 +1,4 @@
-"""Gradients that are finite while their norm is not: Megatron's own optimizers on two dies, and verl's on FSDP."""
+"""Finite gradients with an overflowing norm: Megatron's own optimizers on two dies, and verl's on FSDP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ranks(tmp_path_factory) -> list[dict[str, dict]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_overflowing_norm_skips_on_every_rank(ranks, case):
-    """Whether Megatron clips or not: an optimizer alone knows no norm then, and several in a chain do."""
+    """This holds with and without clipping; without it a single optimizer computes no norm, but a chain does."""
     role = case.split()[0]
     for found in (rank[case] for rank in ranks):
         assert found["parts"] == (2 if "experts" in case else 1)

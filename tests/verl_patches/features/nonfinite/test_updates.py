@@ -1,4 +1,4 @@
-"""An update behind the guard is skipped and counted; after that alone, weights that are not finite end the run."""
+"""A guarded bad update is skipped and counted; only after a skipped update do non-finite weights end the run."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ def own_step(lone_rank):
 
 
 class Optimizer:
-    """Of Megatron's methods it has those by which a step is decided."""
+    """An optimizer with the Megatron methods that decide about a step."""
 
     def get_grad_norm(self):
         return 2.0
@@ -37,7 +37,7 @@ class Optimizer:
 
 
 def trained(gradient, weight, role="actor"):
-    """An actor or critic of one chunk whose flat gradient is `gradient`, and which has one weight."""
+    """Return an actor or critic of one chunk with the flat gradient `gradient` and one weight."""
     chunk = torch.nn.Linear(1, 1, bias=False, device="npu")
     chunk.weight.data.fill_(weight)
     chunk.buffers = [SimpleNamespace(grad_data=torch.tensor([gradient], device="npu"))]
@@ -60,7 +60,7 @@ def test_an_update_of_bad_gradients_is_skipped_and_counted(gradient, norm, skipp
 
 
 def test_actor_and_critic_of_a_step_count_apart():
-    """Both are trained in one step of PPO, in one process."""
+    """One step of PPO trains both, in one process."""
     actor, critic = trained(1.0, 1.0), trained(math.nan, 1.0, "critic")
     for _ in range(2):
         guarded(critic, "critic", lambda: update(critic, "critic"))
@@ -69,7 +69,7 @@ def test_actor_and_critic_of_a_step_count_apart():
 
 
 def test_bad_gradient_of_any_chunk_skips():
-    """A virtual pipeline stage is a chunk of its own, and experts have buffers of their own."""
+    """A virtual pipeline stage is its own chunk, and experts have their own buffers."""
     for chunk in range(2):
         for experts in (False, True):
             model = trained(1.0, 1.0)

@@ -1,4 +1,4 @@
-"""When a rollout batch makes exactly one update, by the number of updates that verl's actor makes of it."""
+"""When a rollout batch leads to exactly one update, by the number of updates that verl's actor makes of it."""
 
 import pytest
 
@@ -10,7 +10,7 @@ FILTERED = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metr
 
 
 def sizes(train, mini, gen_batch=None):
-    """Overrides: prompts of a step, of an update, and of a generation batch, which only filtering reads."""
+    """Return overrides: prompts of a step, of an update, and of a generation batch, which only filtering uses."""
     given = [f"data.train_batch_size={train}", f"{ACTOR}.ppo_mini_batch_size={mini}"]
     return [*given, f"++data.gen_batch_size={gen_batch}"] if gen_batch else given
 
@@ -20,10 +20,10 @@ def sizes(train, mini, gen_batch=None):
     [
         (sizes(8, 8), None),
         (sizes(8, 4), "2 updates of the 8 prompts"),
-        # verl trains on all that its loader hands out.
+        # verl trains on everything that its loader returns.
         (sizes(8, 8, gen_batch=16), "2 updates of the 16 prompts"),
         (sizes(8, 16, gen_batch=16), None),
-        # With filtered prompts it trains on train_batch_size of them, however large a generation batch is.
+        # With filtered prompts it trains on train_batch_size of them, whatever the size of a generation batch.
         ([*sizes(8, 8, gen_batch=16), *FILTERED], None),
         ([*sizes(8, 4, gen_batch=4), *FILTERED], "2 updates of the 8 prompts"),
         ([*sizes(8, 16, gen_batch=16), *FILTERED], "0.5 updates of the 8 prompts"),

@@ -1,4 +1,4 @@
-"""Log-probs of responses, against the sequence's tokens one by one."""
+"""Log-probs of responses, compared token by token with the sequence's."""
 
 import torch
 from hypothesis import given
@@ -14,7 +14,7 @@ def test_columns_that_predict_the_response():
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6))
 def test_token_has_the_log_prob_of_the_place_before(rows, prompt, response):
-    """verl's output at place p is of token p + 1; the last place predicts nothing."""
+    """verl's output at position p is for token p + 1; the last position predicts nothing."""
     drawn = torch.Generator().manual_seed(rows * 100 + prompt * 10 + response)
     logits = torch.randn(rows, prompt + response, 7, generator=drawn)
     tokens = torch.randint(0, 7, (rows, prompt + response), generator=drawn)

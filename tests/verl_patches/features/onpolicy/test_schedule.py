@@ -7,7 +7,7 @@ from verl_patches.features.measure import step_record
 from verl_patches.features.onpolicy.schedule import with_measured_difference, with_own_log_probs
 from verl_patches.features.onpolicy.selection import UpdateColumns
 
-# Each test begins with an empty record of its step.
+# Each test starts with an empty step record.
 pytestmark = pytest.mark.usefixtures("own_context")
 
 
@@ -21,7 +21,7 @@ def micro_batch():
 
 
 def megatron_schedule(*, forward_step_func, forward_only, batches, model):
-    """One forward as Megatron's schedules make it; the loss function is called with the last stage's output."""
+    """Run one forward as Megatron's schedules do, and call the loss function with the last stage's output."""
     output, loss = forward_step_func(iter(batches), model)
     return loss(output)
 
@@ -66,7 +66,7 @@ def test_the_distance_to_the_rollout_is_recorded():
 
 @pytest.mark.parametrize(("recomputed", "largest"), [(True, 0.5), (False, 3.0)])
 def test_an_update_after_the_first_compares_the_policy_that_sampled(recomputed, largest):
-    """The forward's own log-probs are by then those of another policy."""
+    """By then, the forward's own log-probs belong to another policy."""
     batch = micro_batch() | {"old_log_probs": torch.full((2, 3), -1.5)}
     run(False, batch, torch.full((2, 5), -4.0), partial(with_measured_difference, recomputed=recomputed))
     assert step_record.current_record().difference.largest == largest
@@ -82,7 +82,7 @@ def test_padding_behind_a_response_is_not_compared():
 
 @pytest.mark.parametrize("recomputed", [True, False])
 def test_several_micro_batches_are_one_naive_comparison(recomputed):
-    """Unequal rows and lengths, with noise where no token counts: before an answer and behind it."""
+    """Rows and lengths are unequal, and there is noise wherever no token counts: before and behind an answer."""
     drawn, apart = torch.Generator().manual_seed(3), []
     for rows, prompt, response in ((2, 2, 3), (1, 4, 5), (3, 1, 4)):
         lengths = torch.randint(0, response + 1, (rows,), generator=drawn).tolist()
@@ -114,7 +114,7 @@ def test_without_rollout_log_probs_nothing_is_compared():
 
 
 class Data:
-    """A DataProto's part that selects."""
+    """The part of DataProto that selects columns."""
 
     def __init__(self, **columns):
         self.batch = columns

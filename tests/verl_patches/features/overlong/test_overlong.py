@@ -1,4 +1,4 @@
-"""What long answers cost, and that those which were cut count nowhere in the loss; the two clips beside them."""
+"""The penalty for long answers, the exclusion of cut ones from the loss, and the two policy clips."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ END = 9
 
 
 def upstreams(length, buffer):
-    """verl's recipe, which has no lower clamp because no answer is longer than the longest."""
+    """Return the penalty of verl's recipe, which has no lower clamp because no answer exceeds the maximum length."""
     return min(-(length - (buffer.longest - buffer.length)) / buffer.length * buffer.factor, 0)
 
 
@@ -37,7 +37,7 @@ def test_the_penalty_is_linear_over_the_last_tokens(factor, length):
 
 
 def batch_of(lengths, width=4, last=END, **columns):
-    """A `DataProto` of answers of these lengths behind prompts of two tokens; each ends with `last` if it may."""
+    """Return a `DataProto` of answers of these lengths to prompts of two tokens; each answer's last token is `last`."""
     from verl import DataProto
 
     responses = torch.full((len(lengths), width), 5)
@@ -63,7 +63,7 @@ def test_it_is_taken_from_the_last_token_and_leaves_the_rewards_metrics_alone():
 
 
 def test_scores_that_the_batch_holds_stay_as_they_are():
-    """verl's manager gives the batch's own column where the scores are there already; a second call costs as much."""
+    """verl's manager returns the batch's own column if it already has scores; a second call must not add a penalty."""
     from verl.workers.reward_manager import NaiveRewardManager
 
     scores = torch.tensor([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
@@ -82,7 +82,7 @@ def test_an_answer_was_cut_if_it_fills_its_place_and_does_not_end():
 
 
 def policy_loss(batch, log_probs, mode="token-mean"):
-    """verl's loss of one batch, whose mask is the attention mask's as in verl's actors."""
+    """Return verl's loss of one batch, masked by the attention mask as in verl's actors."""
     from verl.trainer.ppo.core_algos import compute_policy_loss
 
     columns = batch.batch
@@ -109,7 +109,7 @@ def test_cut_answers_are_in_neither_numerator_nor_denominator():
     assert batch.batch["attention_mask"][1].all(), "the driver's metrics see every token"
     assert filtered.batch["responses"] is batch.batch["responses"], "what stays is not copied"
     assert filtered.batch["response_mask"].tolist() == filtered.batch["attention_mask"][:, -4:].tolist()
-    # The control: without the row's rewards, but with its tokens in the denominator.
+    # The control: zero advantages in the row, but its tokens in the denominator.
     batch.batch["advantages"][1] = 0
     assert not torch.allclose(policy_loss(batch, log_probs), expected, rtol=1e-2)
 
@@ -125,14 +125,14 @@ def test_the_update_gets_the_filtered_batch():
 
 
 def test_the_share_of_cut_answers_is_that_of_the_batch_and_not_of_what_is_left():
-    """In the order of the list; the other way round there would be none."""
+    """This depends on the order of the middleware list; in the reverse order the share would be 0."""
     both = [each for each in MIDDLEWARE if each.feature in (MEASURE, OVERLONG_FILTERING)]
     assert len(both) == 2
     assert share_of_cut_answers(both) == 0.5 and share_of_cut_answers(both[::-1]) == 0.0
 
 
 def share_of_cut_answers(middleware) -> float:
-    """What the driver reports of a batch with one answer in two cut, whose update gets it without its tokens."""
+    """Return the share that the driver reports when one of two answers is cut and the update gets it without tokens."""
     batch = batch_of([4, 1], last=[7, END], token_level_scores=torch.zeros(2, 4))
     batch.non_tensor_batch["uid"] = np.array(["a", "a"], dtype=object)
     trained = []
@@ -149,7 +149,7 @@ def share_of_cut_answers(middleware) -> float:
 
 
 def trainer_of(actor, **more):
-    """As much of a trainer as the two features read."""
+    """Return the part of a trainer that the two features read."""
     given = {"reward_fn": None, "val_reward_fn": None, "log": None, "use_reference_policy": False, "use_critic": False}
     given |= {"end_tokens": lambda: EndTokens((("tokenizer", (END,)),)), "source": SimpleNamespace(metrics={})}
     return SimpleNamespace(config=compose("rehearsal", []), actor_rollout_wg=actor, **given | more)
@@ -169,7 +169,7 @@ def test_a_critic_learns_from_the_answers_that_the_actor_learns_from():
     [(1.25, 1.0, 0.28, True), (1.25, 1.0, 0.2, False), (0.75, -1.0, 0.28, False), (0.75, 1.0, 0.28, True)],
 )
 def test_clip_higher_lets_a_likelier_token_become_likelier_still(ratio, advantage, high, carries):
-    """D5: a ratio of 1.25 has a gradient with clip_ratio_high=0.28 and none with 0.2; the lower clip stays."""
+    """D5: a ratio of 1.25 has a gradient with clip_ratio_high=0.28 but not with 0.2; the lower clip is unchanged."""
     from verl.trainer.ppo.core_algos import compute_policy_loss
 
     log_prob = torch.tensor([[ratio]]).log().requires_grad_()

@@ -1,4 +1,4 @@
-"""What `engine_program` runs."""
+"""The cases that `engine_program` runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ STOP_TOKENS = list(range(3, 256, 20))
 
 @dataclass(frozen=True)
 class Case:
-    """Engines of `tensor_parallel` ranks each."""
+    """A case with `ranks` ranks, in engines of `tensor_parallel` ranks each."""
 
     ranks: int
     tensor_parallel: int = 1
 
 
 def whole_length(params: Any, done: int) -> Any:
-    """In the place of `parameters_left`: an answer may grow by its whole length once more."""
+    """A faulty `parameters_left`: an answer may grow by its whole length again."""
     from vllm.sampling_params import RequestOutputKind
 
     left = params.clone()

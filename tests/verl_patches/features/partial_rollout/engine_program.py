@@ -1,4 +1,4 @@
-"""Rollout engines that end a rollout before its last answers and take them up again, beside one that does not.
+"""Rollout engines that end a rollout before its last answers and resume them, beside one that does not.
 
 ``python -m tests.verl_patches.features.partial_rollout.engine_program FOLDER`` runs the cases one after another: it
 imports everything once and forks the ranks of each. Every rank writes what its engine generated, by run, to
@@ -38,14 +38,14 @@ from tests.vllm_cases import import_once  # noqa: E402
 
 
 def main(folder: Path) -> None:
-    """One rank of the case that the folder is named after."""
-    os.environ["NPU_EMULATOR_STRICT"] = "0"  # float32, and narrower than what kernels take
+    """Run one rank of the case that the folder is named after."""
+    os.environ["NPU_EMULATOR_STRICT"] = "0"  # float32, and attention narrower than the kernels accept
     generate(folder, CASES[folder.name])
     os._exit(0)
 
 
 def generate(folder: Path, case: Case) -> None:
-    """All runs of the case in one engine."""
+    """Run all runs of the case in one engine."""
     import torch
     import torch.distributed as dist
     from vllm import LLM
@@ -53,7 +53,7 @@ def generate(folder: Path, case: Case) -> None:
 
     from verl_patches.features import settings
 
-    EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
+    EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # vLLM says that float32 is for tests
     rank = int(os.environ["RANK"])
     sections = {"dp_sync": {"lease_steps": WINDOW}, "rollout": {"expert_parallel_size": case.ranks}}
     settings.activate(settings.OverlaySettings.from_config({"overlay": sections}))
@@ -84,7 +84,7 @@ def parameters() -> Any:
 
 @contextlib.contextmanager
 def metrics() -> Iterator[dict[str, float]]:
-    """What the decode loop counts within, once it is over."""
+    """Yield a dict that receives the decode loop's counts within the block when it ends."""
     from post_training.process_context import process_context
     from verl_patches.features.measure import step_record
 
@@ -95,15 +95,15 @@ def metrics() -> Iterator[dict[str, float]]:
 
 
 def unbroken(llm: Any, prompts: list[list[int]]) -> dict[str, Any]:
-    """vLLM's own way."""
+    """Generate with vLLM's own method."""
     with metrics() as counts:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], parameters(), use_tqdm=False)
     return {**described(outputs), "decode_steps": counts.get("rollout/decode_steps", 0)}
 
 
 def stopped(llm: Any, prompts: list[list[int]], case: Case) -> dict[str, Any]:
-    """In several rollouts, each of which ends when two more groups an engine are finished, and the last when all are;
-    the last prompt is due in the second."""
+    """Generate in several rollouts. Each ends when two more groups per engine are finished, the last when all are; the
+    last prompt is due in the second."""
     from verl_patches.features.partial_rollout import engine
 
     engines = case.ranks // case.tensor_parallel
@@ -134,7 +134,7 @@ def described(outputs: list[Any]) -> dict[str, Any]:
 
 
 def run_cases(folder: Path, names: list[str]) -> int:
-    """The number of cases that failed."""
+    """Run the cases, and return the number that failed."""
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
     os.environ |= {"VLLM_CACHE_ROOT": str(folder / "compiled"), "VLLM_DISABLE_COMPILE_CACHE": "1"}
     os.environ["NPU_EMULATOR_DEVICES"] = str(max(case.ranks for case in CASES.values()))

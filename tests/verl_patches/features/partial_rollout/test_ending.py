@@ -1,4 +1,4 @@
-"""When the engines of an instance end a rollout, and what of an answer they can take up."""
+"""When the engines of an instance end a rollout, and in which form they can resume an answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from verl_patches.features.partial_rollout.engine import (
 
 
 def agreed(endings: list[Ending], work: int = 5):
-    """What the engines agree on."""
+    """Return the state on which the engines agree."""
     offers = [ending.counted(LocalState(1, 1, False, False, 16, work)) for ending in endings]
     vectors = [encode(offer, Progress(), rank, len(offers)) for rank, offer in enumerate(offers)]
     return decide([max(column) for column in zip(*vectors, strict=True)], len(offers), 16)
@@ -98,7 +98,7 @@ def test_parameters_that_look_at_the_beginning_rejected(name, value):
 
 
 class Engine:
-    """vLLM's, of one rank: the request that came first gets a token in each forward, and ends with its second."""
+    """A stand-in for vLLM's engine on one rank: each forward adds a token to the oldest request, which ends at two."""
 
     dp_group = None
     vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
@@ -155,7 +155,7 @@ def test_an_engine_alone_goes_on_with_what_is_unfinished_until_enough_groups_are
 
 
 class SharedEngine(Engine):
-    """One of several that form one model and agree on an end; its forwards may fail."""
+    """One of several engines that form one model and agree on an end; its forwards may fail."""
 
     dp_group = object()
 
@@ -172,7 +172,7 @@ class SharedEngine(Engine):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_rollouts_end_is_not_that_of_the_next_one(monkeypatch, own_context, fails):
-    """verl's validation generates with the same engines, through vLLM's own method, and all of its answers."""
+    """verl's validation uses the same engines with vLLM's own method, and must get all of its answers."""
     loop = DecodeLoop(SimpleNamespace(rank_in_group=0, world_size=2), settings.OverlaySettings().dp_sync.lease_steps)
     own_context.keep(loop)
     monkeypatch.setattr(parallel_state, "get_dp_group", lambda: loop.group)

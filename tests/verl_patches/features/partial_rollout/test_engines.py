@@ -1,4 +1,4 @@
-"""Engines that end a rollout early and take its answers up again generate what an unbroken rollout would."""
+"""Engines that end a rollout early and resume its answers generate what an uninterrupted rollout would."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Found = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> Found:
-    """By case, what every rank found."""
+    """Return the results of every rank, by case."""
     folder = tmp_path_factory.mktemp("partial")
     run_vllm("tests.verl_patches.features.partial_rollout.engine_program", folder)
     return {
@@ -35,7 +35,7 @@ def test_answers_that_were_left_and_taken_up_are_those_of_an_unbroken_rollout(fo
     for of_rank in found[case]:
         unbroken, stopped = of_rank["unbroken"], of_rank["stopped"]
         assert stopped["tokens"] == unbroken["tokens"]
-        # Keys and values of an answer that goes on are computed again, all at once.
+        # The keys and values of a resumed answer are recomputed, all at once.
         pairs = zip(stopped["log_probs"], unbroken["log_probs"], strict=True)
         assert all(one == pytest.approx(other, abs=1e-5) for one, other in pairs)
     assert {max(map(len, of_rank["unbroken"]["tokens"])) for of_rank in found[case]} == {LONGEST}
@@ -63,5 +63,5 @@ def test_all_engines_end_in_the_same_forward_and_sooner(found, case):
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("case", CASES)
 def test_an_answer_that_is_taken_up_wrongly_is_another(found, case, fault):
-    """The controls: without the tokens that it has, or with its whole length once more."""
+    """The controls: an answer resumes without its tokens, or with its whole length again."""
     assert any(of_rank[f"stopped: {fault}"]["tokens"] != of_rank["unbroken"]["tokens"] for of_rank in found[case])

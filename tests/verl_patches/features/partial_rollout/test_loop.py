@@ -1,4 +1,4 @@
-"""verl's own loop over prompts whose answers may go on in later steps: what it trains on, and how it resumes."""
+"""verl's own loop over prompts whose answers may continue in later steps: what it trains on, and how it resumes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ N, LONGEST = 3, 12
 
 
 class GoingOn(scripted.ScriptedWorkers):
-    """Workers whose tokens are a function of prompt, answer, place and weight, an answer a token at a time."""
+    """Workers that extend answers token by token; a token depends on the prompt, answer, position and weight."""
 
     def generate_sequences(self, prompts: Any) -> Any:
         from verl import DataProto
@@ -96,7 +96,7 @@ class GoingOn(scripted.ScriptedWorkers):
 
 @pytest.fixture
 def make(monkeypatch):
-    """A trainer of the overrides, whose settings are in force."""
+    """Return a function that makes a trainer with the given overrides and activates its settings."""
 
     def made(folder: Path, *overrides: str, **options: Any) -> Any:
         config = scripted._job("rehearsal", folder, folder / "train.parquet", N, overrides)
@@ -113,7 +113,7 @@ def trained(trainer: Any) -> list[list[int]]:
 
 
 def test_with_a_threshold_of_1_every_metric_is_that_without(make, tmp_path):
-    """Over the end of an epoch, whose last prompts fill no batch."""
+    """The run crosses the end of an epoch, whose last prompts do not fill a batch."""
     without = make(tmp_path, *WITHOUT)
     expected = fit(without)
     whole = make(tmp_path, *ON, f"{SECTION}.threshold=1.0")
@@ -128,7 +128,7 @@ def test_with_a_threshold_of_1_every_metric_is_that_without(make, tmp_path):
 
 
 class Keeping(GoingOn):
-    """Workers that keep the answers of the last generation, as they do where the driver sends handles."""
+    """Workers that keep the answers of the last generation, as they do when the driver sends sample references."""
 
     trained_on = 0
 
@@ -147,7 +147,7 @@ class Keeping(GoingOn):
 
 
 def test_workers_have_all_that_a_step_trains_on_among_what_they_generated_last(make, tmp_path):
-    """So that handles of samples need not live longer than a step: answers that waited come back whole."""
+    """Sample references therefore need to live for one step only: answers that waited come back whole."""
     trainer = make(tmp_path, *ON, f"{SECTION}.threshold=0.5", workers=Keeping)
     records = fit(trainer)
     assert trainer.actor_rollout_wg.trained_on == len(records) * len(trained(trainer)[0]) * N
@@ -178,13 +178,13 @@ def test_every_step_trains_on_whole_groups_and_no_prompt_twice(make, tmp_path):
 
 
 class AmongThree(GoingOn):
-    """Three engines: the four prompts of a step do not divide among them, and rows of nothing fill the last batch."""
+    """Three engines: a step's four prompts do not divide among them, so empty rows fill the last batch."""
 
     world_size = 3
 
 
 def test_rows_that_fill_a_wave_up_end_no_rollout(make, tmp_path):
-    """They are finished from the beginning, and a step still waits for all of its own groups."""
+    """They count as finished from the start, and a step still waits for all of its own groups."""
     trainer = make(tmp_path, *ON, f"{SECTION}.threshold=0.5", workers=AmongThree)
     records = fit(trainer)
     asked = [len(rows) for rows in trainer.actor_rollout_wg.asked]
@@ -194,7 +194,7 @@ def test_rows_that_fill_a_wave_up_end_no_rollout(make, tmp_path):
 
 
 def test_tokens_keep_the_log_probs_with_which_they_were_sampled(make, tmp_path, monkeypatch):
-    """Log-probs say in which call their token was sampled, and the metrics of a step must say the same."""
+    """Each log-prob encodes the call in which its token was sampled; the step's metrics must report the same."""
     monkeypatch.setattr(GoingOn, "_log_prob", lambda self, draw: -float(len(self.asked)))
     trainer = make(tmp_path, *ON, f"{SECTION}.threshold=0.5")
     update, old, seen = trainer.actor_rollout_wg.update_actor, [], []
@@ -218,7 +218,7 @@ def test_tokens_keep_the_log_probs_with_which_they_were_sampled(make, tmp_path, 
 
 
 def test_an_answer_that_comes_back_without_its_tokens_is_an_error(make, tmp_path, monkeypatch):
-    """A control: workers that begin anew."""
+    """A control: the workers start the answers again."""
     monkeypatch.setattr(GoingOn, "_answers", _forgetful(GoingOn._answers))
     with pytest.raises(ValueError, match="came back without the [0-9]+ tokens that it had"):
         fit(make(tmp_path, *ON, f"{SECTION}.threshold=0.5"))

@@ -1,4 +1,4 @@
-"""Runs on each of two ranks: one recorded step; test_readers.py opens what it writes."""
+"""A program for two ranks that records one step; test_readers.py opens the result."""
 
 import os
 from pathlib import Path

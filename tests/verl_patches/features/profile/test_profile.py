@@ -1,4 +1,4 @@
-"""Exactly the chosen steps and ranks are recorded, as torch_npu writes it, and what cannot be recorded is rejected."""
+"""Exactly the chosen steps and ranks are recorded, in torch_npu's format, and impossible choices are rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl_patches.trainer.main_ppo import compose
 
 
 class Driver:
-    """verl's loop, as far as it calls workers: a validation every second step, and two generation batches a step."""
+    """The calls that verl's loop makes to workers: two generation batches per step, and a validation in odd steps."""
 
     def __init__(self, chosen) -> None:
         self.global_steps, self.told, self.recorded = 0, [], None
@@ -77,7 +77,7 @@ def test_a_recording_is_of_its_step_and_rank_and_the_next_begins_anew(tmp_path, 
     for step in (1, 5):
         computed(recorder, step, 1, chosen, tmp_path)
         computed(Recorder(), step, 0, chosen, tmp_path)
-        for _ in range(300):  # which still wait to be done when the next recording begins
+        for _ in range(300):  # still queued when the next recording begins
             torch.ones(4, 4, device="npu") @ torch.ones(4, 4, device="npu")
     found = {folder.parent.name: folder for folder in (tmp_path / "profile").glob("step_*/*")}
     assert found.keys() == {"step_1", "step_5"}

@@ -1,4 +1,4 @@
-"""Profiles open in msprof-analyze, which reads Ascend's, where requirements/profiles.lock is in .venv/profiles."""
+"""Profiles open in Ascend's msprof-analyze, if requirements/profiles.lock is installed in .venv/profiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory) -> Path:
-    """The folder of a step that two ranks have recorded."""
+    """Return the folder of a step that two ranks recorded."""
     folder = tmp_path_factory.mktemp("recorded")
     run_ranks("tests.verl_patches.features.profile.recorded_program", 2, folder, 120, imported=PYTORCH)
     return folder / "profile" / "step_1"
@@ -58,7 +58,7 @@ def test_a_cluster_is_made_of_all_ranks(step, tmp_path):
 
 
 def test_a_profile_that_lacks_a_part_is_noticed(step, tmp_path):
-    """The control: without the table of its steps a rank is in no cluster."""
+    """The control: a rank without its table of steps is not part of any cluster."""
     for rank in step.iterdir():
         made = tmp_path / "step_1" / rank.name
         for file in (file for file in rank.rglob("*") if file.is_file() and file.name != "step_trace_time.csv"):

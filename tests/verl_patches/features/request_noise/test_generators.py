@@ -1,4 +1,4 @@
-"""A request draws random numbers of its own, however its prompt is cut and whatever shares its batch."""
+"""A request draws its own random numbers, however its prompt is cut and whatever else is in its batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ Give = Any
 
 
 def sampled(prompts: Sequence[int], parts: Sequence[Sequence[int]], give: Give = give_generators) -> list[list[int]]:
-    """The answers to prompts of these lengths, which get so many of their tokens computed in the steps. Draws as vLLM
-    does: the whole batch from the device's numbers where a row has no generator, and each row that has one again."""
+    """Return the answers to prompts of these lengths; `parts` is how many tokens of each prompt each step computes.
+
+    Draws as vLLM does: the whole batch from the device's generator if a row has no generator of its own, and each row
+    that has one again from that.
+    """
     torch.manual_seed(0)
     batch = SimpleNamespace(req_id_to_index={str(row): row for row in range(len(prompts))}, generators={})
     states = [

@@ -1,4 +1,4 @@
-"""The driver gives every prompt a seed by its place in the batch and the step, and engines sample with it."""
+"""The driver seeds every prompt by the step and its place in the batch, and engines sample with that seed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_seeds_depend_on_the_run_the_step_and_the_batch_within_it():
     step["now"] = 1
     assert first is not None and second is not None and third is not None
     assert len({*first, *second, *third}) == 12 and min(first) >= 0
-    assert sent(of(1), prompts_of(4)) == first  # as a run that goes on
+    assert sent(of(1), prompts_of(4)) == first  # as after a resume
     assert not {*first} & {*(sent(of(2), prompts_of(4)) or [])}
     step["now"] = 2
     assert sent(of(1), prompts_of(4)) == third
@@ -63,7 +63,7 @@ def test_the_batch_of_the_caller_stays_as_it_is():
 
 
 def engine() -> tuple[Any, list[Any]]:
-    """An engine in the place of vLLM's, and what it was asked for."""
+    """Return a stand-in for vLLM's engine, and the list of sampling parameters that it received."""
     asked: list[Any] = []
 
     class Engine:

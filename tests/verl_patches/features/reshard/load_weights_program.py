@@ -1,7 +1,7 @@
-"""Ranks that build vLLM-Ascend's real models in one placement after the other and hold reshards against upstream.
+"""Ranks that build vLLM-Ascend's real models in one placement after another and compare reshards with upstream.
 
-For every rollout placement, upstream's own `load_weights` says what each weight has to be; then several training
-placements are resharded into the same live model with real collectives, and every byte is compared. The folder holds
+For every rollout placement, upstream's own `load_weights` defines the expected weights; several training placements
+are then resharded into the same live model with real collectives, and every byte is compared. The folder holds
 `request.json` with the keys of `Request`.
 """
 
@@ -43,7 +43,7 @@ from tests.post_training.layouts import grouped_query_reference, reference
 from tests.post_training.layouts.drawn_placements import draw_train_placement, rollout_placements
 from tests.post_training.layouts.reference import State, same_bits
 
-# vLLM inspects a model that it knows by name in a process of its own, which imports everything once more.
+# vLLM inspects a model that it knows by name in a separate process, which would import everything again.
 load_general_plugins()
 for _family in families():
     ModelRegistry.register_model(_family.architecture, ModelRegistry.models[_family.architecture].load_model_cls())
@@ -51,8 +51,13 @@ for _family in families():
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """models: folders with a config.json. train_layouts: how many for each rollout placement. every: of the rollout
-    placements only each so-many-th."""
+    """The contents of `request.json`.
+
+    Attributes:
+        models: folders with a config.json.
+        train_layouts: number of training layouts for each rollout placement.
+        every: take only every n-th rollout placement.
+    """
 
     models: list[str]
     train_layouts: int
@@ -60,7 +65,7 @@ class Request:
 
 
 class Model:
-    """One model's sizes, random weights and naive training states."""
+    """A model's sizes, random weights and naively computed training states."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -73,16 +78,16 @@ class Model:
             self.shape, self.naive = grouped_query_shape(config, self.table), grouped_query_reference
             self.tensor_sizes = [size for size in (1, 2, 4, 8) if self.shape.kv_heads % size == 0]
         self.weights: State = self.naive.full_weights(self.shape, torch.bfloat16, seed)
-        # As DeepSeek-V3 publishes its routers' biases: float32, near 5, and mostly no numbers that bfloat16 holds.
+        # As published for DeepSeek-V3's router biases: float32, near 5, and mostly not representable in bfloat16.
         drawn = torch.Generator().manual_seed(seed)
         for name, value in self.weights.items():
             if name.endswith("e_score_correction_bias"):
                 self.weights[name] = 5 + torch.rand(value.shape, generator=drawn)
 
     def rollout_placements(self, world: int) -> list[RolloutPlacement]:
-        """Those that can differ: a dense model knows no experts."""
+        """Return the placements that differ for this model; expert placements do not matter for a dense one."""
         if self.naive is not reference and self.has_experts:
-            # There is no shared expert that could be replicated.
+            # There is no shared expert to replicate.
             return [p for p in rollout_placements(world) if not p.shared_expert_replicated]
         return [p for p in rollout_placements(world) if p.ep == 1 or self.has_experts]
 
@@ -96,7 +101,7 @@ class Model:
 
 
 def grouped_query_shape(config: PretrainedConfig, table: Table) -> GroupedQueryShape:
-    """The sizes of a model with the weights of this table."""
+    """Return the sizes of a model with the weights of this sharding spec."""
     attention = "model.layers.0.self_attn"
     return GroupedQueryShape.from_config(
         config,
@@ -108,7 +113,7 @@ def grouped_query_shape(config: PretrainedConfig, table: Table) -> GroupedQueryS
 
 
 def build_rollout(model: Model, placement: RolloutPlacement, rank: int) -> tuple[torch.nn.Module, VllmConfig]:
-    """The model as a vLLM engine of this placement builds it; groups of the placement before are given up."""
+    """Build the model as a vLLM engine of this placement does; the groups of the previous placement are destroyed."""
     vllm_parallel_state.destroy_model_parallel()
     for group in ("_TP", "_PP", "_DP", "_EP"):  # vllm-ascend 0.9.1 destroys them, but only forgets its own copies
         setattr(vllm_parallel_state, group, None)
@@ -139,7 +144,7 @@ def build_rollout(model: Model, placement: RolloutPlacement, rank: int) -> tuple
 
 
 def upstream_weights(model: Model, rollout: torch.nn.Module) -> State:
-    """Every weight as upstream's own load_weights makes it from the HuggingFace tensors."""
+    """Return every weight as upstream's own load_weights makes it from the HuggingFace tensors."""
     if model.has_experts:
         patch_vllm_moe_model_weight_loader(rollout)
     rollout.load_weights((name, value.npu()) for name, value in model.weights.items())
@@ -151,7 +156,7 @@ def differing(tensors: State, expected: State) -> list[str]:
 
 
 def check_types(model: Model, tensors: State, shards: list[Shard]) -> None:
-    """vLLM-Ascend holds in float32 what the family's table says, and everything else in the model's type."""
+    """Check that the weights which the layout keeps in float32 are float32, and all others in the model's dtype."""
     for shard in shards:
         kind = torch.float32 if shard.hf_name.endswith(model.table.float32) else torch.bfloat16
         assert tensors[shard.local].dtype == kind, (shard.local, tensors[shard.local].dtype)
@@ -184,7 +189,7 @@ def resharder(
 
 
 def axes(model: Model, train: TrainPlacement, rollout: RolloutPlacement) -> list[str]:
-    """What this pair adds to the coverage."""
+    """Return the properties of this pair that count for the coverage."""
     experts, deepseek = model.has_experts, model.naive is reference
     group = train.ep * (train.tp if train.moe_tp_extend_ep else 1)
     found = {
@@ -209,7 +214,7 @@ def axes(model: Model, train: TrainPlacement, rollout: RolloutPlacement) -> list
 
 
 def wrong_byte_is_found(run: Resharder, source: State, target: State, expected: State) -> bool:
-    """One byte of rank 0's embedding is changed: some rollout weight differs after a run, and none after the next."""
+    """Change one byte of rank 0's embedding: a rollout weight must differ after a run, and none after the next."""
     first = kept = None
     if dist.get_rank() == 0:
         first = next(value for name, value in source.items() if "word_embeddings" in name).view(-1)[:1]
@@ -227,7 +232,7 @@ def wrong_byte_is_found(run: Resharder, source: State, target: State, expected: 
 
 
 def check_model(model: Model, rank: int, request: Request) -> tuple[Counter, int]:
-    """Every pair of this model; returns the coverage and how many wrong bytes were found."""
+    """Check every pair of this model. Return the coverage, and how many wrong bytes were found."""
     covered, wrong = Counter(), 0
     for placement in model.rollout_placements(dist.get_world_size())[:: request.every]:
         rollout, config = build_rollout(model, placement, rank)

@@ -1,6 +1,6 @@
-"""Reshards over generated pairs of layouts equal upstream's own `load_weights`, byte for byte, on emulated dies.
+"""Reshards between generated pairs of layouts match upstream's own `load_weights` byte for byte, on emulated dies.
 
-An ordinary run takes a part that has every axis. All pairs: `pytest --exhaustive` on this file.
+An ordinary run takes a subset that covers every axis. For all pairs, run `pytest --exhaustive` on this file.
 """
 
 import json
@@ -33,7 +33,7 @@ AXES = {
 
 
 def hold_against_upstream(folder: Path, world: int, train_layouts: int, every: int) -> Counter:
-    """How many pairs had each property; fails with the ranks' output when one byte differs."""
+    """Return the number of pairs with each property; fail with the ranks' output if one byte differs."""
     write_models(folder)
     request = {"models": list(SMALL_MODELS), "train_layouts": train_layouts, "every": every}
     (folder / "request.json").write_text(json.dumps(request))

@@ -10,7 +10,7 @@ from verl_patches.features.residency.storages import StorageGroup, device_storag
 
 
 class FlatBuffers(torch.nn.Module):
-    """Keeps parameters as Megatron's DDP does: views of one flat tensor, in an attribute that hides `buffers()`."""
+    """Holds parameters as Megatron's DDP does: views of one flat tensor, in an attribute that hides `buffers()`."""
 
     def __init__(self, module):
         super().__init__()
@@ -34,7 +34,7 @@ def test_model_with_flat_buffers_has_one_parameter_storage_and_its_own_buffers()
 
 
 def test_a_flat_buffer_is_named_itself_where_megatron_keeps_parameters_in_it():
-    """Without the distributed optimizer it keeps gradients alone in such a buffer."""
+    """Without the distributed optimizer, Megatron's flat buffer holds only gradients."""
     chunk = FlatBuffers(torch.nn.Linear(4, 4).npu())
     (buffer,) = chunk.buffers
     own = list(chunk.module.parameters())
@@ -75,7 +75,7 @@ def test_absorbed_weights_are_found():
 
 
 class Runner:
-    """The parts of vLLM-Ascend's model runner that own a KV cache."""
+    """The part of vLLM-Ascend's model runner that owns a KV cache."""
 
     def __init__(self):
         self.layer = SimpleNamespace(kv_cache=[])

@@ -10,12 +10,12 @@ from verl_patches.features.residency import phases
 from verl_patches.features.residency.phases import GROUPS, PHASES, Phase, Residency
 from verl_patches.features.residency.storages import StorageGroup
 
-# Each test begins with an empty record of its step.
+# Each test starts with an empty step record.
 pytestmark = pytest.mark.usefixtures("own_context")
 
 
 class Recorded:
-    """A resident that writes down what it is told."""
+    """A resident that logs its calls."""
 
     unmapped_bytes = 0
 
@@ -59,7 +59,7 @@ def test_when_generation_is_over_the_cache_leaves_and_nothing_else_does():
     assert log == ["-kv_cache"]
 
 
-# Rollout comes only after reshard, so the two are drawn as one.
+# Rollout always follows reshard, so the two are drawn together.
 SEQUENCES = st.lists(st.sampled_from([*sorted(set(PHASES) - {"rollout"}), "reshard rollout"]), min_size=1, max_size=8)
 
 
@@ -106,7 +106,7 @@ def test_a_whole_step_moves_every_group_once_each_way_but_the_weights_that_both_
     for phase in STEP:
         residency.enter(phase)
     moves = {name: (log.count(f"+{name}"), log.count(f"-{name}")) for name in GROUPS}
-    # Training weights make room for the generation and for the reference, and come back after both.
+    # Training weights make room for the generation and for the reference, and return after each.
     assert moves == dict.fromkeys(GROUPS, (1, 1)) | {"actor_params": (2, 2)}
 
 
@@ -120,7 +120,7 @@ def test_the_reference_policy_has_the_device_to_itself():
 
 
 def bytes_copied_out(group, sequence):
-    """Enter `sequence` with a tensor of 1000 bytes as `group`; the bytes that each phase copied to the host, if any."""
+    """Enter `sequence` with a tensor of 1000 bytes as `group`. Return the non-zero bytes that phases copied out."""
     residency = Residency(lambda: True)
     tensor = torch.ones(1000, dtype=torch.uint8, device="npu")
     residency.register(group, StorageGroup(lambda: [tensor]))
@@ -139,7 +139,7 @@ def test_the_reference_is_copied_to_the_host_once_in_a_run():
 
 def test_training_weights_are_copied_out_only_after_they_were_written():
     once = bytes_copied_out("actor_params", ("init", *STEP, *STEP, "checkpoint", "init"))
-    # Not a second time for the reference: the old log-probs have only read them.
+    # Not again for the reference: the old log-probs only read them.
     assert once == [("init", 1000), ("rollout", 1000), ("init", 1000)]
 
 
@@ -148,16 +148,16 @@ CHANGED = {
     "rollout": {"kv_cache"},
     "update": {"actor_params", "actor_grads", "optimizer"},
     "update_critic": {"critic_params", "critic_grads", "critic_optimizer"},
-    # A resume reads them into the tensors that are there.
+    # A resume reads them into the existing tensors.
     "checkpoint": {"actor_params", "optimizer"},
     "critic_checkpoint": {"critic_params", "critic_optimizer"},
 }
-"""What the work of each phase changes."""
+"""The groups that each phase changes."""
 
 
 @pytest.mark.parametrize(("phase", "group"), [(phase, group) for phase in CHANGED for group in sorted(CHANGED[phase])])
 def test_what_a_phase_changes_outlives_the_next_absence(phase, group):
-    """The host has a copy from before. As a collective or a kernel does, the write goes past torch's counters."""
+    """The host has an older copy. Like a collective or a kernel, the write does not change torch's version counters."""
     residency = Residency(lambda: True)
     tensor = torch.arange(6.0, device="npu")
     residency.register(group, StorageGroup(lambda: [tensor]))

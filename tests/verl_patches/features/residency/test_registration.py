@@ -17,7 +17,7 @@ def generation(monkeypatch):
 
 
 def runner():
-    """A model of two weights and a derived buffer, and a KV cache."""
+    """Return a runner with a model of two weights and a derived buffer, and a KV cache."""
     model = torch.nn.BatchNorm1d(64, dtype=torch.float32).npu()
     with torch.no_grad():
         model.weight.fill_(3.0)

@@ -1,4 +1,4 @@
-"""Rollout weights behind addresses that stay, with vLLM-Ascend's own allocator, unmodified."""
+"""Rollout weights at fixed addresses, with vLLM-Ascend's own, unmodified allocator."""
 
 import contextlib
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from verl_patches.features.residency import registration, reserved
 from verl_patches.features.residency.phases import Residency
 from verl_patches.features.residency.reserved import ReservedMemory
 
-pytestmark = pytest.mark.slow  # importing vLLM takes long
+pytestmark = pytest.mark.slow  # importing vLLM is slow
 
 ELEMENTS = 1 << 16
 CYCLE = ("update", "reshard", "rollout", "idle")
@@ -36,7 +36,7 @@ def allocator(monkeypatch):
 
 
 class Model(torch.nn.Module):
-    """A weight that every reshard writes, a buffer that none does, and a weight derived by attention."""
+    """A weight that every reshard writes, a buffer that none writes, and weights derived by attention."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ class Model(torch.nn.Module):
 
 
 def built(reserves):
-    """(residency, model) as the adapters leave them, nothing of training being there."""
+    """Return (residency, model) as the adapters leave them, without any training state."""
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
     model = Model()
     runner = SimpleNamespace(
@@ -64,7 +64,7 @@ def built(reserves):
 
 
 def cycled(reserves):
-    """Fifty cycles in which something else takes memory meanwhile. Returns addresses by cycle and the wrong bytes."""
+    """Run fifty cycles while other tensors take memory. Return addresses by cycle, and the number of wrong values."""
     residency, model = built(reserves)
     places, wrong, others = [], 0, []
     for number in range(50):

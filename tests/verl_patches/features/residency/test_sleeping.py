@@ -1,4 +1,4 @@
-"""What sleeps by vLLM-Ascend's sleep mode is metered while it is awake, and only then."""
+"""Memory managed by vLLM-Ascend's sleep mode is metered only while the engine is awake."""
 
 import sys
 from types import SimpleNamespace

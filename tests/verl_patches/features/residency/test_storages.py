@@ -20,7 +20,7 @@ def test_memory_leaves_and_every_view_comes_back_with_its_bytes():
     group.offload()
     assert before - torch.npu.memory_allocated() >= flat.numel() * 4
     assert flat.untyped_storage().nbytes() == 0
-    on_device(64, 64).zero_()  # whoever takes the memory meanwhile leaves other bytes there
+    on_device(64, 64).zero_()  # other users of the memory leave different bytes there
     group.onload()
     assert torch.npu.memory_allocated() == before
     assert torch.equal(flat.cpu(), expected)
@@ -29,7 +29,7 @@ def test_memory_leaves_and_every_view_comes_back_with_its_bytes():
 
 
 def test_memory_is_given_back_only_after_the_copies_have_ended(monkeypatch):
-    """A device only queues the copies: what is there when the host has waited is what counts."""
+    """A device only queues the copies: they are complete once the host has waited."""
     tensor = on_device(11)
     expected, waited = tensor.cpu().view(torch.uint8), []
     group = StorageGroup(lambda: [tensor])
@@ -57,7 +57,7 @@ def test_what_the_host_holds_is_whole_when_the_tensors_have_left():
 
 
 def test_the_host_copy_of_a_view_has_its_place_strides_and_dtype():
-    """Megatron's parameters are views of one buffer, and an optimizer's shards begin anywhere in it."""
+    """Megatron's parameters are views of one buffer, and an optimizer's shards may start anywhere in it."""
     buffer = torch.arange(60.0).npu()
     views = [buffer[12:36].view(4, 6), buffer[7:19], buffer[:30].view(5, 6).t()[2:], buffer[50:].view(torch.int32)]
     expected = [view.cpu() for view in views]

@@ -1,4 +1,4 @@
-"""Weights of the rollout's tokens: what verl's own loss makes of them, against the corrected loss written out."""
+"""Importance weights of the rollout's tokens: verl's own loss with them equals the corrected loss written out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOW, HIGH, DUAL, CAP = 0.1, 0.2, 3.0, 2.0
 
 
 def drawn(lengths: list[int], seed: int, apart: float) -> DataProto:
-    """A batch as verl's loop gives it to the update, with one token of prompt; noise behind the end of an answer."""
+    """Draw a batch as verl's loop passes it to the update: prompts of one token, and noise behind each answer's end."""
     generator = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     noise = torch.randn(3, *shape, generator=generator, dtype=torch.float64)
@@ -37,7 +37,7 @@ def drawn(lengths: list[int], seed: int, apart: float) -> DataProto:
 
 
 def written_out(batch: DataProto, log_probs: torch.Tensor) -> torch.Tensor:
-    """The mean over tokens of min(p_old / p_rollout, cap) times PPO's loss of the token, with the dual clip."""
+    """Return the mean over tokens of min(p_old / p_rollout, cap) times PPO's token loss with the dual clip."""
     columns, terms = batch.batch, []
     for row, length in enumerate(columns["attention_mask"].sum(-1) - 1):
         for token in range(length):
@@ -70,7 +70,7 @@ def test_verls_loss_has_the_weight_on_every_token(lengths, seed, apart):
 
 
 def test_what_lies_behind_an_answer_has_no_weight():
-    """vLLM's log-prob there is -1 or nothing at all, and 0 advantages must not become NaN."""
+    """vLLM's log-prob there is -1 or missing, and an advantage of 0 must not become NaN."""
     batch = drawn([2, 4], seed=3, apart=0.5)
     batch.batch["advantages"][0, 2:] = 0.0
     batch.batch["rollout_log_probs"][0, 2:] = -torch.inf
@@ -112,7 +112,7 @@ def test_ratios_do_not_overflow():
 
 @pytest.mark.parametrize("cap", [1.0, 1.5, 2.0, 3.0, 5.0, 10.0])
 def test_share_at_the_cap_is_that_of_exact_ratios(cap):
-    """Float32 log-probs, as both sides report them, whose ratio lies a few roundings below and above the cap."""
+    """The float32 log-probs of both sides have ratios that lie a few roundings below and above the cap."""
     at = torch.tensor(math.log(cap), dtype=torch.float32)
     near = [at]
     for direction in (-torch.inf, torch.inf):

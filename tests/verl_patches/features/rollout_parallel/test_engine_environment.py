@@ -1,4 +1,4 @@
-"""Places of the rollout engines, and where they find each other."""
+"""Places of the rollout engines, and the addresses by which they find each other."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ ADDRESS = {0: "10.0.0.1", 4: "10.0.0.2"}
 
 @pytest.fixture
 def brought(monkeypatch):
-    """Stands in for the gather: what each rank brings, and offers of the leaders at ranks 0 and 4 for everyone."""
+    """Replace the gather. Return what each rank brings; the leaders, ranks 0 and 4, offer an address and ports."""
 
     def all_gather_object(offers, mine):
         seen.append(mine)
@@ -37,7 +37,7 @@ def brought(monkeypatch):
 
 
 def exported(*places: EnginePlace) -> list[list[str]]:
-    """The variables that each place exports."""
+    """Return the variables that each place exports."""
     variables = []
     for place in places:
         set_engine_environment(place)

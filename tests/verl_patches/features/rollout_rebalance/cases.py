@@ -1,4 +1,4 @@
-"""What `engine_program` runs."""
+"""The cases that `engine_program` runs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ PART = 12
 
 @dataclass(frozen=True)
 class Case:
-    """Engines of `tensor_parallel` ranks each, whose graphs have these sizes, and what they generate in turn.
+    """Engines of `tensor_parallel` ranks each, and the runs that they generate one after another.
 
-    part: most tokens of a prompt in one forward, where prompts are cut; 0 leaves them whole. blocks: of the KV cache.
-    longest: sequence.
+    Attributes:
+        ranks: number of ranks.
+        sizes: batch sizes of the graphs.
+        runs: names of the runs.
+        tensor_parallel: ranks of an engine.
+        part: the most tokens of a prompt in one forward if prompts are cut; 0 does not cut them.
+        blocks: number of KV cache blocks.
+        longest: length of the longest sequence, in tokens.
     """
 
     ranks: int
@@ -30,7 +36,7 @@ class Case:
 
 
 EVERY = ("greedy off", "greedy on", "seeded off", "seeded on")
-# All requests have seeds, as the driver gives them, and are dealt out to the engines by their lengths or as they come.
+# All requests have seeds, as from the driver, and are dealt to the engines by length or in their order.
 DEALT = ("dealt off", "dealt on", "placed off", "placed on")
 CASES = {
     "one size": Case(2, (8,), ("greedy off", "seeded off")),
@@ -45,7 +51,7 @@ CASES = {
 }
 
 
-# Eight sequences of two blocks each, of which the cache holds four; by what the engines agree on each forward.
+# Eight sequences of two blocks each, of which the cache holds four; keyed by how the engines agree on forwards.
 AGREED = {"upstream": {"enabled": False}, "every": {"lease_steps": 1}, "windowed": {"lease_steps": 16}}
 _PREEMPTING = tuple(f"{kind} {how}" for kind in ("long", "drawn") for how in AGREED)
 CASES |= {
@@ -55,7 +61,7 @@ CASES |= {
 
 
 def draw_for_parts(runner: Any, scheduled: dict[str, int]) -> None:
-    """What remains of vLLM-Ascend's draw for a part of a prompt, set back by too little."""
+    """A faulty `give_generators`: a part of a prompt leaves a draw behind, which vLLM-Ascend undoes incompletely."""
     import torch
 
     for request_id, number in scheduled.items():
@@ -69,7 +75,7 @@ def draw_for_parts(runner: Any, scheduled: dict[str, int]) -> None:
 
 
 def seed_places(order: list[int]) -> list[int]:
-    """Which seed each request has, of those that were drawn for requests as they come; `order`: of dealing them out."""
+    """Return which seed each request has, of those drawn in the requests' original order; they are dealt in `order`."""
     return order
 
 
@@ -92,7 +98,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
 
 
 def lengths_of(engine: int, engines: int, kind: str = "") -> list[int]:
-    """A long tail: the last engine has the long answers. Of the kinds "long" and "drawn" all are."""
+    """Return a long tail: only the last engine has long answers. For "long" and "drawn", all engines do."""
     if kind in ("long", "drawn"):
         return [225 - 2 * number - engine for number in range(SEQUENCES)]
     return LONG if engine == engines - 1 else [3 + number // 2 for number in range(SEQUENCES)]

@@ -1,4 +1,4 @@
-"""Rollout engines in graphs, with windows: the same requests with and without moves between the engines.
+"""Rollout engines in graphs, with sync windows: the same requests with and without migration between engines.
 
 ``python -m tests.verl_patches.features.rollout_rebalance.engine_program FOLDER`` runs the cases one after another: it
 imports everything once and forks the ranks of each. Every rank writes what its engine generated and the metrics of its
@@ -39,25 +39,25 @@ from tests.verl_patches.features.rollout_rebalance.cases import (  # noqa: E402
 from tests.vllm_cases import import_once  # noqa: E402
 
 Request = tuple[int, list[int], Any]
-"""The place of a prompt among those of all engines as they come, its tokens, and vLLM's SamplingParams."""
+"""The place of a prompt among those of all engines in their original order, its tokens, and vLLM's SamplingParams."""
 
 
 def main(folder: Path) -> None:
-    """One rank of the case that the folder is named after."""
-    os.environ["NPU_EMULATOR_STRICT"] = "0"  # the model's attention is narrower than what the kernels of graphs take
+    """Run one rank of the case that the folder is named after."""
+    os.environ["NPU_EMULATOR_STRICT"] = "0"  # attention is narrower than the graphs' kernels accept
     with exchange_in_float32():
         generate(folder, CASES[folder.name])
     os._exit(0)
 
 
 def generate(folder: Path, case: Case) -> None:
-    """All runs of the case in one engine."""
+    """Run all runs of the case in one engine."""
     import torch
     import torch.distributed as dist
     from vllm import LLM
     from vllm.engine.arg_utils import EngineArgs
 
-    EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # float32 is for tests, says vLLM
+    EngineArgs._is_v1_supported_oracle = lambda self, model_config: True  # vLLM says that float32 is for tests
     rank = int(os.environ["RANK"])
     activate(case, "off")
     torch.npu.set_device(rank)
@@ -83,7 +83,7 @@ def generate(folder: Path, case: Case) -> None:
 
 
 def activate(case: Case, how: str) -> None:
-    """`how`: requests move (on) or not (off), or one of `cases.AGREED`."""
+    """Activate the settings. `how`: requests migrate (on) or not (off), or one of `cases.AGREED`."""
     from verl_patches.features import settings
 
     sections: dict[str, dict[str, Any]] = {
@@ -104,7 +104,7 @@ def faulty(fault: str) -> Iterator[None]:
 
 
 def requests_of(engine: int, engines: int, kind: str) -> list[Request]:
-    """What an engine generates, in order; see `generated`."""
+    """Return an engine's requests in order; see `generated`."""
     if kind not in ("dealt", "placed"):
         return own_requests(engine, engines, kind)
     import msgspec
@@ -125,8 +125,11 @@ def requests_of(engine: int, engines: int, kind: str) -> list[Request]:
 
 
 def own_requests(engine: int, engines: int, kind: str) -> list[Request]:
-    """As they come: answers that are drawn also end at a token of their own, but for the kind "drawn", and the first
-    prompt has two of them. Every other request has no seed, and gets one of the engine's."""
+    """Return an engine's requests in their original order.
+
+    Sampled answers also end at a stop token, except for the kind "drawn", and the first prompt has two of them. Every
+    other request has no seed and gets one from the engine.
+    """
     from vllm import SamplingParams
 
     common: dict[str, Any] = {"ignore_eos": True, "logprobs": 0, "detokenize": False}
@@ -150,7 +153,7 @@ def own_requests(engine: int, engines: int, kind: str) -> list[Request]:
 
 @contextlib.contextmanager
 def counted_preemptions(llm: Any) -> Iterator[list[str]]:
-    """The requests that leave the running ones unfinished, as it happens."""
+    """Yield a list that collects the requests that leave the running ones unfinished."""
     scheduler, found = llm.llm_engine.engine_core.engine_core.scheduler, []
     schedule = scheduler.schedule
 
@@ -165,8 +168,8 @@ def counted_preemptions(llm: Any) -> Iterator[list[str]]:
 
 
 def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
-    """Tokens, log-probs and finish reasons of every answer in order, the places of their prompts among those of all
-    engines, and the metrics of the decode loop. seed: of the device's random numbers."""
+    """Return tokens, log-probs and finish reasons of every answer in order, the places of their prompts among those of
+    all engines, and the metrics of the decode loop. `seed` is for the device's random numbers."""
     import torch
 
     from post_training.process_context import process_context
@@ -177,7 +180,7 @@ def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
     places, prompts, params = zip(*requests, strict=True)
     with counted_preemptions(llm) as preempted:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params), use_tqdm=False)
-    returned = zip(places, outputs, strict=False)  # fewer where nothing comes home
+    returned = zip(places, outputs, strict=False)  # fewer if migrated requests do not return
     answers = [answer for output in outputs for answer in output.outputs]
     counts = step_record.current_record().counts
     return {
@@ -192,7 +195,7 @@ def generated(llm: Any, requests: list[Request], seed: int) -> dict[str, Any]:
 
 
 def run_cases(folder: Path, names: list[str]) -> int:
-    """The number of cases that failed."""
+    """Run the cases, and return the number that failed."""
     dies = max(case.ranks for case in CASES.values())
     os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_MLA_PA": "1"}
     os.environ |= {"VLLM_CACHE_ROOT": str(folder / "compiled"), "VLLM_DISABLE_COMPILE_CACHE": "1"}

@@ -1,4 +1,4 @@
-"""Runs of `engine_program`, in a process of their own."""
+"""Runs of `engine_program`, in a separate process."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.verl_patches.features.rollout_rebalance.cases import CASES
 from tests.vllm_process import run_vllm
 
 Found = dict[str, list[dict[str, Any]]]
-"""By case, what every rank found."""
+"""The results of every rank, by case."""
 
 
 def run_cases(folder: Path, names: list[str]) -> Found:
-    """What the ranks of these cases found; AssertionError with the end of what they printed where one fails."""
+    """Run these cases and return the results of every rank. On a failure, AssertionError has the end of the output."""
     run_vllm("tests.verl_patches.features.rollout_rebalance.engine_program", folder, *names)
     return {
         name: [json.loads((folder / name / f"found.{rank}.json").read_text()) for rank in range(CASES[name].ranks)]

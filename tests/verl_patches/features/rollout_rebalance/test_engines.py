@@ -1,4 +1,4 @@
-"""Engines that move requests between them generate what engines that do not would, in smaller graphs."""
+"""Engines that migrate requests between them generate what engines without migration do, in smaller graphs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEAR = [name for name, case in CASES.items() if case.part or set(DEALT) <= set(c
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, pytestconfig) -> Found:
-    """By case, what every rank found; the dear ones in an exhaustive run alone."""
+    """Return the results of every rank by case; expensive cases run only in an exhaustive run."""
     names = [name for name in CASES if name not in DEAR or pytestconfig.getoption("exhaustive")]
     names = [name for name in names if not name.startswith("preempts")]
     return run_cases(tmp_path_factory.mktemp("rebalance"), names)
@@ -31,7 +31,7 @@ def answers(found: Found, case: str, run: str, what: str) -> list[Any]:
 
 
 def metric(found: Found, case: str, run: str, name: str) -> float:
-    """A metric of the decode loop that all ranks have alike."""
+    """Return a metric of the decode loop, which is equal on all ranks."""
     (value,) = {of_rank[run]["metrics"][name] for of_rank in found[case]}
     return value
 
@@ -52,7 +52,7 @@ def test_tokens_order_and_finish_reasons_are_those_without_moves(found, case, ki
         assert answers(found, case, f"{kind} on", what) == answers(found, case, f"{kind} off", what)
     pairs = zip(*(answers(found, case, f"{kind} {moves}", "log_probs") for moves in ("on", "off")), strict=True)
     for moved, stayed in pairs:
-        # Keys and values of a request that moves are computed again, all at once.
+        # The keys and values of a migrated request are recomputed, all at once.
         assert all(one == pytest.approx(other, abs=1e-5) for one, other in zip(moved, stayed, strict=True))
 
 
@@ -81,7 +81,7 @@ def table_row(found: Found, case: str, run: str) -> str:
 
 
 def by_place(found: Found, case: str, run: str, what: str) -> list[Any]:
-    """Of every answer, by the place of its prompt among those of all engines."""
+    """Return the values of all answers, ordered by the place of their prompts among those of all engines."""
     pairs = zip(answers(found, case, run, "places"), answers(found, case, run, what), strict=True)
     of_places = sorted(
         (place, number, value)
@@ -109,7 +109,7 @@ def test_prompts_that_are_dealt_out_by_length_get_the_same_answers(found, case, 
 
 @pytest.mark.exhaustive
 def test_seeds_by_the_place_in_an_engine_give_other_tokens(found):
-    """A control: a seed that is not the prompt's own."""
+    """A control: the seeds are not the prompts' own."""
     run = "placed off: seeds by place"
     assert by_place(found, "by length", run, "tokens") != by_place(found, "by length", "dealt off", "tokens")
 
@@ -123,7 +123,7 @@ def test_graphs_of_several_sizes_give_the_tokens_of_one_size_in_fewer_slot_steps
 
 
 def test_noise_that_begins_anew_at_a_move_gives_other_tokens(found):
-    """A control: the published rebalance seeds the generator again."""
+    """A control: the published rebalance re-seeds the generator."""
     run = "seeded on: drawn anew"
     assert metric(found, "two", run, "moved_requests") > 0
     assert answers(found, "two", run, "tokens") != answers(found, "two", "seeded off", "tokens")
@@ -139,14 +139,14 @@ def test_prompts_in_parts_give_the_tokens_of_whole_ones(found, kind):
 
 @pytest.mark.exhaustive
 def test_parts_that_draw_from_a_requests_random_numbers_give_other_tokens(found):
-    """A control: vLLM-Ascend gives the numbers back by a guess."""
+    """A control: vLLM-Ascend restores the numbers by a guess."""
     drawn = answers(found, "cut", "seeded off: a part draws", "tokens")
     assert drawn != answers(found, "two", "seeded off", "tokens")
 
 
 @pytest.mark.exhaustive
 def test_parts_that_draw_from_the_devices_random_numbers_change_what_later_requests_get(found):
-    """A control: the tokens are right, and the seeds of the next rollout are others."""
+    """A control: the tokens are right, but the seeds of the next rollout differ."""
     run = "seeded on: the device's numbers go on"
     assert answers(found, "cut", run, "tokens") == answers(found, "two", "seeded off", "tokens")
     numbers = answers(found, "cut", run, "device's numbers")
@@ -154,7 +154,7 @@ def test_parts_that_draw_from_the_devices_random_numbers_change_what_later_reque
 
 
 def test_results_that_do_not_come_home_are_missed(found):
-    """A control: the published rebalance does not bring them back."""
+    """A control: the published rebalance does not return the results."""
     complete = [len(tokens) for tokens in answers(found, "two", "greedy on", "tokens")]
     left = [len(tokens) for tokens in answers(found, "two", "greedy on: nothing comes home", "tokens")]
     assert sum(left) < sum(complete)

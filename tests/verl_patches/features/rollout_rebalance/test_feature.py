@@ -1,4 +1,4 @@
-"""Where requests could not move, or would for nothing, is rejected in one sentence."""
+"""A configuration in which requests cannot migrate, or would migrate in vain, is rejected in one sentence."""
 
 from __future__ import annotations
 

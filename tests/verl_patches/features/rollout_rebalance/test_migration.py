@@ -1,4 +1,4 @@
-"""One rank's part of moving requests, with stand-ins for its engine and for the other rank."""
+"""One rank's part in migrating requests, with stand-ins for its engine and for the other rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def output(request_id, *tokens, reason=None):
 
 
 class Core:
-    """Rank 0's engine. requests: tokens of each running request, by id."""
+    """Rank 0's engine. `requests`: the number of tokens of each running request, by id."""
 
     def __init__(self, generator=None, **requests):
         self.added, self.finished, self.generator = [], [], generator
@@ -59,7 +59,7 @@ def record(monkeypatch, own_context):
 
 @pytest.fixture
 def migration(monkeypatch, record):
-    """Rank 0 of 2. What it sends is in `sent`, and what it gets is what `arriving` holds."""
+    """Return rank 0's migration of 2. Items that it sends are appended to `sent`, and it receives `arriving`."""
     group = SimpleNamespace(rank_in_group=0, world_size=2, device_group=None)
     made = RequestMigration(SimpleNamespace(group=group, window=SimpleNamespace(agreement=DECODING, left=0)))
     made.sent, made.arriving = [], []
@@ -202,7 +202,7 @@ def test_engine_steps_for_migrated_requests_between_steps(migration):
 
 @pytest.mark.parametrize("requests", [[], [arriving(), arriving(b"state")]])
 def test_bytes_of_an_exchange_are_counted(monkeypatch, requests):
-    """A rank alone: what it sends is what it gets."""
+    """A single rank receives what it sends."""
     monkeypatch.setattr(module.dist, "all_to_all_single", lambda into, given, *_, group: into.copy_(given))
     alone = RequestMigration(SimpleNamespace(group=SimpleNamespace(device_group=None)))
     assert alone._exchanged([requests], MovingRequest) == requests

@@ -1,4 +1,4 @@
-"""A request that moves takes with it what its next engine needs, and its home gets back what was sampled."""
+"""A migrated request takes along what its next engine needs, and its home engine gets back the sampled tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key of overlay.router_balance: what it reaches, and the runs that it would spoil."""
+"""The key of overlay.router_balance: when it is on, and the jobs for which it is rejected."""
 
 import json
 

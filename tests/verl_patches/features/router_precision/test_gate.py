@@ -1,4 +1,4 @@
-"""Routers of the rollout against transformers' and against training's, with biases as DeepSeek-V3 publishes them."""
+"""Routers of the rollout compared with transformers' and training's, with biases as published for DeepSeek-V3."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ EXPERTS, HIDDEN, TOKENS, TOP_K = 256, 128, 400, 8
 
 @pytest.fixture(scope="module")
 def published() -> DeepseekV3TopkRouter:
-    """transformers' router with bfloat16 weights, and float32 biases that differ by hundredths around 5."""
+    """Return transformers' router with bfloat16 weights, and float32 biases near 5 that differ by hundredths."""
     router = DeepseekV3TopkRouter(DeepseekV3Config(hidden_size=HIDDEN, n_routed_experts=EXPERTS))
     drawn = torch.Generator().manual_seed(0)
     router.weight.data = (torch.randn(EXPERTS, HIDDEN, generator=drawn) * 0.03).bfloat16()
@@ -25,7 +25,7 @@ def tokens() -> torch.Tensor:
 
 
 def rollout_gate(published: DeepseekV3TopkRouter) -> torch.nn.Module:
-    """A gate as vLLM-Ascend builds it: weight and bias in the model's type."""
+    """Return a gate as vLLM-Ascend builds it: weight and bias in the model's dtype."""
     gate = torch.nn.Module()
     gate.weight = torch.nn.Parameter(torch.empty(EXPERTS, HIDDEN, dtype=torch.bfloat16), requires_grad=False)
     gate.e_score_correction_bias = torch.nn.Parameter(torch.empty(EXPERTS, dtype=torch.bfloat16), requires_grad=False)
@@ -39,7 +39,7 @@ def load(gate: torch.nn.Module, published: DeepseekV3TopkRouter) -> torch.nn.Mod
 
 
 def kernels_choice(scores: torch.Tensor, bias: torch.Tensor) -> list[set[int]]:
-    """What vLLM-Ascend's operator chooses, called as it is called there."""
+    """Return the experts that vLLM-Ascend's operator chooses, called with vLLM-Ascend's arguments."""
     _, experts, _ = torch.ops.npu.npu_moe_gating_top_k(
         scores, k=TOP_K, bias=bias, k_group=4, group_count=8, group_select_mode=1, renorm=0, norm_type=1,
         routed_scaling_factor=1, eps=1e-20,
@@ -77,7 +77,7 @@ def test_rounded_bias_chooses_other_experts(published, tokens):
 
 
 def test_gate_without_bias_scores_in_float32(tokens):
-    """Qwen3-MoE's gate."""
+    """This is Qwen3-MoE's gate."""
     from verl_patches.features.router_precision.gate import use_float32
 
     gate = torch.nn.Module()
@@ -89,7 +89,7 @@ def test_gate_without_bias_scores_in_float32(tokens):
 
 
 def test_training_model_keeps_float32_bias_when_cast(published):
-    """As Megatron's Float16Module casts MindSpeed-LLM's model: every buffer with its module."""
+    """Megatron's Float16Module casts MindSpeed-LLM's model in the same way, buffers included."""
     from post_training.models.expert_bias import float32_expert_bias
 
     class Model(torch.nn.Sequential):

@@ -1,4 +1,4 @@
-"""On every rank: samples of the rank's own, batches of them in several orders, and what goes wrong on purpose."""
+"""A program for every rank: its own samples, batches of them in several orders, and deliberate faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PADDING, PROMPT, RESPONSE = 0, 5, 6
 
 
 def answers(first: int, samples: int, with_log_probs: bool) -> DataProto:
-    """The whole batch of a generation, as verl's driver would collect it; all ranks make the same."""
+    """Return the whole batch of a generation, as verl's driver would collect it; it is equal on all ranks."""
     made = torch.Generator().manual_seed(first)
     lengths = (
         torch.randint(1, PROMPT + 1, (samples,), generator=made),
@@ -58,7 +58,7 @@ def answers(first: int, samples: int, with_log_probs: bool) -> DataProto:
 def generate(
     store: SampleStore, driver: DriverOfHandles, share: int, with_log_probs: bool
 ) -> tuple[DataProto, DataProto]:
-    """What the driver has after a generation of `share` samples a rank, and all columns of the same samples."""
+    """Generate `share` samples per rank. Return the batch that the driver sees, and all columns of the same samples."""
     rank, ranks, whole = dist.get_rank(), dist.get_world_size(), []
 
     def workers(prompts: DataProto) -> DataProto:
@@ -78,7 +78,7 @@ def of_rank(handles: DataProto, replica: int, replicas: int) -> DataProto:
 
 
 def differing(found: DataProto, expected: DataProto) -> list[str]:
-    """Columns of `expected` that are not found equal."""
+    """Return the columns of `expected` that are missing in `found` or differ."""
     return [
         name
         for name, values in expected.batch.items()
@@ -87,7 +87,7 @@ def differing(found: DataProto, expected: DataProto) -> list[str]:
 
 
 class Case:
-    """One store, one driver, and batches in an order that a seed shuffles."""
+    """One store, one driver, and batches in a seeded random order."""
 
     def __init__(self, tp: int, seed: int, with_log_probs: bool = True, shares: tuple[int, ...] = (2, 1)) -> None:
         self.store, self.step = SampleStore(), 1
@@ -120,7 +120,7 @@ def exact(found: dict[str, Any]) -> None:
 
 
 def one_exchange(found: dict[str, Any]) -> None:
-    """Log-probs and the update of one batch: one collective, and the bytes of its own part."""
+    """Compute log-probs and update one batch. This takes one collective, which moves only the rank's own part."""
     case, calls = Case(2, 5, with_log_probs=False), []
     real = dist.all_to_all_single
 
@@ -155,7 +155,7 @@ def one_exchange(found: dict[str, Any]) -> None:
 
 
 def sent_bytes(found: dict[str, Any]) -> None:
-    """Bytes that the driver pickles for the calls of a step of 512 samples, 8 parts for 4 ranks each."""
+    """Measure the bytes that the driver pickles for a step of 512 samples, in 8 parts for 4 ranks each."""
     stored: list[Any] = []
     driver = DriverOfHandles(lambda each: stored.append(each) or "a reference", lambda: 1)
     batch = answers(1, 512, True)
@@ -186,7 +186,7 @@ def failures(found: dict[str, Any]) -> None:
 
 
 def looked_at_only(found: dict[str, Any]) -> None:
-    """Answers of a validation, and greedy ones for a baseline, are verl's own, and no worker keeps them."""
+    """Answers of a validation and greedy ones for a baseline stay verl's own, and no worker keeps them."""
     store, seen = SampleStore(), []
     driver = DriverOfHandles(lambda each: each, lambda: 1)
 
@@ -205,9 +205,9 @@ def looked_at_only(found: dict[str, Any]) -> None:
 
 
 def controls(found: dict[str, Any]) -> None:
-    """Each is a fault that the comparison has to notice."""
+    """Make faults that the comparison must detect."""
     case = Case(2, 3)
-    case.seen.batch[ID] = case.seen.batch[ID].sort().values  # an order that is not the batch's
+    case.seen.batch[ID] = case.seen.batch[ID].sort().values  # another order than the batch's
     case.seen.batch[LENGTHS] = case.seen.batch[LENGTHS][torch.tensor(case.order).argsort()]
     found["identity"] = case.wrong()
 

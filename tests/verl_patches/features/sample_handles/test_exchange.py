@@ -1,4 +1,4 @@
-"""The exchange on four emulated dies: the batch is the one that verl would have sent, and faults are noticed."""
+"""The exchange on four emulated dies: the batch is the one that verl would have sent, and faults are detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What each rank found, all on one set of ranks."""
+    """Return the results of every rank; all checks run on one set of ranks."""
     folder: Path = tmp_path_factory.mktemp("exchange")
     run_ranks("tests.verl_patches.features.sample_handles.exchange_program", WORLD, folder, imported=PYTORCH)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
@@ -39,7 +39,7 @@ def test_log_probs_stay_and_advantages_arrive(results: list[dict]) -> None:
 
 
 def test_the_driver_pickles_few_bytes_of_a_sample(results: list[dict]) -> None:
-    """The tokens of one sample alone would be 4096 bytes in the job whose batch this is."""
+    """In the job with this batch, the tokens of one sample alone would be 4096 bytes."""
     assert 0 < results[0]["pickled"] <= 64 * 512 + 4096 * 32
 
 
@@ -51,7 +51,7 @@ def test_a_failure_leaves_nothing_and_an_old_handle_is_named_with_the_step(resul
 
 
 def test_answers_that_are_only_looked_at_are_whole_and_nobody_keeps_them(results: list[dict]) -> None:
-    """A validation and a greedy baseline; last answers to train on, as the control."""
+    """The cases are a validation, a greedy baseline, and answers to train on as the control."""
     for result in results:
         assert result["whole"] == [[True, False, True], [True, False, True], [False, True, False]]
         assert result["first"] == [False, False, True]

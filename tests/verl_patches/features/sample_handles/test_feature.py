@@ -1,4 +1,4 @@
-"""What cannot go with handles of samples is rejected in one sentence."""
+"""A configuration that cannot be combined with sample references is rejected in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of exchanges against a naive dealing out of samples, and what the driver packs."""
+"""Exchange plans compared with a naive distribution of samples, and what the driver packs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_patches.features.sample_handles.plan import Generation, SampleHandleEr
 
 @st.composite
 def batches(draw):
-    """Generations of random sizes, some of whose samples are trained on in any order, and the replica of every rank."""
+    """Draw generations of random sizes, some or all of their samples in any order, and the replica of every rank."""
     replicas, ranks_each = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     ranks = replicas * ranks_each
     shares = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -30,7 +30,7 @@ def batches(draw):
 
 
 def held(generations, rank):
-    """The ids that a rank generated, in the order of its rows."""
+    """Return the ids that a rank generated, in the order of its rows."""
     return [each.first + rank * each.share + n for each in generations for n in range(each.share)]
 
 

@@ -1,4 +1,4 @@
-"""Sample handles together with answers that were cut and are left out of the update, on one die."""
+"""Sample references combined with the exclusion of cut answers from the update, on one die."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from verl_patches.features.sample_handles.store import SampleStore
 
 PADDING, END, PROMPT, RESPONSE = 0, 9, 4, 6
 PROMPTS, RESPONSES = [4, 2, 3, 1], [6, 6, 3, 6]
-"""The first answer fills its width and ends with the end token, the others with it are cut; the third is short."""
+"""The first answer fills the width and ends with the end token, the other full ones are cut; the third is short."""
 CUT = [False, True, False, True]
 
 
 def answers(with_log_probs: bool) -> DataProto:
-    """A generation's answers as verl's worker gives them to the driver."""
+    """Return a generation's answers as verl's worker passes them to the driver."""
     made = torch.Generator().manual_seed(2)
     places = torch.arange(-PROMPT, RESPONSE)[None]
     lengths = torch.tensor(PROMPTS)[:, None], torch.tensor(RESPONSES)[:, None]
@@ -47,7 +47,7 @@ def reference(batch: DataProto) -> DataProto:
 @pytest.mark.parametrize("with_log_probs", [False, True])
 @pytest.mark.parametrize("one_advantage", [True, False], ids=["of answers", "of tokens"])
 def test_cut_answers_count_nowhere_in_the_update(lone_rank, with_log_probs, one_advantage):
-    """The update's batch is the one that verl would have sent through the same filter, in every column."""
+    """In every column, the update's batch is the one that verl would have sent through the same filter."""
     store, driver = SampleStore(), DriverOfHandles(lambda each: each, lambda: 1)
     whole = answers(with_log_probs)
     device, kept = torch.device("npu", 0), {}
@@ -73,14 +73,14 @@ def test_cut_answers_count_nowhere_in_the_update(lone_rank, with_log_probs, one_
     assert [bool(row.any()) for row in left["response_mask"]] == [not cut for cut in CUT]
     for name, values in left.items():
         found = kept[name].cpu()
-        if name in ("advantages", "ref_log_prob"):  # neither means anything where nothing counts
+        if name in ("advantages", "ref_log_prob"):  # irrelevant where no token counts
             found, values = (each * left["response_mask"] for each in (found, values))
         assert torch.equal(found, values), name
 
 
 @pytest.mark.parametrize("with_log_probs", [False, True])
 def test_every_order_of_a_step_has_its_own_samples(lone_rank, with_log_probs):
-    """Whoever drops or sorts rows between two calls of a step gets those rows, and not those of the call before."""
+    """A caller that drops or sorts rows between two calls of a step gets those rows, not those of the previous call."""
     store, driver = SampleStore(), DriverOfHandles(lambda each: each, lambda: 1)
     device, whole = torch.device("npu", 0), answers(with_log_probs)
 
@@ -98,7 +98,7 @@ def test_every_order_of_a_step_has_its_own_samples(lone_rank, with_log_probs):
 
 
 def test_second_step_has_samples_of_its_own(lone_rank):
-    """Its answers are as long as other ones of the first step, which an update has trained on."""
+    """Its answers have the lengths of the first step's in another order; an update has trained on those."""
     store, driver = SampleStore(), DriverOfHandles(lambda each: each, lambda: 1)
     for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
         whole = answers(True)[order][[3, 1, 0, 2]]

@@ -1,4 +1,4 @@
-"""Whole jobs on Ray with and without handles: every metric but times, bytes and memory is the same."""
+"""Whole jobs on Ray with and without sample references have equal metrics, except for times, bytes and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EIGHT_DIES = (
     "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
 )
-# Two updates of a batch: old_log_prob is computed, and stays with the workers.
+# Two updates per batch: old_log_prob is computed, and stays with the workers.
 TWO_UPDATES = (
     "data.train_batch_size=16",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
@@ -24,7 +24,7 @@ TWO_UPDATES = (
 
 
 WITHOUT_REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=false",)
-# A rollout ends when half of the groups are finished, as soon as they are.
+# A rollout ends as soon as half of the groups are finished.
 IN_PARTS = (
     "actor_rollout_ref.overlay.partial_rollout.enabled=true",
     "actor_rollout_ref.overlay.partial_rollout.threshold=0.5",
@@ -39,7 +39,7 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
 
 
 def comparable(step: dict[str, float]) -> dict[str, float]:
-    """What does not depend on where samples are kept."""
+    """Return the metrics that do not depend on where samples are kept."""
     apart = ("timing", "perf/", "memory/", "samples/", "overlay/")
     return {name: value for name, value in step.items() if not name.startswith(apart) and "seconds" not in name}
 
@@ -60,14 +60,14 @@ def test_training_on_eight_dies_is_the_same(balanced, updates, tmp_path):
     assert kept == sent and len(kept) == 3 and len(kept[0]) > 40
     assert ("actor/kl_loss" in kept[0]) == (updates != WITHOUT_REFERENCE)
     assert all(step["samples/collectives"] == 1 for step in found["true"])
-    # The first step counts what came before it.
+    # The first step also counts what came before it.
     for with_handles, without in zip(found["true"][1:], found["false"][1:], strict=True):
         assert with_handles["perf/driver_bytes_per_sample"] < 0.2 * without["perf/driver_bytes_per_sample"]
 
 
 @pytest.mark.exhaustive
 def test_training_on_answers_that_go_on_is_the_same(tmp_path):
-    """The workers keep what a step's rollout returns, answers of earlier steps whole among it."""
+    """The workers keep the answers that a step's rollout returns, including whole answers begun in earlier steps."""
     found = {}
     for enabled in ("true", "false"):
         output = tmp_path / enabled

@@ -1,4 +1,4 @@
-"""GSPO by verl's own policy loss, against the paper's objective written out in plain torch, value and gradient."""
+"""GSPO by verl's own policy loss equals the paper's objective in plain torch, in value and gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOW, HIGH = 0.05, 0.07
 
 
 def gspo(log_probs: list[torch.Tensor], old: list[torch.Tensor], advantages: list[float]) -> torch.Tensor:
-    """The objective of the paper, response by response: minus the mean of min(s A, clip(s) A)."""
+    """Return the paper's objective, response by response: minus the mean of min(s A, clip(s) A)."""
     terms = []
     for current, before, advantage in zip(log_probs, old, advantages, strict=True):
         ratio = ((current - before).sum() / len(current)).exp()
@@ -30,7 +30,7 @@ def gspo(log_probs: list[torch.Tensor], old: list[torch.Tensor], advantages: lis
 def by_verl(log_probs, old, advantages, mask, sequences=True):
     if sequences:
         old = old_log_probs_of_sequences(log_probs, old, mask)
-    # The dual clip, which the paper has not, begins far away.
+    # The dual clip, which the paper does not have, is set so high that it never applies.
     return compute_policy_loss(
         old, log_probs, advantages[:, None].expand_as(mask), mask, cliprange=0.2, cliprange_low=LOW,
         cliprange_high=HIGH, clip_ratio_c=1e6, loss_agg_mode="seq-mean-token-mean",
@@ -58,11 +58,11 @@ def test_value_and_gradient_are_those_of_the_paper(lengths, seed, apart):
 
 
 def test_ratios_of_tokens_give_another_loss():
-    """The control; and one token far away is clipped by itself, where its response is not."""
+    """The control. A single outlier token is clipped by itself, but not by the ratio of its response."""
     log_probs, old, advantages, mask = drawn([8, 3, 5], seed=3, apart=0.3)
     assert by_verl(log_probs, old, advantages, mask)[0] != by_verl(log_probs, old, advantages, mask, False)[0]
     old = log_probs.detach().clone()
-    old[0, 0] -= 0.3  # a ratio of 1.35; over 8 tokens 1.04
+    old[0, 0] -= 0.3  # a ratio of 1.35, or 1.04 over 8 tokens
     ones = torch.ones(3, dtype=torch.float64)
     assert by_verl(log_probs, old, ones, mask)[1] == 0 < by_verl(log_probs, old, ones, mask, False)[1]
 

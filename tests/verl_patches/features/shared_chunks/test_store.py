@@ -1,4 +1,4 @@
-"""verl's own dispatch to workers: what is serialized, and that every worker gets what it got before."""
+"""verl's own dispatch to workers: less is serialized, and every worker still gets the same data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLES, TOKENS = 16, 32
 
 
 class Ranks(RayWorkerGroup, MegatronWorkerGroup):
-    """verl's group without Ray: workers that serialize what they get, as Ray does, unless it lies in the store."""
+    """verl's worker group without Ray: like Ray, workers serialize arguments that are not in the object store."""
 
     def __init__(self, tp: int, pp: int, dp: int):
         self.stored, self.got = [], {}
@@ -43,7 +43,7 @@ class Ranks(RayWorkerGroup, MegatronWorkerGroup):
         return self._dp
 
     def get_megatron_rank_info(self, rank):
-        # Ranks in the order tensor, data, pipeline.
+        # Ranks are in the order tensor, data, pipeline.
         return SimpleNamespace(dp_rank=rank // self._tp % self._dp)
 
     def put(self, chunk):
@@ -67,10 +67,10 @@ def batch():
 
 
 def call(ranks, once, dispatch=dispatch_megatron_compute_data_proto):
-    """Tokens by rank, and the bytes that the driver serialized, from a call through verl's dispatch."""
+    """Call through verl's dispatch. Return the tokens by rank, and the bytes that the driver serialized."""
     upstream = RayWorkerGroup.execute_all_async
     state = DataProto.__getstate__
-    # The cluster's verl has no `put` in its dispatch, which is all that the installed release adds.
+    # The installed verl calls `put` in its dispatch, which the cluster's commit does not.
     with mock.patch.object(ray, "put", lambda chunk: chunk):
         arguments, named = dispatch(ranks, batch())
     with (

@@ -1,4 +1,4 @@
-"""Which parameters change what the rollout draws from, beside the temperature."""
+"""Which sampling parameters, other than the temperature, change what the rollout draws from."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """One start of a run as its trackers see it: `job.py FOLDER TRACKER FIRST LAST ENDING [RESUMED IDS]`.
 
 Logs the steps FIRST to LAST through verl's own Tracking. ENDING is finished, failed, or none for a process that is gone
-before it can end anything. RESUMED is the step after which it goes on, IDS the runs of its checkpoint as JSON. Prints
+before it can end anything. RESUMED is the step from which it resumes, IDS the runs of its checkpoint as JSON. Prints
 the ids for the next checkpoint as JSON.
 """
 
@@ -16,7 +16,7 @@ from verl_patches.features.tracking.run import RunTrackers
 
 
 def verls_tracking():
-    """verl's class out of its file, without the rest of verl, which takes long to import."""
+    """Return verl's class, loaded from its file: importing the rest of verl takes long."""
     package = Path(find_spec("verl").submodule_search_locations[0])
     spec = spec_from_file_location("verl_utils_tracking", package / "utils" / "tracking.py")
     module = module_from_spec(spec)
@@ -29,12 +29,12 @@ CONFIG = {"trainer": {"name": "x", "steps": 5}, "api_key": "not-to-be-sent"}
 
 
 def metrics(step: int, begun: int) -> dict:
-    """What a step logs; `begun` is the first step of its start, which tells the starts apart."""
+    """Return the metrics that a step logs; `begun` is the first step after its start, which tells the starts apart."""
     return {"critic/score/mean": step / 10, "begun": begun, "val/acc@1(数)": 0.5, "words": "text", "bad": math.nan}
 
 
 def log_steps(folder: Path, name: str, first: int, last: int, resumed: dict | None = None) -> RunTrackers:
-    """The trackers of a start that has logged its steps; `resumed` is the state in its checkpoint."""
+    """Return the trackers of a start that has logged its steps; `resumed` is the state in its checkpoint."""
     tracking = Tracking.__new__(Tracking)
 
     def make(each: str, config: dict) -> None:

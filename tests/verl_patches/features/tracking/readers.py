@@ -1,4 +1,4 @@
-"""What a tracker's own library reads of a run's folder: `readers.py TRACKER FOLDER` prints it as JSON.
+"""Prints as JSON what a tracker's own library reads from a run's folder: `readers.py TRACKER FOLDER`.
 
 mlflow: [run, status, parameters, {metric: [[step, value], ...]}]. wandb: ["run", id] and ["history", {name: value}] in
 the order of its files. swanlab: ["start", id], ["finish", state] and ["scalar", name, step, value].
@@ -26,7 +26,10 @@ def mlflow(folder: Path) -> list[Any]:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Of a log of LevelDB's after 7 bytes: blocks of 32 KiB; crc (4), length (2) and kind (1) before each part."""
+    """Yield the records of a LevelDB log.
+
+    After 7 bytes, the log consists of blocks of 32 KiB; crc (4 bytes), length (2) and kind (1) precede each part.
+    """
     place, parts = 7, b""
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
@@ -64,7 +67,7 @@ def swanlab(folder: Path) -> list[Any]:
 
     found: list[Any] = []
     files = sorted(folder.glob("swanlog/run-*/*.swanlab"))
-    for file in (each for each in files if each.stat().st_size):  # a killed start may have written nothing yet
+    for file in (each for each in files if each.stat().st_size):  # a killed start may not have written anything yet
         reader = DataStoreReader()
         reader.open(file)
         for data in reader:

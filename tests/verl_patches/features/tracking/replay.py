@@ -1,4 +1,4 @@
-"""Gives trackers a whole run again: `replay.py FOLDER METRICS TRACKER...`, with the lines of its metrics.jsonl."""
+"""Sends a whole run to trackers again: `replay.py FOLDER METRICS TRACKER...`, with the lines of its metrics.jsonl."""
 
 import json
 import math

@@ -1,7 +1,7 @@
-"""What the trackers' own libraries read back of a run that was killed after step 4 and went on after step 2.
+"""The trackers' own libraries read back a run that was killed after step 4 and resumed after step 2.
 
-W&B, SwanLab and MLflow are not in the environment, whose packages contradict theirs. They are tested where
-requirements/trackers.lock has been installed to .venv/trackers (docs/tracking.md); without a network, key or login.
+W&B, SwanLab and MLflow are not in the environment, because their packages conflict with its own. These tests run if
+requirements/trackers.lock is installed to .venv/trackers (docs/tracking.md); without a network, key or login.
 """
 
 import json
@@ -23,14 +23,14 @@ needs_clients = pytest.mark.skipif(
 
 
 def python(*arguments, tmp_path):
-    """A process of its own with the trackers' packages, without a home, a key or a network."""
+    """Run Python in a process with the trackers' packages, but without a home folder, a key or a network."""
     unwanted = ("WANDB", "SWANLAB", "MLFLOW", "TENSORBOARD")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     path = os.pathsep.join([str(TRACKERS), str(ROOT)])
     environment = {**kept, "PYTHONPATH": path, "HOME": str(tmp_path / "home")}
     command = ["unshare", "--net", "--map-root-user", sys.executable, *map(str, arguments)]
     if subprocess.run([*command[:3], "true"], capture_output=True).returncode:
-        command = command[3:]  # a container that may not make namespaces
+        command = command[3:]  # a container that may not create namespaces
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "warning: the tracker" not in ended.stderr, ended.stderr[-3000:]
@@ -38,12 +38,12 @@ def python(*arguments, tmp_path):
 
 
 def read_by(name, folder, tmp_path):
-    """What the tracker's own library finds in the folder of a run."""
+    """Return what the tracker's own library finds in the folder of a run."""
     return json.loads(python(JOB.with_name("readers.py"), name, folder, tmp_path=tmp_path).splitlines()[-1])
 
 
 def killed_and_resumed(name, tmp_path, ending="finished"):
-    """The folder of a run with that tracker; and the ids that its checkpoint held."""
+    """Kill a run with that tracker and resume it. Return the run's folder, and the ids in its checkpoint."""
     folder = tmp_path / "run"
     folder.mkdir()
     ids = next(
@@ -54,7 +54,7 @@ def killed_and_resumed(name, tmp_path, ending="finished"):
 
 
 def test_tensorboard_shows_one_curve(tmp_path, monkeypatch):
-    """The writer of the killed start is left open."""
+    """The killed start never closes its writer."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from tests.verl_patches.features.tracking import job
@@ -72,7 +72,7 @@ def test_tensorboard_shows_one_curve(tmp_path, monkeypatch):
         return [(each.step, each.value) for each in events.Scalars("begun")]
 
     assert read(True) == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
-    assert len(read(False)) == 7  # the control: what the resumed start took back is there
+    assert len(read(False)) == 7  # the control: the events that the resumed start purges are in the file
 
 
 @needs_clients
@@ -84,7 +84,7 @@ def test_mlflow_has_one_run_with_every_step_once(tmp_path, ending, status):
     assert (run, found) == (ids["mlflow"], status)
     assert params["api_key"] == "***" and params["trainer/name"] == "x"
     assert set(history) == {"critic/score/mean", "begun", "val/acc_at_1_数_", "bad"}
-    # Steps 3 and 4 were trained again, with the same values; what is there stays.
+    # Steps 3 and 4 were trained again with the same values, and the first entries are kept.
     assert history["begun"] == [[1, 1], [2, 1], [3, 1], [4, 1], [5, 2]]
     assert [step for step, _ in history["bad"]] == [1, 2, 3, 4, 5]
 
@@ -96,7 +96,7 @@ def test_wandb_keeps_one_run_offline(tmp_path):
     found = read_by("wandb", folder, tmp_path)
     assert {each[1] for each in found if each[0] == "run"} == {ids["wandb"]}
     steps = [values for kind, values in found if kind == "history" and values["begun"] == 2]
-    # The first start lost its buffer; what comes after the checkpoint is there from the second.
+    # The first start lost its buffer; the second has everything after the checkpoint.
     assert [values["_step"] for values in steps] == [3, 4, 5]
     assert all(set(values) - WANDBS_OWN == NUMBERS for values in steps)
 
@@ -110,5 +110,5 @@ def test_swanlab_keeps_one_run_offline_and_gets_no_nan(tmp_path):
     assert [each[1] for each in found if each[0] == "finish"] == [2]  # RUN_STATE_CRASHED
     scalars = [each[1:] for each in found if each[0] == "scalar" and each[1] in NUMBERS]
     assert {name for name, *_ in scalars} == NUMBERS - {"bad"}
-    # The first start lost its buffer; what comes after the checkpoint is there from the second.
+    # The first start lost its buffer; the second has everything after the checkpoint.
     assert [step for name, step, value in scalars if name == "begun" and value == 2] == [3, 4, 5]

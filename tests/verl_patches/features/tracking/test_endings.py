@@ -1,4 +1,4 @@
-"""How each tracker's client is told that a run has ended, and what it is sent."""
+"""How each tracker's client learns that a run has ended, and the values that it is sent."""
 
 import math
 import os
@@ -33,7 +33,7 @@ def test_tracker_is_told_how_the_run_ended(monkeypatch, name):
 
 
 def test_events_behind_the_checkpoint_are_taken_back():
-    """Of a run that goes on after step 7 the events from step 8 on are made again."""
+    """If a run resumes after step 7, the events from step 8 on are purged, since they are logged again."""
     done = []
     writer = SimpleNamespace(close=lambda: done.append("closed"), purge_step=None)
     BACKENDS["tensorboard"].purge(SimpleNamespace(writer=writer), 7)

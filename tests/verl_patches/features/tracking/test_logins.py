@@ -1,4 +1,4 @@
-"""Whether a tracker would start without asking: by each variable and each file that counts, alone."""
+"""Whether a tracker would start without asking for a login, for each relevant variable and file on its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOGIN = "machine {} login user password 0123456789abcdef\n"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch) -> Path:
-    """A home folder without any login, and no variable that is one."""
+    """Return a home folder without any login, in an environment without login variables."""
     for name in list(os.environ):
         if name.startswith(("WANDB_", "SWANLAB_")) or name == "NETRC":
             monkeypatch.delenv(name)

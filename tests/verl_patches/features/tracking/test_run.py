@@ -1,4 +1,4 @@
-"""Trackers between verl and their clients: once each step, also over a resume, and never the end of the training."""
+"""Trackers between verl and their clients: each step is sent once, also over a resume, and none can stop a run."""
 
 import json
 import math
@@ -15,7 +15,7 @@ MLFLOW = backends.BACKENDS["mlflow"]
 
 
 class Scripted:
-    """verl's Tracking with trackers that keep what they get; `dies` raises from that step on."""
+    """verl's Tracking with trackers that keep what they get; `dies` maps names to the step from which they raise."""
 
     def __init__(self, tmp_path, *names, dies=None, rejected=(), config=None):
         self.tracking, self.sent, self.configs = SimpleNamespace(logger=None), {}, {}
@@ -45,7 +45,7 @@ class Scripted:
 
 @pytest.fixture(autouse=True)
 def clients(monkeypatch):
-    """Clients without their packages: each gives its run a number."""
+    """Replace the clients, whose packages are not needed then; each numbers its runs."""
     ids = iter(range(100))
     known = {
         name: backends.Backend(
@@ -90,7 +90,7 @@ def test_a_resumed_run_continues_its_own_and_doubles_no_step(tmp_path, monkeypat
     again = Scripted(tmp_path, "mlflow", "console")
     monkeypatch.setattr(backends, "BACKENDS", {**backends.BACKENDS, "mlflow": _going_on(saved["runs"]["mlflow"])})
     again.trackers.go_on({**saved, "step": 2})
-    for step in (2, 3, 4, 5):  # verl validates once more after step 2
+    for step in (2, 3, 4, 5):  # verl validates again after step 2
         again.log(step, a=step)
     assert os.environ["FAKE_RUN"] == saved["runs"]["mlflow"] and again.steps("mlflow") == [5]
     assert again.steps("console") == [2, 3, 4, 5] and again.trackers.state() == {**saved, "step": 5}
@@ -99,7 +99,7 @@ def test_a_resumed_run_continues_its_own_and_doubles_no_step(tmp_path, monkeypat
     elsewhere.trackers.go_on({**saved, "step": 2})
     for step in (2, 3):
         elsewhere.log(step, a=step)
-    assert elsewhere.steps("mlflow") == [3]  # without the record, from the checkpoint's step on
+    assert elsewhere.steps("mlflow") == [3]  # without the record, only steps after the checkpoint
 
 
 def _going_on(run):
@@ -134,7 +134,7 @@ def test_names_are_what_mlflow_takes():
 
 
 class _Client:
-    """MLflow's: its runs by their status."""
+    """A stand-in for MLflow's client, with the status of each run."""
 
     runs = {"7": "RUNNING", "8": "FINISHED"}
 
@@ -156,7 +156,7 @@ def test_a_run_that_was_left_is_ended_where_it_was_kept_and_no_other(tmp_path, m
     for name in MLFLOW.defaults(tmp_path):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server or "")
-    end_left_run(tmp_path, "killed")  # there is no run
+    end_left_run(tmp_path, "killed")  # there is no run yet
     for run in ("7", "8"):
         (tmp_path / RECORD).write_text(json.dumps({"mlflow": {"run": run, "step": 3}}))
         end_left_run(tmp_path, "killed")

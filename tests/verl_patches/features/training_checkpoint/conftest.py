@@ -1,4 +1,4 @@
-"""Checkpoints of made-up ranks, in one process."""
+"""Fixtures for checkpoints of simulated ranks, in one process."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from verl_patches.features.training_checkpoint import restoring, saving
 
 @pytest.fixture
 def alone(monkeypatch):
-    """One rank at a time, which agrees with itself."""
+    """Let one rank at a time agree with itself only."""
 
     def agree(problem, value=None):
         if problem:

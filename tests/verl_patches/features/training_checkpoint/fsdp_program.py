@@ -1,6 +1,6 @@
-"""Runs on each of two ranks: a small Qwen2 trains under FSDP or FSDP2, is saved, and goes on by two ranks and by one.
+"""A program for two ranks: a small Qwen2 trains under FSDP or FSDP2, is saved, and resumes on two ranks and on one.
 
-Every rank writes what it measured to ``rank<n>.json``; test_fsdp.py judges it.
+Every rank writes its results to ``rank<n>.json``; test_fsdp.py checks them.
 """
 
 import functools
@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Trained:
-    """A new model as verl's FSDP worker wraps it, with its optimizer and schedule, over two ranks or by each alone."""
+    """A new model as verl's FSDP worker wraps it, with optimizer and schedule, over two ranks or on each alone."""
 
     rank_of = FsdpRank
 
@@ -57,7 +57,7 @@ class Trained:
         return self.rank_of(self._model, self._optimizer, self._rank, self._world)
 
     def step(self, number: int) -> float:
-        """One update on the batch of step `number`; the mean loss over all sequences before it."""
+        """Run one update on the batch of step `number`. Return the mean loss over all sequences before the update."""
         tokens = torch.randint(3, 100, (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(number))
         mine = tokens.chunk(self._world)[self._rank].npu()
         if self._is_critic:
@@ -84,7 +84,7 @@ class Trained:
         set_place_in_schedule(self.schedule, steps)
 
     def digest(self) -> dict[str, str]:
-        """What this rank would write, by entry."""
+        """Return the digest of each entry that this rank would write."""
         found = {name: tensor.cpu().contiguous() for name, tensor in entries_of(self.rank()).items()}
         return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in found.items()}
 
@@ -124,7 +124,7 @@ def resumed(folder: Path, saved: str, dtype: str, alone: bool = False, model: st
 
 
 def go_on(folder: Path, dtype: str) -> dict[str, object]:
-    """An unbroken run, the same by another process's state, and one that begins its optimizer again."""
+    """Run an unbroken training, the same one resumed, and resumes with faults in the optimizer and the schedule."""
     unbroken = trained(folder, dtype)
     unbroken.steps(1, BEFORE)
     unbroken.save(folder / dtype / "two")
@@ -142,7 +142,7 @@ def go_on(folder: Path, dtype: str) -> dict[str, object]:
 
 
 def change_ranks(folder: Path) -> dict[str, object]:
-    """What two ranks saved goes through one rank and back; each is saved as it was loaded."""
+    """Load the checkpoint of two ranks on one rank and back, and save it after each load."""
     dtype = "float32"
     alone = resumed(folder, f"{dtype}/two", dtype, alone=True)
     alone.save(folder / dtype / f"one{dist.get_rank()}")  # each rank by itself, and all write the same
@@ -152,7 +152,7 @@ def change_ranks(folder: Path) -> dict[str, object]:
 
 
 def critic_goes_on(folder: Path) -> dict[str, object]:
-    """The same of a critic, and one that goes on with averages of zero."""
+    """Run and resume a critic in the same way, and once with its averages set to zero."""
     dtype, model = "bfloat16", "critic"
     unbroken = trained(folder, dtype, model=model)
     unbroken.steps(1, BEFORE)
@@ -167,7 +167,7 @@ def critic_goes_on(folder: Path) -> dict[str, object]:
 
 
 def load_foreign(folder: Path) -> None:
-    """What Megatron's ranks have saved is loaded and saved; and a model whose output layer is its embedding."""
+    """Load and save a checkpoint of Megatron's ranks; then save a trained model whose output layer is its embedding."""
     resumed(folder, "megatron", "float32").save(folder / "float32" / "from_megatron")
     tied = trained(folder, "float32", model="tied")
     tied.steps(1, 1)

@@ -1,8 +1,8 @@
-"""Trainings on two ranks that are killed at exact points and gone on with: `python -m ...killed_program FOLDER`.
+"""Trainings on two ranks that are killed at exact points and resumed: `python -m ...killed_program FOLDER`.
 
-No Ray and no rollout: the ranks of `fsdp_program` train three steps and save each, and the first of them publishes the
-steps as verl's driver does. One process imports everything and forks the ranks of all runs; the points are in
-``points.json``, what was found in ``found.json``.
+No Ray and no rollout: the ranks of `fsdp_program` train three steps and save each, and rank 0 publishes the steps as
+verl's driver does. One process imports everything and forks the ranks of all runs; it reads the points from
+``points.json`` and writes the results to ``found.json``.
 """
 
 import json
@@ -32,7 +32,7 @@ _COMES_WITHIN_S = 300.0
 
 
 def train(folder: Path, dtype: str) -> None:
-    """A run on this rank in `folder`, from its newest checkpoint on."""
+    """Train on this rank in `folder`, from the newest checkpoint on."""
     stops.install()
     settings.activate(settings.OverlaySettings(measure=MeasureSettings(output_dir=str(folder))))
     start_rank()
@@ -59,12 +59,12 @@ def train(folder: Path, dtype: str) -> None:
             with (folder / "metrics.jsonl").open("a") as records:
                 records.write(json.dumps({"step": step, "time": 0.0, "metrics": {"loss": loss}}) + "\n")
             publisher.logged(step, {})
-        dist.barrier()  # verl's driver asks for the next update after it has published the step
+        dist.barrier()  # verl's driver requests the next update only after publishing the step
     dist.destroy_process_group()
 
 
 def run(folder: Path, dtype: str, stop: Stop | None = None) -> None:
-    """A run of all ranks to its end, or until the one that comes to `stop` is killed there, and the others after it."""
+    """Run all ranks to their end; or kill the rank that reaches `stop` there, and then the others."""
     folder.mkdir(exist_ok=True)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
     if stop is not None:
@@ -83,7 +83,7 @@ def run(folder: Path, dtype: str, stop: Stop | None = None) -> None:
 
 
 def start(folder: Path, dtype: str, rank: int) -> int:
-    """Fork one rank; returns the process."""
+    """Fork one rank, and return its process id."""
     child = os.fork()
     if child == 0:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -92,7 +92,7 @@ def start(folder: Path, dtype: str, rank: int) -> int:
 
 
 def wait_for(reached: Path, children: list[int]) -> int:
-    """The process that has come to its place. Raises AssertionError where none does."""
+    """Return the process id of the rank that has reached its stop; raise AssertionError if none does."""
     until = time.monotonic() + _COMES_WITHIN_S
     while not reached.is_file():
         assert time.monotonic() < until, f"no rank of {children} came to {reached.with_name(STOP_NAME).read_text()}"
@@ -101,7 +101,7 @@ def wait_for(reached: Path, children: list[int]) -> int:
 
 
 def main(folder: Path) -> int:
-    """Run each point, go on, and compare with the unbroken run of its precision."""
+    """Run to each point, resume, and compare with the unbroken run of the same precision."""
     found = []
     for number, (dtype, place, step, rank, write) in enumerate(json.loads((folder / "points.json").read_text())):
         unbroken = folder / f"unbroken_{dtype}"

@@ -1,7 +1,7 @@
-"""Ranks that train real Megatron models in one layout after the other, save each, and load each in all of the layouts.
+"""Ranks that train and save real Megatron models in one layout after another, and load each in all layouts.
 
-Every rank writes what it measured to ``rank<n>.json``, and every load is saved once more; test_megatron_layouts.py
-judges both.
+Every rank writes its results to ``rank<n>.json``, and every load is saved once more; test_megatron_layouts.py
+checks both.
 """
 
 # Its first import is the prelude.
@@ -46,7 +46,7 @@ LAYOUTS = {
 
 
 def make_batch(vocabulary: int) -> dict[str, torch.Tensor]:
-    """Whole sequences of random tokens, and a coefficient for every logit."""
+    """Return whole sequences of random tokens, and a coefficient for every logit."""
     generator = torch.Generator().manual_seed(5)
     shape = (SEQUENCES, LENGTH)
     return {
@@ -76,7 +76,7 @@ class Trained:
             self._optimizer.step()
 
     def loss(self) -> float:
-        """The mean of the next tokens' negative log-probs over the whole batch."""
+        """Return the mean negative log-prob of the next tokens over the whole batch."""
         logits = self._trial.run(self._batch, backward=False)
         mine = (0.0, 0)
         if logits is not None and parallel_state.get_tensor_model_parallel_rank() == 0:

@@ -1,4 +1,4 @@
-"""Ranks of a made-up training: weights and optimizer state cut as Megatron cuts them, in one process."""
+"""Ranks of a simulated training: weights and optimizer state sharded as by Megatron, in one process."""
 
 from __future__ import annotations
 
@@ -29,19 +29,23 @@ MODELS = {
 
 
 def full_states(model):
-    """Float32 values, none of which bfloat16 can hold, by state and HF name."""
+    """Return float32 values that bfloat16 cannot represent, by state and HF name."""
     generator = torch.Generator().manual_seed(3)
     shapes = MODELS[model][0].shapes
     return {state: {name: torch.rand(dims, generator=generator) for name, dims in shapes.items()} for state in STATES}
 
 
 class Distributed:
-    """What is read of Megatron's DistributedOptimizer: each peer owns one stretch of all weights, one after the other.
+    """The part of Megatron's DistributedOptimizer that is read. Each peer owns one contiguous range of all weights.
 
-    weights: parameters of one optimizer by local name. peers, peer: who cuts them, and which of them this is.
-    states: float32 values by state and local name; without them the optimizer is new.
-    form: `torch` counts steps in every parameter's state, `apex` in the group; `swap` is MindSpeed's, which keeps all
-    in host tensors and leaves none of its own any memory.
+    Args:
+        weights: parameters of one optimizer by local name.
+        peers: number of ranks that share them.
+        peer: index of this rank among the peers.
+        states: float32 values by state and local name; without them the optimizer is new.
+        steps: number of updates so far.
+        form: `torch` counts steps in every parameter's state, `apex` in the group; `swap` is MindSpeed's, which keeps
+            everything in host tensors and leaves its own tensors without memory.
     """
 
     def __init__(self, weights, peers, peer, states, steps, form):
@@ -87,7 +91,7 @@ class Distributed:
 
 
 def _swapped(main, state):
-    """The host tensors of one parameter; its own have no memory from here on."""
+    """Return the host tensors of one parameter, and take the memory of its own tensors away."""
     state["step"] = torch.tensor(int(state["step"])) if state else None
     held = {"param": main.clone()} | {key: state.get(key, torch.zeros_like(main)).clone() for key in STATES[1:]}
     if state["step"] is None:
@@ -105,7 +109,7 @@ class _Adam(torch.optim.AdamW):
 
 
 def rank_of(model, placement: TrainPlacement, rank, full=None, steps=2, dtype=torch.bfloat16, form="torch"):
-    """One rank with the values of `full`, or new, with weights that are NaN."""
+    """Return a rank with the values of `full`, or a new one whose weights are NaN."""
     table, cut, shape = MODELS[model]
     states = {state: cut(values, shape, placement, rank) for state, values in full.items()} if full else None
     shapes = cut({name: torch.empty(dims) for name, dims in table.shapes.items()}, shape, placement, rank)
@@ -125,7 +129,7 @@ def rank_of(model, placement: TrainPlacement, rank, full=None, steps=2, dtype=to
 
 
 def save_all(folder, model, placement, full, **options):
-    """Every rank's file and the manifest, as `save_training` leaves them."""
+    """Write every rank's file and the manifest, as `save_training` does."""
     from post_training.checkpoint.manifest import Manifest
     from post_training.checkpoint.training_files import file_name, write_file
     from verl_patches.features.training_checkpoint.saving import STEPS, entries_of
@@ -140,7 +144,7 @@ def save_all(folder, model, placement, full, **options):
 
 
 def whole_states(folder, shapes):
-    """Every state of every HF tensor of a checkpoint, whole, by `state/name`."""
+    """Return every state of every HF tensor of a checkpoint, whole, by `state/name`."""
     from post_training.checkpoint.training_files import open_training_files
 
     found = {}
@@ -153,7 +157,7 @@ def whole_states(folder, shapes):
 
 
 def differences(found, expected):
-    """Names of what a rank holds otherwise than the rank that it should be."""
+    """Return the names of the tensors in which a rank differs from the expected one."""
     different = [name for name, tensor in expected.tensors.items() if not torch.equal(found.tensors[name], tensor)]
     for ours, theirs in zip(found.optimizer_shards, expected.optimizer_shards, strict=True):
         assert (ours.local, ours.start, ours.stop, ours.steps) == (

@@ -1,4 +1,4 @@
-"""Writing while training goes on: the same file, from memory that is there anyway, and why it is waited for."""
+"""Writing while training continues: the same file, no extra memory, and the reason for waiting before the update."""
 
 import ctypes
 import errno
@@ -29,7 +29,7 @@ ELEMENTS = 1 << 16
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, own_context):
-    """One rank, which agrees with itself."""
+    """Let a single rank agree with itself."""
 
     def agree(problem, value=None):
         if problem:
@@ -40,7 +40,7 @@ def alone(monkeypatch, own_context):
 
 
 def training(elements=ELEMENTS):
-    """A rank after an update: weights, which are a view of a flat buffer, an average, and a tensor of the host."""
+    """Return a rank after an update: weights that are views of a flat buffer, an average, and a host tensor."""
     flat, average, host = torch.randn(2 * elements).npu(), torch.randn(elements).npu(), torch.arange(5.0)
     residency = Residency(lambda: True)
     residency.register("actor_params", StorageGroup(lambda: [flat]))
@@ -62,7 +62,7 @@ def file_of(made, folder):
 
 @pytest.fixture
 def held(monkeypatch):
-    """Nothing is written before the event is set."""
+    """Block all writing until the event is set."""
     event, write = threading.Event(), saving.write_file
 
     def waiting(*arguments):
@@ -85,7 +85,7 @@ def contents(folder):
 
 
 def test_the_files_are_those_of_a_save_at_once(tmp_path, held):
-    """Memory comes and goes between the save and the next update, as in any step, and the device's is another's."""
+    """Between the save and the next update memory is offloaded, as in any step, and other tensors use the device's."""
     made = training()
     writer = begun(made, tmp_path / "background")
     for phase in ("reshard", "rollout"):
@@ -100,7 +100,7 @@ def test_the_files_are_those_of_a_save_at_once(tmp_path, held):
 
 
 def test_an_update_that_does_not_wait_is_in_the_file(tmp_path, held):
-    """The control of the above: memory is not copied, so what is written must not change before it is finished."""
+    """The control of the test above: memory is not copied, so it must not change until it has been written."""
     made = training()
     before = made.average.cpu().clone()
     writer = begun(made, tmp_path)
@@ -127,13 +127,13 @@ def test_what_is_copied_at_a_save_is_not_copied_again_when_it_leaves(tmp_path):
 
 
 def most_memory_while(action):
-    """By how many bytes the memory of this process rose above what it was before, at most."""
+    """Return the largest rise of this process's memory during `action`, in bytes."""
 
     def status(key):
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith(key)).split()[1]) << 10
 
-    # What earlier tests have freed would be taken again without a rise.
+    # Return freed memory to the system; otherwise `action` could reuse it without a visible rise.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
@@ -142,9 +142,9 @@ def most_memory_while(action):
 
 
 def test_no_host_memory_is_taken(tmp_path, monkeypatch):
-    """48 MB of state, a third of it strided; a writer that copied it would take as much again."""
+    """The state has 48 MB, a third of it strided; a writer that copied it would take as much again."""
     made = training(elements=4 << 20)
-    made.residency.copy_out(GROUPS["actor"])  # as they are from the first step on
+    made.residency.copy_out(GROUPS["actor"])  # all host copies exist, as from the first step on
 
     def save(writer):
         writer.begin(file_of(made, tmp_path), made.residency.copy_out(GROUPS["actor"]))
@@ -167,7 +167,7 @@ def test_a_writer_that_fails_is_told_when_it_is_waited_for(tmp_path, monkeypatch
         with pytest.raises(CheckpointError, match="rank-00000-of-00001.safetensors: cannot be written") as told:
             writer.finish()
     assert "\n" not in str(told.value) and list(tmp_path.iterdir()) == []
-    writer.finish()  # nothing is being written any more
+    writer.finish()  # nothing is being written
     writer.begin(file_of(made, tmp_path), made.residency.copy_out(GROUPS["actor"]))
     writer.finish()
     assert (tmp_path / "manifest.json").is_file()

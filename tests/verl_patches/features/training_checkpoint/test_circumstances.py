@@ -1,4 +1,4 @@
-"""What two starts of one run must have alike, and what is only said."""
+"""Which settings two starts of one run must share, and which differences are only reported."""
 
 import copy
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_sizes_of_a_step_are_kept_for_the_life_of_a_run(path):
     now = changed(f"configuration/{path}", 1)
     with pytest.raises(CheckpointError, match=f"^folder: was trained with {key}=[0-9]+ and this run has 1, so"):
         check_circumstances(Path("folder"), BEFORE, now)
-    check_circumstances(Path("folder"), {}, now)  # a checkpoint that says nothing
+    check_circumstances(Path("folder"), {}, now)  # a checkpoint without this information
 
 
 def test_another_model_is_named_by_its_first_key():

@@ -1,4 +1,4 @@
-"""A disk that takes no file and a folder with foreign files: one sentence, nothing half-written, nothing unpickled."""
+"""A full disk or foreign files lead to one sentence; nothing is left half-written, and nothing is unpickled."""
 
 import builtins
 import errno
@@ -29,7 +29,7 @@ def trained():
 
 @contextmanager
 def files_of_at_most(size):
-    """The kernel takes no more bytes of any file of this process."""
+    """Limit the size of every file that this process writes; the kernel rejects further bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -53,7 +53,7 @@ def test_a_file_system_that_takes_no_more_bytes_leaves_no_file(tmp_path):
 
 @pytest.mark.parametrize("damage", [os.unlink, lambda path: os.truncate(path, 100)])
 def test_no_manifest_where_a_written_file_has_changed(tmp_path, monkeypatch, damage):
-    """A second run that writes the same folder takes the files away while the ranks agree on the list."""
+    """Another run that writes to the same folder removes files while the ranks agree on the list."""
     monkeypatch.setattr(manifest, "_SEEN_WITHIN_S", 0)
     monkeypatch.setattr(manifest, "_POLL_S", 0)
     file = rank_file(tmp_path, trained(), {}, {})
@@ -114,7 +114,7 @@ def test_a_manifest_that_cannot_be_written_is_told_too(tmp_path, monkeypatch):
 
 
 class Evil:
-    """Unpickled, it leaves a mark."""
+    """Unpickling it creates a file."""
 
     def __init__(self, mark):
         self._mark = mark

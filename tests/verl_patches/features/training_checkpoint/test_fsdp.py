@@ -1,4 +1,4 @@
-"""A training on FSDP goes on bit for bit, and what it saves is a checkpoint like any other, for any number of ranks."""
+"""A training on FSDP resumes bit for bit, and its checkpoint is like any other, for any number of ranks."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ AFTER = (TrainPlacement(2, 3, 1, 1, (1, 1, 1)), TrainPlacement(3, 1, 1, 2, (3,),
 
 @pytest.fixture(scope="module", params=["fsdp", "fsdp2"])
 def run(request, tmp_path_factory) -> tuple[Path, list[dict]]:
-    """The folder of all checkpoints, and what each rank measured."""
+    """Return the folder of all checkpoints, and the results of each rank."""
     folder = tmp_path_factory.mktemp(request.param)
     write_models(folder)
     (folder / "strategy").write_text(request.param)
@@ -44,7 +44,7 @@ def run(request, tmp_path_factory) -> tuple[Path, list[dict]]:
 
 
 def write_models(folder: Path) -> None:
-    """Models with random weights: `model`, `tied`, and `critic`, made as verl makes one."""
+    """Write models with random weights: `model`, `tied`, and `critic`, which is made as in verl."""
     for name, tied in (("model", False), ("tied", True)):
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(configuration(tied)).save_pretrained(folder / name)
@@ -54,7 +54,7 @@ def write_models(folder: Path) -> None:
 
 
 def configuration(tied: bool) -> Qwen2Config:
-    """A model with the shapes of the reference."""
+    """Return the configuration of a model with the reference's shapes."""
     return Qwen2Config(
         vocab_size=SMALL.vocab, hidden_size=SMALL.hidden, intermediate_size=SMALL.intermediate,
         num_hidden_layers=SMALL.layers, num_attention_heads=SMALL.heads, num_key_value_heads=SMALL.kv_heads,
@@ -106,7 +106,7 @@ def test_another_number_of_ranks_has_the_same_elements_and_the_same_loss(run):
 
 
 def test_the_files_are_those_of_the_models_family(run):
-    """Names and shapes are the ones by which Megatron's layouts read and write; every element is there once."""
+    """Names and shapes are those that Megatron's layouts read and write; every element is stored once."""
     folder, _ = run
     shapes = table_for(AutoConfig.from_pretrained(folder / "model")).shapes
     files = open_training_files(folder / "float32" / "two", shapes)

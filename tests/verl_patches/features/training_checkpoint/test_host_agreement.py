@@ -1,4 +1,4 @@
-"""How long ranks wait for each other's files, and what they are told, under a clock that the test turns."""
+"""How long ranks wait for each other's files, and what they are told, under a fake clock."""
 
 import sys
 import threading
@@ -17,7 +17,7 @@ SILENCE_S = 3600.0
 
 
 class Store:
-    """A store whose waits take time of a fake clock, in which others do what `meanwhile` does."""
+    """A store whose waits advance a fake clock; `meanwhile` stands for the other ranks' actions."""
 
     def __init__(self, meanwhile=lambda now: None):
         self.now, self.meanwhile = 0.0, meanwhile
@@ -56,7 +56,7 @@ def ranks_of(store, number):
 
 
 def spread(seconds, writes):
-    """Rank 0 has written its file; rank 1 needs `seconds` more. writes: whether it makes progress meanwhile."""
+    """Rank 0 has written its file; rank 1 needs `seconds` more. `writes`: whether it makes progress in that time."""
     store = Store()
     first, second = ranks_of(store, 2)
 
@@ -71,7 +71,7 @@ def spread(seconds, writes):
 
 
 def test_ranks_wait_for_a_slow_writer_of_hours():
-    """8.05 TB at 0.5 GB/s: longer than any limit of silence, and than HCCL's watchdog."""
+    """8.05 TB at 0.5 GB/s takes longer than any limit of silence, and longer than HCCL's watchdog allows."""
     store, exchange = spread(16_000.0, writes=True)
     assert exchange("early") == ["early", "late"]
     assert store.now >= 16_000.0
@@ -96,7 +96,7 @@ def test_rank_0_that_stopped_is_named():
 
 
 def test_rank_0_that_collects_keeps_the_others_waiting():
-    """It has written its own file, and its waiting is life for those that have nobody else to ask."""
+    """Rank 0 has written its file; while it waits for others, its progress tells the rest that it is alive."""
     store, exchange = spread(16_000.0, writes=True)
     before = store.add("progress/0", 0)
     exchange("early")
@@ -118,7 +118,7 @@ def test_many_missing_ranks_are_shortened():
 
 
 def test_progress_reaches_the_store_now_and_then():
-    """A rank writes hundreds of parts a second, and the store is one process for all ranks."""
+    """A rank writes hundreds of parts per second, and one process serves the store for all ranks."""
     store = Store()
     agreement = HostAgreement(store, 5, 8, SILENCE_S, store.clock)
     for tenth in range(1000):
@@ -135,7 +135,7 @@ def test_what_ranks_said_is_forgotten_in_the_next_agreement():
 
 
 def all_ranks(store, values):
-    """Each rank in a thread of its own, over a store of torch's."""
+    """Run each rank in its own thread over a torch store. Return what each was told."""
     told = {}
 
     def exchange(rank):
@@ -154,7 +154,7 @@ def all_ranks(store, values):
 
 
 def test_every_rank_gets_what_every_rank_says():
-    """Over torch's own store, with what a checkpoint says of its files."""
+    """This runs over torch's own store, with the values that ranks exchange about their files."""
     values = [("", (f"rank-{rank}", Manifest({"rank": rank}))) for rank in range(4)]
     told = all_ranks(dist.HashStore(), values)
     assert told == dict.fromkeys(range(4), [values, values[::-1]])
@@ -170,7 +170,7 @@ def test_the_problem_of_one_rank_is_all_ranks(monkeypatch):
 
 
 def test_a_rank_that_agrees_is_seen_to_wait():
-    """By the line of code in which it is, as the hang detector looks at it."""
+    """The hang detector recognizes it by the line of code that it is in."""
     seen = []
 
     class Asked(Store):
@@ -185,7 +185,7 @@ def test_a_rank_that_agrees_is_seen_to_wait():
 
 @pytest.mark.parametrize("error", [CheckpointError("damaged"), OSError("stale handle")])
 def test_a_reader_that_fails_tells_all_ranks(monkeypatch, error):
-    """The others would go on to a collective in which it is missing."""
+    """Otherwise the others would go on to a collective without it."""
     said = []
     monkeypatch.setattr(restoring, "agree", lambda problem: said.append(problem))
 
@@ -199,7 +199,7 @@ def test_a_reader_that_fails_tells_all_ranks(monkeypatch, error):
 
 
 def test_no_rank_leaves_a_load_before_all_have_read(monkeypatch, tmp_path):
-    """The next collective on the device waits 1500 s, and a slow reader may need longer."""
+    """The next collective on the device times out after 1500 s, and a slow reader may take longer."""
     done = []
     monkeypatch.setattr(restoring, "agree", lambda problem: done.append("agreed"))
     for name in ("fill_weights", "fill_optimizer"):

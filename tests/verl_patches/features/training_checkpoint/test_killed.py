@@ -1,6 +1,6 @@
-"""Ranks that are killed at an exact point, and whose training then ends as the unbroken one, bit for bit.
+"""Trainings whose ranks are killed at an exact point end bit-identical to the unbroken one.
 
-Whole jobs with Ray and a rollout are killed by scripts/prove_resume.py; here a point costs seconds.
+scripts/prove_resume.py kills whole jobs with Ray and a rollout; here a point takes seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rehearsal.resume_proof.points import draw_points
 from rehearsal.resume_proof.stops import AFTER_RENAME, BEFORE_RENAME, CHUNK, FILE
 from tests.verl_patches.features.training_checkpoint.test_fsdp import write_models
 
-# precision, place, step, rank, which write; the first rank does what the driver does.
+# Precision, place, step, rank, and which write; rank 0 does the driver's work.
 FOUR = [
     ("float32", CHUNK, 2, 1, 7),
     ("float32", BEFORE_RENAME, 3, 0, 1),
@@ -46,7 +46,7 @@ def test_four_kills_are_survived_to_the_bit(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_twenty_kills_are_survived_to_the_bit(tmp_path, precision):
-    """Drawn over the update, every write of a rank's file, its last one, and both sides of the rename."""
+    """Points are drawn over the update, every write of a rank's file, its last write, and both sides of the rename."""
     places = ("update", CHUNK, FILE, BEFORE_RENAME, AFTER_RENAME)
     drawn = [point.stop for point in draw_points(20, 1, 2, 3, places)]
     points = [(precision, stop.place, stop.step, max(stop.rank, 0), stop.number) for stop in drawn]

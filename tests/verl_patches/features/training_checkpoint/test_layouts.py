@@ -1,4 +1,4 @@
-"""Checkpoints of one layout in another: every element of weights, float32 weights and averages, to the bit."""
+"""Checkpoints of one layout load in another: weights, float32 weights and averages are bit-identical."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ PAIRS += [("qwen2_tied", "pp3", "tp2"), ("deepseek_v3", "one", "one")]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Folders of checkpoints, each written once."""
+    """Return a function that gives a checkpoint's folder, writing each checkpoint once."""
     made = {}
 
     def folder(model, placement):
@@ -54,7 +54,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-# Another type of the weights has other optimizers; that says nothing of where the parts lie.
+# Other dtypes have other optimizers, which does not change where the shards are: a quarter of the pairs is enough.
 CASES = [*((*pair, torch.bfloat16) for pair in PAIRS), *((*pair, torch.float32) for pair in PAIRS[::4])]
 
 
@@ -113,7 +113,7 @@ def test_nothing_is_written_twice_and_nothing_is_left_out(saved, placement):
 
 
 def test_replicas_share_the_writing(saved):
-    """Layer norms are on every tensor-parallel rank; not one rank alone writes them all."""
+    """Every tensor-parallel rank has the layer norms, but no single rank writes them all."""
     norms = [
         {name for name in read_header(file) if "layernorm" in name}
         for file in sorted(saved("deepseek_v3", "tp2").glob("*.safetensors"))
@@ -122,7 +122,7 @@ def test_replicas_share_the_writing(saved):
 
 
 def test_a_training_without_an_update_is_saved_too(tmp_path):
-    """Nothing has averages yet, and after the load nothing has."""
+    """There are no averages yet, neither before the save nor after the load."""
     full = full_states("qwen2")
     save_all(tmp_path, "qwen2", ONE, {"master": full["master"]} | {s: full[s] for s in STATES[1:]}, steps=0)
     made = rank_of("qwen2", ONE, 0)
@@ -151,7 +151,7 @@ def _unfinished(folder):
 
 
 def _of_other_steps(folder):
-    """A file of another step, listed as it is."""
+    """Replace a file by that of another step, with a correct hash in the manifest."""
     from post_training.checkpoint.durable import hash_file
 
     file = sorted(folder.glob("*.safetensors"))[0]

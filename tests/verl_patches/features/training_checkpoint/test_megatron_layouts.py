@@ -1,4 +1,4 @@
-"""Checkpoints of Megatron's own models and distributed optimizer, on 8 dies, in every other layout: 24 pairs."""
+"""Checkpoints of Megatron's own models and distributed optimizer, on 8 dies, load in every other layout: 24 pairs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAIRS = [(family, *pair) for family, names in NAMES.items() for pair in itertool
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> tuple[Path, dict[str, float]]:
-    """The folder of all checkpoints, and the losses by layout and by pair."""
+    """Return the folder of all checkpoints, and the losses by layout and by pair."""
     folder = tmp_path_factory.mktemp("layouts")
     for family in NAMES:
         (folder / family).mkdir()
@@ -65,9 +65,9 @@ def test_another_layout_goes_on_from_the_same_state(run, family, before, after):
 
 @pytest.mark.parametrize("family", NAMES)
 def test_two_trainings_differ(run, family):
-    """The control: what is compared tells one training from another, since each layout rounds otherwise.
+    """The control: layouts round differently, so the compared states tell one training from another.
 
-    Experts that no token came to are left out.
+    Experts that received no token are left out.
     """
     folder, _ = run
     model = folder / family / "checkpoint"

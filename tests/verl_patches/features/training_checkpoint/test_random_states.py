@@ -1,4 +1,4 @@
-"""Random numbers of a worker after a resume: each source goes on with the numbers that it would have drawn."""
+"""A worker's random numbers after a resume: each source continues with the numbers that it would have drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(3).tolist(),
     "device": lambda: torch.rand(3, device="npu").tolist(),
     "Python": lambda: [random.random() for _ in range(3)],
-    # Both draw two at a time and keep the second for the next call.
+    # These draw two numbers at a time and keep the second for the next call.
     "Python, normal": lambda: random.gauss(),
     "NumPy": lambda: numpy.random.rand(3).tolist(),
     "NumPy, normal": lambda: numpy.random.standard_normal(),
@@ -25,7 +25,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 
 
 def seed_all(seed: int) -> None:
-    """Start every source at a seed; `torch.manual_seed` starts the device's too."""
+    """Seed every source; `torch.manual_seed` seeds the device too."""
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
@@ -35,7 +35,7 @@ def seed_all(seed: int) -> None:
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_each_source_goes_on_where_it_was(source, before):
     draw = SOURCES[source]
-    # Not the seed below: another test of this process may have left the sources at that one.
+    # Not the seed below, at which another test of this process may have left the sources.
     seed_all(3)
     for _ in range(before):
         draw()

@@ -1,4 +1,4 @@
-"""What ranks agree on before a checkpoint: the updates that an optimizer has made."""
+"""Ranks agree before a checkpoint on the number of updates, and own the right shards."""
 
 import math
 import subprocess
@@ -44,9 +44,9 @@ def test_of_all_fsdp_ranks_the_first_writes_what_no_optimizer_updates(rank, name
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_fsdp2_shards_are_torchs_chunks_of_rows(world_size):
-    """Rows that do not divide: torch gives the first ranks one more, and the last ones fewer or none.
+    """If rows do not divide, torch gives the last ranks fewer rows or none.
 
-    In a process of its own: it has one process group after the other, and this one may have its own.
+    This runs in a separate process, because it needs one process group after another.
     """
     program = f"from {__name__} import compare_shards; compare_shards({world_size})"
     ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
@@ -54,7 +54,7 @@ def test_fsdp2_shards_are_torchs_chunks_of_rows(world_size):
 
 
 def fake_rank(rank: int, world_size: int) -> DeviceMesh:
-    """This process as a rank of so many, whose collectives do nothing."""
+    """Make this process a rank of `world_size` whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():

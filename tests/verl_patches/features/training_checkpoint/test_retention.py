@@ -1,4 +1,4 @@
-"""Which checkpoints go, against the rules one checkpoint at a time."""
+"""Which checkpoints are deleted, compared with the rules applied to one checkpoint at a time."""
 
 import math
 
@@ -21,7 +21,7 @@ STEPS = st.sets(st.integers(1, 30), min_size=1, max_size=12)
     data=st.data(),
 )
 def test_a_checkpoint_goes_if_no_rule_keeps_it(steps, last, every, mode, count, data):
-    """Few different scores, so that many are equal; some steps were not validated."""
+    """There are few different scores, so that many are equal; some steps have none."""
     scores = {step: data.draw(st.sampled_from([0.25, 0.5, 0.5, 1.0])) for step in steps if data.draw(st.booleans())}
     keep = CheckpointSettings(keep_last=last, keep_every=every, keep_best=KeepBest("val/score", mode, count))
 

@@ -1,4 +1,4 @@
-"""What a run that goes on keeps of its records."""
+"""Which records a resumed run keeps."""
 
 import json
 
@@ -18,7 +18,7 @@ def fault(step):
 
 
 def test_records_behind_the_checkpoint_go_from_every_file(tmp_path):
-    """Of faults some belong to no step; events are of starts, and stay."""
+    """Faults without a step and all events stay: events belong to starts, not to steps."""
     (tmp_path / "metrics.jsonl").write_text(record(0) + record(1) + record(2) + record(3))
     (tmp_path / "faults.jsonl").write_text(fault(None) + fault(2) + fault(3))
     (tmp_path / "alerts.jsonl").write_text(line(step=2, alert="a") + line(step=3, alert="a"))

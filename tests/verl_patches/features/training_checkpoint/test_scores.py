@@ -1,4 +1,4 @@
-"""Which checkpoints remember a metric."""
+"""Which checkpoints hold the score of a metric."""
 
 import json
 
@@ -6,7 +6,7 @@ from verl_patches.features.training_checkpoint.step_folders import TRAINER_NAME,
 
 
 def test_scores_are_those_of_the_metric_in_complete_checkpoints(tmp_path):
-    """A run that was asked for another best before, and checkpoints without a score or with a file that is damaged."""
+    """Some checkpoints have the score of another metric, no score, or a missing or damaged file."""
     told = {
         1: {"score": {"metric": "val/acc", "value": 0.5}},
         2: {"score": {"metric": "val/other", "value": 0.9}},

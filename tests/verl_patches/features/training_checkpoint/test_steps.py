@@ -1,4 +1,4 @@
-"""The driver's side of a checkpoint: what a kill leaves at any write, what is taken up again, and what is rejected."""
+"""The driver's side of a checkpoint: what a kill at any write leaves, what a run resumes from, what is rejected."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ from verl_patches.features.training_checkpoint.trainer import (
 
 
 class Workers:
-    """A worker group that writes one file, and remembers what it was told to load."""
+    """A worker group that writes one file, and records what it was told to load."""
 
     def save_checkpoint(self, folder, hdfs_path, step):
         file = Path(folder, "rank-00000-of-00001.safetensors")
@@ -50,7 +50,7 @@ class Workers:
 
 
 class SlowWorkers(Workers):
-    """Workers that have written when they are asked to finish."""
+    """Workers that write only when they are asked to finish."""
 
     writing = None
 
@@ -64,7 +64,7 @@ class SlowWorkers(Workers):
 
 
 class Loader:
-    """A loader whose place is the number of the step."""
+    """A loader whose place is the step number."""
 
     place = None
 
@@ -79,7 +79,7 @@ class Loader:
 
 @pytest.fixture
 def trainer(tmp_path):
-    """verl's trainer, as far as it saves and resumes, in a run with one data file."""
+    """Return a function that makes the part of verl's trainer that saves and resumes, with one data file."""
     data = tmp_path / "train.parquet"
     data.write_text("rows")
 
@@ -101,7 +101,7 @@ def saved(trainer, step, keep=None, metrics=None, in_background=False, **options
 
 
 def begun(trainer, step, keep=None, metrics=None, in_background=True, **options):
-    """Saved and logged; what is written in the background is still being written."""
+    """Save and log a step; background writing has not finished yet."""
     made = trainer(step, **options)
     if in_background:
         made.actor_rollout_wg = SlowWorkers()
@@ -111,13 +111,13 @@ def begun(trainer, step, keep=None, metrics=None, in_background=True, **options)
 
 
 def kept(root):
-    """The steps that have a checkpoint."""
+    """Return the steps that have a checkpoint."""
     return sorted(int(folder.name.split("_")[-1]) for folder in root.glob("global_step_*") if "." not in folder.name)
 
 
 @pytest.fixture
 def with_critic(trainer):
-    """The same of a run with a critic."""
+    """Return a function that makes such a trainer with a critic."""
 
     def at(*arguments, **options):
         made = trainer(*arguments, **options)
@@ -170,7 +170,7 @@ def test_a_run_goes_on_where_it_was_saved(trainer):
 
 @pytest.mark.parametrize(("step", "val_only", "validates"), [(0, False, True), (2, False, False), (2, True, True)])
 def test_the_validation_before_training_is_not_made_again(trainer, step, val_only, validates):
-    """verl asks for it wherever a run begins; where nothing but it is asked for, it is of the checkpoint."""
+    """verl asks for it at every start. With val_only it is the run's only task, and validates the checkpoint."""
     if step:
         saved(trainer, step)
     made = trainer(val_before_train=True, val_only=val_only)
@@ -194,7 +194,7 @@ def test_a_step_has_its_name_only_after_its_metrics_are_logged(trainer):
 
 
 def test_what_is_written_in_the_background_has_its_name_when_it_is_finished(trainer):
-    """The state is the one of the step's end, though the driver has gone on; nothing older goes before."""
+    """The state is that of the step's end although the driver has moved on; no older checkpoint is deleted before."""
     keep = CheckpointSettings(keep_last=1)
     root = saved(trainer, 2).root
     made = begun(trainer, 4, keep)
@@ -253,11 +253,11 @@ def test_workers_that_could_not_write_end_the_run_before_its_next_update(trainer
 
 
 class Killed(BaseException):
-    """A SIGKILL: nothing of the process's own runs after it."""
+    """Stands for SIGKILL: no code of the process runs after it."""
 
 
 def killed_at(monkeypatch, count):
-    """The process ends before its operation number `count` that changes a folder. Returns how many there were."""
+    """End the process before its `count`-th operation that changes a folder. Return the counter of such operations."""
     done = [0]
 
     def before(module, name):
@@ -278,7 +278,7 @@ def killed_at(monkeypatch, count):
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkeypatch, tmp_path, in_background):
-    """Step 4 is saved over step 2, keeping one. Every time the newest one is whole, and the next save succeeds."""
+    """Step 4 replaces step 2, with one kept. The newest checkpoint is whole each time, and the next save succeeds."""
     process_publisher().previous = 0
     root, template = saved(trainer, 2).root, tmp_path / "template"
     shutil.copytree(root, template)
@@ -317,7 +317,7 @@ def test_a_save_that_begins_with_its_final_name_is_noticed(trainer, monkeypatch,
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """A process that has gone on from nothing, and is left so."""
+    """Start and end each test with a publisher that has not resumed from anything."""
     process_publisher().previous, process_publisher()._logged = 0, None
     yield
     process_publisher().previous, process_publisher()._logged = 0, None
@@ -340,7 +340,7 @@ def test_some_steps_and_the_best_are_kept_besides(trainer, capsys):
 
 
 def test_the_one_that_a_run_went_on_from_stays_until_a_newer_one_is_complete(trainer, monkeypatch):
-    """A run goes back from step 6 to step 2: what it leaves behind is set aside, and neither counted nor deleted."""
+    """A run goes back from step 6 to step 2. The later checkpoints are set aside, and neither counted nor deleted."""
     keep = CheckpointSettings(keep_last=1)
     for step in (2, 4, 6):
         root = saved(trainer, step).root
@@ -490,7 +490,7 @@ def test_other_batches_and_another_model_rejected(trainer, tmp_path):
 @pytest.mark.parametrize("first", [True, False], ids=["gone", "new"])
 @pytest.mark.parametrize("key", ["rope_scaling", "hidden_size", "first_k_dense_replace"])
 def test_a_key_that_one_of_two_models_has_is_named(trainer, tmp_path, first, key):
-    """As a scaling of rotary embeddings that was added to the model's folder."""
+    """An example is a rope_scaling that was added to the model's folder."""
     known = {"hidden_size": 32, "num_hidden_layers": 4, "rope_scaling": {"type": "linear", "factor": 2}}
     configs = [{**known, key: 8}, {name: value for name, value in known.items() if name != key}]
     for step, config in zip((2, 0), configs if first else configs[::-1], strict=True):
@@ -520,7 +520,7 @@ def test_a_key_that_says_nothing_of_the_model_may_come_and_go(trainer, tmp_path,
 
 
 def test_a_checkpoint_that_says_less_is_gone_on_from(trainer, monkeypatch, capsys):
-    """As earlier versions wrote them."""
+    """Earlier versions wrote such checkpoints."""
     known = {"step", "data", "data_sha256", "kl_coefficient"}
     whole = saving.trainer_state
     monkeypatch.setattr(saving, "trainer_state", lambda made: {k: v for k, v in whole(made).items() if k in known})
@@ -567,7 +567,7 @@ DAMAGES = (
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_lines_set_aside_counted_and_said(trainer, tmp_path, capsys, damage):
-    """Whole lines, as a power loss or a full disk leaves them; the steps around them are kept."""
+    """A power loss or a full disk leaves such whole lines; the steps around them are kept."""
     lines = [json.dumps({"step": step, "time": 1.0, "metrics": {"a": 0.5}}).encode() for step in (1, 2, 3)]
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_bytes(b"\n".join([lines[0], damage, lines[1], damage, lines[2]]) + b"\n" + lines[0][:9])
@@ -585,7 +585,7 @@ def test_damaged_lines_set_aside_counted_and_said(trainer, tmp_path, capsys, dam
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_every_record_that_a_run_writes_may_be_damaged(trainer, tmp_path, own_context, capsys, damage):
-    """Whatever files a run writes a line at a time, in folders too."""
+    """This covers every file that a run writes line by line, in subfolders too."""
     files = run_files.RunFiles(str(tmp_path))
     files.step(1, {"a": 0.5}), files.note("ray_ready"), files.fault("kind", "message", 1), files.executed(["patch"])
     files.alert({"step": 1, "alert": "kl", "message": "high"})
@@ -601,7 +601,7 @@ def test_every_record_that_a_run_writes_may_be_damaged(trainer, tmp_path, own_co
 
 
 def test_checkpoint_without_a_rank_file_not_published(trainer, monkeypatch):
-    """Another process has removed it between the workers' manifest and the end of the step."""
+    """Another process removed it between the workers' manifest and the end of the step."""
     monkeypatch.setattr(manifest, "_SEEN_WITHIN_S", 0)
     monkeypatch.setattr(manifest, "_POLL_S", 0)
     made = trainer(3)

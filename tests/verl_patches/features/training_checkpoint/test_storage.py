@@ -1,4 +1,4 @@
-"""What is asked of the folder for checkpoints before anything trains: that all nodes see it, and that it has room."""
+"""Before training, the checkpoint folder is checked: all nodes must see it, and it must have enough space."""
 
 import json
 from collections import namedtuple
@@ -61,7 +61,7 @@ Usage = namedtuple("Usage", "free")
 
 @pytest.fixture
 def model():
-    """The values of a config.json, and the bytes of one checkpoint."""
+    """Return the values of a config.json, and the bytes of one checkpoint."""
     values = json.loads((ROOT / "tests" / "post_training" / "plan" / "deepseek_v3_config.json").read_text())
     return values, 12 * sum(map(prod, table_for(values).shapes.values()))
 

@@ -1,4 +1,4 @@
-"""The shipped limits against the model of a step: phases may last for hours, and their units are far below a limit."""
+"""The shipped limits compared with the step model: phases may last hours, but their units stay far below a limit."""
 
 import json
 
@@ -16,7 +16,7 @@ from verl_patches.trainer.configuration_checks.values import resolved
 from verl_patches.trainer.main_ppo import compose
 
 DEEPSEEK = json.loads(MODEL.read_text())
-# config.json of Qwen2.5-32B.
+# From config.json of Qwen2.5-32B.
 QWEN = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 5120, "intermediate_size": 27648,
     "num_hidden_layers": 64, "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064,
@@ -29,11 +29,11 @@ JOBS = {
     "qwen2_5_32b_dapo": QWEN,
 }
 MARGIN = 20
-"""A unit is modelled as a mean; one of the longest answers on the slowest die takes several times as long."""
+"""The model gives a mean unit; a unit of the longest answers on the slowest die takes several times as long."""
 
 
 def modelled(name):
-    """The limits of a job, the seconds of its stages with the longest answers, and units of its stages."""
+    """Return a job's limits, the seconds of its stages with the longest answers, and the units of its stages."""
     config = resolved(compose(name, []))
     job, data = read_job(config, JOBS[name]), config["data"]
     cluster = Cluster(config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"])
@@ -56,14 +56,14 @@ def test_a_unit_of_every_phase_is_far_below_its_limit(name):
 
 
 def test_a_healthy_phase_outlasts_the_limits_of_silence():
-    """Why limits must not judge the length of a phase."""
+    """This is why limits must not apply to the length of a phase."""
     watch, seconds, _ = modelled("qwen2_5_32b_dapo")
     assert seconds["update"] > watch.end_s.update and seconds["rollout"] > watch.end_s.rollout
 
 
 @pytest.mark.parametrize("name", [*JOBS, "rehearsal", "qwen2_5_0_5b_gsm8k", "qwen2_5_vl_7b_geo3k"])
 def test_the_job_ends_a_hang_before_its_supervisor(name):
-    """The job names the rank; `--silent-after` of the supervisor names nobody."""
+    """The job names the hung rank; the supervisor's `--silent-after` cannot."""
     watch = OverlaySettings.from_config(compose(name, []).actor_rollout_ref).watch
     silent_after = supervise._options(["--", "true"]).silent_after
     assert max(getattr(watch.end_s, phase) for phase in ("silent", *PHASES)) < silent_after - 600

@@ -1,7 +1,7 @@
-"""Healthy slow phases and stopped ones of each kind, through the code that counts progress, under the shipped limits.
+"""Slow but healthy phases and hung ones of each kind, under the shipped limits, with the real progress counters.
 
-A unit of work is what upstream does between two counts. It lets the time of a fake clock go by, in which heartbeats are
-sent and judged as in a run.
+A unit of work is what upstream does between two counts. It advances a fake clock, during which heartbeats are sent
+and judged as in a run.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ HEARTBEAT_S = 10.0
 
 
 class Job:
-    """One rank, or the training loop, of a run of two ranks; the other rank waits for it all the time."""
+    """One rank, or the training loop, of a run on two ranks; the other rank always waits for it."""
 
     def __init__(self, own):
         self.own, self.now, self.serial = own, 0.0, 0
@@ -51,14 +51,14 @@ class Job:
         idle, waiting = Signs(), Signs()
         waiting._phases = list(self.signs._phases)
         others = {TRAINER: (idle, "waits in ray.get"), "0": (idle, ""), "1": (waiting, "waits in all_reduce")}
-        if self.own == TRAINER:  # the workers have nothing to do then
+        if self.own == TRAINER:  # the workers are idle then
             others["1"] = (idle, "")
         for name, (of, where) in (others | {self.own: (self.signs, "at mlp.py:7 in forward")}).items():
             self.watch.hear(of.now(name, self.serial, where))
         self.named += self.watch.stopped()
 
     def spend(self, seconds):
-        """A unit of work: it takes so long, and meanwhile heartbeats are sent and judged."""
+        """Do a unit of work of this length, while heartbeats are sent and judged."""
         self.beat()
         for _ in range(int(seconds // HEARTBEAT_S)):
             self.now += HEARTBEAT_S
@@ -72,11 +72,11 @@ def job(own_context):
     return made
 
 
-# What runs `count` units of a phase; `spend` is called in each.
+# The following functions run `count` units of a phase, and call `spend` in each.
 
 
 def megatron_schedule(spend, *, forward_step_func, data_iterator, forward_only, num_microbatches):
-    """As Megatron's without a pipeline: each forward is followed by its backward, then gradients are reduced."""
+    """Run as Megatron does without a pipeline: each forward and its backward in turn, then the gradient reduction."""
     for _ in range(num_microbatches):
         output, _ = forward_step_func(data_iterator, None)
         if not forward_only:
@@ -85,7 +85,7 @@ def megatron_schedule(spend, *, forward_step_func, data_iterator, forward_only, 
 
 
 def slow(spend, value):
-    """A tensor whose backward takes time as well."""
+    """Return a tensor whose backward also takes time."""
 
     class Backward(torch.autograd.Function):
         @staticmethod
@@ -131,7 +131,7 @@ def fully_sharded(patch, forward_only, with_entropy):
 
 
 def optimizer_steps(spend, count):
-    """Of an optimizer on torch's base class, as FSDP's is and those inside Megatron's are."""
+    """Step an optimizer with torch's base class, as FSDP's and those inside Megatron's have."""
     count_optimizer_steps()
 
     class Slow(torch.optim.AdamW):
@@ -149,7 +149,7 @@ def decode_steps(spend, count):
 
 
 def progress_of_reshard():
-    """What the sharding manager gives the resharder that it makes."""
+    """Return the progress callback that the sharding manager passes to its resharder."""
     manager = mock.Mock(spec=["model_config", "actor_module", "transformer_config", "inference_engine"])
     placements = {name: mock.DEFAULT for name in ("rollout_placement", "train_placement")}
     with (
@@ -170,7 +170,7 @@ def reshard_buckets(spend, count):
 
 
 class Manager:
-    """As verl's naive reward manager, which scores one answer after the other."""
+    """A reward manager that scores one answer after another, like verl's naive one."""
 
     def __init__(self, spend):
         self.compute_score = lambda data_source, solution_str: spend()
@@ -196,7 +196,7 @@ def answers_of_prime(spend, count):
 
 
 def file_parts_written(folder, spend, count):
-    """One tensor of a rank, which lies on the host in one block, is written in parts."""
+    """Write one tensor of a rank, contiguous on the host, in parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable, "PART_BYTES", 1 << 10)
         patch.setattr(durable, "_write_all", lambda *_: spend())
@@ -206,7 +206,7 @@ def file_parts_written(folder, spend, count):
 
 def file_parts_hashed(folder, spend, count):
     class Slow(bytearray):
-        """The buffer that the file is read into."""
+        """The buffer into which the file is read."""
 
     (folder / "file").write_bytes(bytes(count))
     with pytest.MonkeyPatch.context() as patch:
@@ -266,7 +266,7 @@ def test_every_phase_with_units_is_in_the_table():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_healthy_slow_phase_is_not_named(job, tmp_path, kind):
-    """Units of most of the first limit each, until the phase has lasted longer than the second one."""
+    """Each unit takes most of the first limit; together they exceed the second."""
     phase = KINDS[kind][0]
     unit = 0.9 * getattr(WARN, phase)
     run_kind(job, tmp_path, kind, unit, int(getattr(END, phase) // unit) + 2)
@@ -275,7 +275,7 @@ def test_a_healthy_slow_phase_is_not_named(job, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_its_counts_a_slow_phase_is_named(job, tmp_path, kind, monkeypatch):
-    """The control: it is the counts of this kind that keep the phase alive."""
+    """The control: the counts of this kind are what keeps the phase from being reported."""
     monkeypatch.setattr(Signs, "progress", lambda *_: None)
     phase = KINDS[kind][0]
     unit = 0.9 * getattr(WARN, phase)
@@ -286,7 +286,7 @@ def test_without_its_counts_a_slow_phase_is_named(job, tmp_path, kind, monkeypat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_phase_is_named_and_ends_the_run(job, tmp_path, kind):
-    """A unit that takes as long as the second limit."""
+    """One unit takes longer than the second limit."""
     phase = KINDS[kind][0]
     run_kind(job, tmp_path, kind, getattr(END, phase) + 2 * HEARTBEAT_S, 1)
     assert {(stop.name, stop.phase) for stop in job.named} == {(job.own, phase)}
@@ -296,12 +296,12 @@ def test_a_stopped_phase_is_named_and_ends_the_run(job, tmp_path, kind):
 def moves(job, kind, tmp_path, count):
     job.spend = lambda *_: None
     run_kind(job, tmp_path, kind, 0.0, count)
-    return job.signs._moves - 2  # the phase begins and ends
+    return job.signs._moves - 2  # the phase's begin and end count too
 
 
 @pytest.mark.parametrize("forward, both, kind", [(1, 2, "of Megatron"), (0, 2, "of FSDP")])
 def test_micro_batches_are_counted(job, tmp_path, forward, both, kind):
-    """N forwards are N counts, N forwards with backward 2 N; Megatron's schedule ends with one more."""
+    """N forwards count N, N forwards with backward count 2 N; Megatron's schedule adds one at its end."""
     at_the_end = 1 if "Megatron" in kind else 0
     for phase in ("ref", "values"):
         job.signs._moves = 0
@@ -318,7 +318,7 @@ def test_a_backward_through_two_outputs_counts_once(job):
 
 
 def test_a_thread_beside_the_main_one_counts_in_its_phase_alone():
-    """A checkpoint is written in the background of the next rollout, and must not hide that the rollout hangs."""
+    """A checkpoint is written in the background of the next rollout; it must not hide a hang of that rollout."""
     own = Signs()
     own.progress("checkpoint")
     with own.phase("rollout"):
@@ -335,11 +335,11 @@ def test_a_reward_function_is_counted_once_and_is_pickled(job):
     count_answers(manager)
     assert pickle.loads(pickle.dumps(manager.compute_score)).score is max
     assert manager.compute_score(3, 4) == 4 and job.signs._moves == 1
-    count_answers(len)  # a manager of another kind stays as it is
+    count_answers(len)  # another kind of manager is left alone
 
 
 def test_a_rank_that_waits_for_a_slow_writer_is_not_named(job):
-    """It sends, waits in the agreement, and has made no progress of its own for hours."""
+    """It sends heartbeats and waits in the agreement; it has made no progress of its own for hours."""
     with job.signs.phase("checkpoint"):
         for _ in range(10):
             job.spend(0.9 * WARN.checkpoint)

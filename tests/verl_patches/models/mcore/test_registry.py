@@ -1,4 +1,4 @@
-"""verl's registry answers for DeepSeek-V3 with this project's model and leaves the others to upstream."""
+"""verl's registry returns this project's model for DeepSeek-V3 and leaves the other models to upstream."""
 
 import sys
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def test_deepseek_v3_never_reaches_upstream():
     [("DeepseekV3ForCausalLM", True), ("Qwen2ForCausalLM", False), ("Qwen3MoeForCausalLM", False), ("Other", False)],
 )
 def test_only_a_router_of_ours_is_told_to_deal_out_experts(architecture, balanced):
-    """Upstream's configurations reject a name that they do not know."""
+    """Upstream's configurations reject an unknown keyword."""
     model = SimpleNamespace(architectures=[architecture])
     told = registry.hf_to_balanced_config(arguments, model, "dtype", bf16=True)
     more = {"moe_router_force_load_balancing": True} if balanced else {}

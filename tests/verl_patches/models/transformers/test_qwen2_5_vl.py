@@ -1,4 +1,4 @@
-"""The patched Qwen2.5-VL of transformers on an NPU, with flash attention, against the unpatched one on the host."""
+"""transformers' patched Qwen2.5-VL on an NPU, with flash attention, equals the unpatched one on the host."""
 
 import copy
 
@@ -17,7 +17,7 @@ GRID = torch.tensor([[1, 8, 8], [1, 4, 6]])
 
 @pytest.fixture(scope="module")
 def inputs():
-    """Two images of 16 and 6 vision tokens, and text."""
+    """Return text with two images of 16 and 6 vision tokens."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.tensor([[9, 5, *[7] * 16, 6, 20, 5, *[7] * 6, 6, 30, 31, 40]])
     pixels = torch.randn(int(GRID.prod(1).sum()), 3 * 2 * 14 * 14, generator=generator)
@@ -65,6 +65,6 @@ def test_logits_and_gradients_equal_those_of_the_host(host_model, inputs, monkey
 
 
 def test_unpatched_rotary_embedding_fails(host_model, inputs):
-    """Beneath the overlay, which another test of this process may have activated."""
+    """The patches are taken away, in case another test of this process has activated them."""
     with overlay.unpatched(), refused("aclnnRotaryPositionEmbedding"):
         on_npu(host_model, inputs)

@@ -26,7 +26,7 @@ GRAPH = (
 )
 PRIVATE_FORMAT = f"{ADDITIONAL}.torchair_graph_config.enable_kv_nz=true"
 SCHEDULER = f"{ADDITIONAL}.ascend_scheduler_config"
-# As Ray's memory monitor writes it (src/ray/raylet of 2.x).
+# In the format of Ray's memory monitor (src/ray/raylet of 2.x).
 RAYS_MEMORY_MONITOR = (
     "Task was killed due to the node running low on memory. Memory on the node (IP: 10.0.0.1, ID: ab) where the task "
     "(actor ID: cd) was running was 22.40GB / 23.47GB (0.954), which exceeds the memory usage threshold of 0.95. "
@@ -249,7 +249,7 @@ def test_replicas_are_the_dies_over_all_of_the_models_parallel_sizes(overrides, 
 
 
 def test_a_mini_batch_must_divide_among_the_replicas():
-    """Three replicas: 24 prompts divide among 12 dies, and a mini batch of 8 x 1 does not among 3."""
+    """There are three replicas: 24 prompts divide among 12 dies, but a mini batch of 8 x 1 does not divide by 3."""
     three = [
         "trainer.n_gpus_per_node=12",
         "actor_rollout_ref.overlay.rollout.expert_parallel_size=12",

@@ -1,4 +1,4 @@
-"""What an Atlas A2 cannot do is rejected by the driver and by a worker, with the same sentence."""
+"""The driver and a worker reject a job that an Atlas A2 cannot run, with the same sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration for FSDP: what it resolves to, and what is rejected of it in one sentence."""
+"""A configuration for FSDP: the values to which it resolves, and the ones that are rejected in one sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_patches.trainer.main_ppo import compose, main
 NAME = "qwen2_5_0_5b_gsm8k"
 MODEL = "actor_rollout_ref.model.path=/weights"
 SMALLEST = PUBLISHED_CONFIGS["Qwen/Qwen2.5-0.5B-Instruct"]
-# The settings of the published quick start, but for the paths of model and data, as its command line writes them.
+# The settings of the published quick start as on its command line, without the paths of model and data.
 PUBLISHED = """
 algorithm.adv_estimator=grpo
 data.train_batch_size=128
@@ -69,14 +69,14 @@ def plain(*overrides):
 
 
 def test_the_configuration_is_the_published_command_line():
-    """Each published setting changes nothing when it is given again, and is one that verl reads."""
+    """verl reads every published setting, and giving one again changes nothing."""
     configuration = plain()
     assert plain(*PUBLISHED) == configuration
     check_configuration(configuration)
 
 
 def test_a_setting_that_is_not_the_published_one_would_be_noticed():
-    """The control of the test above, for each line: another value makes another configuration."""
+    """The control of the test above, for each line: another value gives another configuration."""
     others = [f"{line.partition('=')[0]}={OTHERS.get(line.partition('=')[2], 7)}" for line in PUBLISHED]
     configuration, changed = plain(), plain(*others)
     for line in PUBLISHED:
@@ -168,7 +168,7 @@ FSDP2 = "actor_rollout_ref.actor.strategy=fsdp2"
         ("actor_rollout_ref.actor.use_torch_compile=true", "use_torch_compile=true compiles .*; set it to false"),
         (f"{ULYSSES}=3", "8 dies cannot hold whole groups of .*ulysses_sequence_parallel_size=3, .*a divisor of 8"),
         (GAE, "ulysses_sequence_parallel_size=4 has not been run with a critic .*; set it to 1"),
-        # 128 prompts x 5 answers, two updates of 64: 160 of them are of each of two groups of dies.
+        # 128 prompts x 5 answers in two updates of 64 prompts: each of the two groups of dies has 160 sequences.
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64", "=64 does not divide the 160 sequences"),
     ],
 )
@@ -252,7 +252,7 @@ def test_a_critic_of_another_vocabulary_rejected(tmp_path):
     paths = [f"actor_rollout_ref.model.path={tmp_path}/actor", f"critic.model.path={tmp_path}/critic"]
     with pytest.raises(ConfigurationError, match="has a vocabulary of 101 and the actor's model one of 100"):
         check_configuration(compose(NAME, [*paths, GAE]))
-    check_configuration(compose(NAME, paths))  # nothing reads a critic
+    check_configuration(compose(NAME, paths))  # no critic is read
 
 
 LIMIT = "max_token_len_per_gpu"
@@ -267,7 +267,7 @@ LIMIT = "max_token_len_per_gpu"
     ],
 )
 def test_token_limit_below_a_sequence_is_rejected(group, switch, limit):
-    """What verl's splitter asserts in the first update, for sequences of 4,096 tokens."""
+    """verl's splitter would assert this in the first update, for sequences of 4,096 tokens."""
     lengths = ["data.max_prompt_length=1024", "data.max_response_length=3072", UNPADDED]
     key = f"actor_rollout_ref.{group}.{limit}"
 
@@ -302,7 +302,7 @@ TWELVE_DIES = [
 
 @pytest.mark.parametrize("key", ["actor_rollout_ref.rollout.tensor_model_parallel_size", ULYSSES])
 def test_heads_of_key_and_value_are_divided_or_repeated(key):
-    """What vLLM and verl assert in their workers is said before there are any."""
+    """vLLM and verl assert this in their workers; the check reports it before they start."""
 
     def check(heads, size):
         widths = {"head_dim": 64, "intermediate_size": 4608, "vocab_size": 151936 * 3}  # for 3, 6 and 12 dies

@@ -1,4 +1,4 @@
-"""What a job with images needs of its configuration."""
+"""The requirements of a job with images on its configuration."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_truncated_image_prompts_rejected(how):
 @pytest.mark.parametrize("group", ["rollout", "ref"])
 @pytest.mark.parametrize(("rows", "micro"), [(250, 50), (256, 160)])
 def test_uneven_micro_batches_of_images_rejected(group, rows, micro):
-    """A die has half of the rows: verl makes no two equal parts of 125, and no part of 128 where one has 160."""
+    """A die has half of the rows: 125 rows do not divide into two equal parts, and 128 do not fill one of 160."""
     key = f"actor_rollout_ref.{group}.log_prob_micro_batch_size_per_gpu"
     config = {
         "data": {"train_batch_size": rows // 2},

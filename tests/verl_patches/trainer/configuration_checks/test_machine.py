@@ -1,4 +1,4 @@
-"""What a run needs of the driver's machine: trackers, the model's folder, the reward function, the environment."""
+"""The requirements of a run on the driver's machine: trackers, model folder, reward function, environment."""
 
 import inspect
 import os
@@ -32,7 +32,7 @@ def without_logins(monkeypatch, tmp_path):
 
 @pytest.fixture
 def packages(monkeypatch, tmp_path):
-    """Every tracker's package can be found."""
+    """Make every tracker's package importable."""
     for tracker in TRACKERS.values():
         (tmp_path / "packages" / tracker.package).mkdir(parents=True, exist_ok=True)
         (tmp_path / "packages" / tracker.package / "__init__.py").touch()
@@ -79,7 +79,7 @@ def test_a_tracker_without_a_login_rejected_and_with_one_it_is_not(name, remedy,
             for variable, value in login.items():
                 variables.setenv(variable, value)
             check_trackers(logging_to("console", name))
-            if len(login) > 1:  # every one of them is needed
+            if len(login) > 1:  # each of them is required
                 variables.delenv(next(iter(login)))
                 with pytest.raises(ConfigurationError, match="no login"):
                     check_trackers(logging_to(name))
@@ -216,7 +216,7 @@ def test_a_python_that_ray_cannot_start_workers_with_rejected(monkeypatch):
 
 @pytest.mark.parametrize("group", ["actor_rollout_ref.model", "critic.model", "data"])
 def test_shared_copy_in_another_users_folder_rejected(tmp_path, monkeypatch, group):
-    """verl's own function shows the failure that each worker would have: it makes folders there, for every user."""
+    """verl's own function shows the failure that every worker would have: it creates this folder for all users."""
     from verl.utils import fs
 
     assert f"'{_SHARED}/'" in inspect.getsource(fs.copy_to_shm)

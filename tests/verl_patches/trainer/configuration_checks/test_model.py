@@ -1,4 +1,4 @@
-"""The model's config.json against the layout; and graphs and lengths that the rollout's engine cannot have."""
+"""The model's config.json is checked against the layout, and graphs and lengths against the engine's limits."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every key of docs/not-supported.md is rejected with a sentence that helps, and what it says to use instead passes."""
+"""Every key of docs/not-supported.md is rejected with a helpful sentence, and the documented alternative passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTING = re.compile(r"`(\+?[a-z][\w.]+=[^`]*)`")
 
 
 def rows(page: str) -> Iterator[list[str]]:
-    """The cells of the first table of a page."""
+    """Yield the cells of each row of a page's first table."""
     table = re.search(r"(?:^\|.*\n)+", (ROOT / page).read_text(), re.MULTILINE)
     for line in table[0].splitlines()[2:]:
         yield [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -30,7 +30,7 @@ def settings(column: int, page: str = PAGE) -> list[str]:
 
 
 def check(setting: str) -> None:
-    """By the job on FSDP or on Megatron, whichever has the key."""
+    """Check the setting in the job on FSDP or on Megatron, whichever has the key."""
     path = "actor_rollout_ref.model.path=/model"
     if "megatron" in setting:
         check_configuration(compose("rehearsal", [path, setting]), None)
@@ -61,7 +61,7 @@ def test_keys_are_the_same_in_both_languages():
 
 @pytest.mark.parametrize("name", sorted(NOT_SUPPORTED))
 def test_argument_of_the_engine_is_rejected_and_named_on_the_page(name):
-    """Its value that changes nothing passes, as vLLM's own default does."""
+    """Values that change nothing pass, like vLLM's own default."""
     assert f"{ENGINE}.{name}=" in (ROOT / PAGE).read_text()
     for harmless in (*NOT_SUPPORTED[name][0], "null"):
         check(f"+{ENGINE}.{name}={harmless}")

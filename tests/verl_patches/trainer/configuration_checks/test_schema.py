@@ -1,4 +1,4 @@
-"""Types and ranges: generated bad values, verl's own file, and what is said of each kind of fault."""
+"""Types and ranges: generated bad values, verl's own file, and the message for each kind of error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CONFIGURATIONS = (
 )
 VERLS_FILES = {"rehearsal": "ppo_megatron_trainer.yaml", "qwen2_5_0_5b_gsm8k": "ppo_trainer.yaml"}
 MODEL = "actor_rollout_ref.model.path=/weights"
-# Values of every kind, most of them wrong for most keys.
+# Values of every kind; most of them are invalid for most keys.
 VALUES = st.one_of(
     st.none(),
     st.booleans(),
@@ -64,7 +64,7 @@ def values_of(name: str) -> dict[str, Any]:
 
 @cache
 def leaves(name: str) -> tuple[str, ...]:
-    """Every key of a composed configuration, groups included."""
+    """Return every key of a composed configuration, including groups."""
 
     def below(node: Any, prefix: str) -> list[str]:
         found = []
@@ -76,7 +76,7 @@ def leaves(name: str) -> tuple[str, ...]:
 
 
 def outcome(name: str, key: str, value: Any) -> str:
-    """What the checks say of a configuration with one other value: a sentence, or nothing."""
+    """Return the message of the checks for a configuration with one changed value, or "" if it passes."""
     config = copy.deepcopy(values_of(name))
     *groups, last = key.split(".")
     reduce(getitem, groups, config)[last] = value
@@ -104,7 +104,7 @@ def test_any_value_of_any_key_is_one_sentence_or_runs(name, data):
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_value_of_another_type_rejected_by_its_key(name):
-    """Every key: those of the overlay's own node are named by their settings, and `model_config` is the model's own."""
+    """Every key is tried except `model_config`, which is the model's own; the overlay's settings name their keys."""
     schema = SCHEMAS[backend_of(composed(name))]
     typed = [key for key in leaves(name) if field_at(key.split("."), schema) is not None]
     typed = [key for key in typed if not key.endswith(("model_config", "model.override_config"))]
@@ -174,7 +174,7 @@ def test_a_misspelt_key_of_the_overlay_is_answered_with_one_of_its_own(key, mean
 def test_every_key_of_the_overlay_that_the_configurations_set_is_known():
     keys = {key for name in CONFIGURATIONS for key in leaves(name) if key.startswith(f"{OVERLAY}.")}
     assert len(keys) > 5 and keys <= known_keys()
-    # What lies beside verl's own keys is no key of the overlay.
+    # Keys that are next to verl's own keys are not keys of the overlay.
     assert f"{OVERLAY}.recompute_old_log_prob" not in known_keys() and not schema_keys() & keys
 
 
@@ -210,12 +210,12 @@ def test_every_key_that_our_files_set_is_in_the_schema():
         unknown = {
             ".".join(place) for place in places if all(field_at(place, each) is None for each in SCHEMAS.values())
         }
-        # Arguments of a reward function are that function's, and are checked against it.
+        # The arguments of a reward function are checked against that function.
         free = ("actor_rollout_ref.overlay.", "custom_reward_function.reward_kwargs.")
         assert {key for key in unknown if not key.startswith(free)} == set()
 
 
-# Defaults that switch something on or give a size; any other one is null, off or empty.
+# Defaults that switch something on or give a size; every other default is null, off or empty.
 DEFAULTS = {
     "data.seed": 1,
     "data.dataloader_num_workers": 8,
@@ -249,7 +249,7 @@ DEFAULTS = {
 
 
 def defaults_of(schema: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """What a schema takes for every key that a configuration may leave out."""
+    """Return the schema's default of every key that a configuration may omit."""
     found = {}
     for name, field in schema.model_fields.items():
         key = prefix + (field.alias or name)
@@ -262,7 +262,7 @@ def defaults_of(schema: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", VERLS_FILES)
 def test_what_is_left_out_is_what_verl_takes(name):
-    """verl's own file says most of it. Null stands for a group that the file may have and we do not ask for."""
+    """verl's own file has most values. Null stands for a group that the file may have and the schema leaves out."""
     defaults = defaults_of(SCHEMAS[backend_of(composed(name))])
     for key, value in defaults.items():
         expected = next((DEFAULTS[end] for end in DEFAULTS if f".{key}".endswith(f".{end}")), None)
@@ -339,7 +339,7 @@ def test_a_range_ends_where_it_says(backend, key, sound, wrong):
     assert [value for value in sound if errors(value)] == [] and [value for value in wrong if not errors(value)] == []
 
 
-# Each of these values was once accepted, or ended in a Traceback.
+# Each of these values was once accepted or ended in a traceback.
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -405,7 +405,7 @@ def test_a_critic_has_the_actors_layout_and_micro_batches():
     check_configuration(compose("rehearsal", [recipe, "trainer.critic_warmup=2", "algorithm.overlong_filtering=true"]))
     assert compose("rehearsal", [recipe]).algorithm.adv_estimator == "gae"
     dynamic = [f"actor_rollout_ref.actor.{each}" for each in ("use_dynamic_bsz=true", "ppo_max_token_len_per_gpu=20")]
-    check_configuration(compose("rehearsal", [GAE, *dynamic]))  # a limit below a sequence leaves it alone here
+    check_configuration(compose("rehearsal", [GAE, *dynamic]))  # here a limit below a sequence only leaves it alone
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checks one by one on the few values that they read, at the edges of what they accept."""
+"""Single checks on the few values that they read, at the limits of what they accept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from verl_patches.trainer.configuration_checks.rollout import check_lengths
 
 
 def said(check, *arguments, **options) -> str:
-    """The sentence with which a check rejects; empty where it accepts."""
+    """Return the message with which a check rejects, or "" if it accepts."""
     try:
         check(*arguments, **options)
     except ConfigurationError as error:
@@ -108,7 +108,7 @@ def test_bound_names_are_those_that_a_module_has():
 
 
 def fully_sharded(**changes):
-    """Values of an FSDP job whose strategies agree; `changes` by a name with dots for `__`."""
+    """Return values of an FSDP job with consistent strategies, with `changes`, whose names have `__` for dots."""
     node = {"wrap_policy": {"min_num_params": 0, "disable": False}, "mixed_precision": {"buffer_dtype": "fp32"}}
     config = {
         "algorithm": {"adv_estimator": "gae"},

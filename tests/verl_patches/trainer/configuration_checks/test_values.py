@@ -1,4 +1,4 @@
-"""How a value stands in a sentence."""
+"""How a value is written in a message."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Torch's store, seen in the kernel's table of listening sockets."""
+"""The addresses on which torch's store listens, read from the kernel's socket table."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
-# Prints the addresses on which stores of two processes' kind listen, and what one of them answers.
+# Prints the addresses on which a store listens that two groups of a process share, after reading a value from it.
 PROGRAM = """
 import datetime, importlib, socket, sys
 from verl_patches.trainer.isolated_ray import confine_worker
@@ -44,5 +44,5 @@ def test_a_store_at_a_loopback_address_listens_there_alone(host):
 
 
 def test_torch_itself_would_listen_everywhere():
-    """The control."""
+    """The control: the store without confinement."""
     assert listening("plain", "127.0.0.1") == "0" * 32

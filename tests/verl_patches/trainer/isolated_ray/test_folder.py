@@ -1,4 +1,4 @@
-"""The private folder of a run: closed to others, gone at the end, and after a killed run gone with the next one."""
+"""A run's private folder is closed to others, removed at the end, and after a kill removed by the next run."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from verl_patches.trainer.isolated_ray import FolderError, private_folder
 from verl_patches.trainer.isolated_ray.folder import shared_memory_prefix
 
 ROOT = Path(__file__).resolve().parents[4]
-# Makes a folder with content and shared memory, nested as a rehearsal's and its training's are, and waits for its end.
+# Creates nested folders with content and shared memory, like a rehearsal and its training, and waits to be ended.
 HOLDER = """
 import sys, tempfile
 from multiprocessing import resource_tracker, shared_memory
@@ -68,7 +68,7 @@ def test_the_next_run_removes_what_a_killed_one_left(base, holder):
     assert Path(outer).exists() and (Path("/dev/shm") / memory).exists()
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    # The control: nobody else removes it.
+    # The control: nothing else removes it.
     assert Path(outer).exists() and (Path("/dev/shm") / memory).exists()
     removed = []
     with private_folder("outer", base, removed.append):

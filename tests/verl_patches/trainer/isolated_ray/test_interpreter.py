@@ -1,4 +1,4 @@
-"""Ray's workers are started where the path of Python holds blanks, and a path that no raylet takes is known before."""
+"""Ray's workers start from a Python whose path has blanks; a path that a raylet cannot use is recognized before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Starts Ray as verl does, or as it comes, and asks a worker for its Python; a worker that never starts has 20 s.
+# Starts Ray as verl does or plainly, and asks a worker for its Python; a worker that does not start is given up.
 PROGRAM = """
 import json, sys
 import ray
@@ -25,7 +25,7 @@ print(json.dumps({"found": found, "foretold": is_found_by_raylets()}))
 
 
 def asked(python: Path, way: str, seconds: int, folder: Path) -> dict:
-    """What the program prints when Python is started by this path."""
+    """Return the program's output when Python is started by this path."""
     line = [python, "-c", PROGRAM, way, folder, str(seconds)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -34,7 +34,7 @@ def asked(python: Path, way: str, seconds: int, folder: Path) -> dict:
 
 @pytest.fixture
 def python_below(tmp_path_factory):
-    """The environment of the tests by way of a folder with another name."""
+    """Return a function that gives the tests' Python by way of a folder with another name."""
 
     def below(name: str) -> Path:
         link = tmp_path_factory.mktemp("environment") / name
@@ -49,7 +49,7 @@ def test_workers_start_with_a_python_whose_path_holds_a_blank(python_below, tmp_
     python = python_below("it's of a team")
     folder = tmp_path_factory.mktemp("r")
     assert asked(python, "ours", 120, folder) == {"found": str(python), "foretold": True}
-    # The control: Ray by itself.
+    # The control: plain Ray.
     assert asked(python, "as it comes", 20, folder) == {"found": None, "foretold": True}
 
 

@@ -1,4 +1,4 @@
-"""A Ray of our own answers its driver however long its workers take."""
+"""The isolated Ray answers its driver without waiting for any worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from verl_patches.features.training_checkpoint.run_records import take_back_step
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.isolated_ray import IsolatedRay, machine
 
-# How many workers there are when Ray, ours or as it comes, has answered the driver, which has asked for none; and the
-# niceness of one that is asked for.
+# Prints how many workers exist once Ray, isolated or plain, has answered a driver that requested none, and the
+# niceness of a worker that is requested then.
 PROGRAM = """
 import os
 import sys
@@ -57,7 +57,7 @@ with isolated_ray() as own:
 
 @pytest.mark.slow
 def test_an_error_that_ends_the_driver_is_shown_without_ray():
-    """Ray's own way is to wait a minute for its server, which has ended, and then to end the process instead."""
+    """Plain Ray would wait a minute for its server, which has ended, and then end the process itself."""
     done = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and "GCS" not in done.stderr, done.stderr[-3000:]
     assert done.stderr.splitlines()[-1] == "ValueError: of the driver"
@@ -65,14 +65,14 @@ def test_an_error_that_ends_the_driver_is_shown_without_ray():
 
 @pytest.fixture
 def server():
-    """A process that stands for Ray's server."""
+    """Start a process that stands for Ray's server."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
 
 def test_end_of_rays_server_reported_once(tmp_path, server, monkeypatch):
-    """While the run goes on, and not again at its end."""
+    """The end is reported during the run, and not again when the run ends."""
     monkeypatch.setattr(machine, "_LOOK_S", 0.01)
     ray, said = IsolatedRay(tmp_path, {"gcs_server": server.pid}), []
     reported = threading.Event()
@@ -99,7 +99,7 @@ def test_ray_that_runs_is_not_reported(tmp_path, server):
 
 
 def test_fault_of_ended_ray_is_taken_back_with_its_step(tmp_path):
-    """It is of the step that went on, so that a run that goes on from before it is not blamed for it."""
+    """The fault belongs to the step in progress, so a run that resumes from before that step is not blamed for it."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time": 1.0, "metrics": {}}\n')
     config = OmegaConf.create({"actor_rollout_ref": {"overlay": {"measure": {"output_dir": str(tmp_path)}}}})
     main_ppo._report_ray_end(config, "Ray's process gcs_server ended during the run")

@@ -1,4 +1,4 @@
-"""The advantages that docs/algorithms.md names, as verl has them at the pin, against their formulas in plain torch."""
+"""The advantages that docs/algorithms.md lists, as verl computes them at the pin, against their formulas in torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPSILON = 1e-6
 
 
 def whitened(values: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Over all tokens of the batch: mean 0, variance 1, with Bessel's correction."""
+    """Normalize over all tokens of the batch to mean 0 and variance 1, with Bessel's correction."""
     flat = torch.cat(values)
     return [(value - flat.mean()) / (flat.var() + 1e-8).sqrt() for value in values]
 
@@ -28,18 +28,18 @@ def grpo(rewards: list[float], others: list[list[float]], lengths: list[int]) ->
 
 
 def without_deviation(rewards: list[float], others: list[list[float]], lengths: list[int]) -> list[torch.Tensor]:
-    """Dr. GRPO (arXiv:2503.20783)."""
+    """Compute Dr. GRPO's advantages (arXiv:2503.20783)."""
     return per_token([r - torch.tensor(group).mean() for r, group in zip(rewards, others, strict=True)], lengths)
 
 
 def leave_one_out(rewards: list[float], others: list[list[float]], lengths: list[int]) -> list[torch.Tensor]:
-    """RLOO (arXiv:2402.14740): the mean of the other answers of the group."""
+    """Compute RLOO's advantages (arXiv:2402.14740): the baseline is the mean of the group's other answers."""
     means = [(sum(group) - r) / (len(group) - 1) for r, group in zip(rewards, others, strict=True)]
     return per_token([torch.tensor(r - mean) for r, mean in zip(rewards, means, strict=True)], lengths)
 
 
 def reinforce(rewards: list[float], others: list[list[float]], lengths: list[int]) -> list[torch.Tensor]:
-    """REINFORCE++ (arXiv:2501.03262), undiscounted: the reward at the end is the return of every token before it."""
+    """Compute REINFORCE++ (arXiv:2501.03262), undiscounted: every token's return is the reward at the end."""
     return whitened(per_token([torch.tensor(r) for r in rewards], lengths))
 
 
@@ -75,7 +75,7 @@ def by_verl(rewards, groups, lengths, estimator, by_deviation):
 
 @st.composite
 def batches(draw):
-    """Rewards, the group of each answer, and lengths; answers of a prompt lie anywhere in the batch."""
+    """Draw rewards, the group of each answer, and lengths; a prompt's answers may be anywhere in the batch."""
     sizes = draw(st.lists(st.integers(2, 4), min_size=1, max_size=4))
     groups = draw(st.permutations([f"prompt {index}" for index, size in enumerate(sizes) for _ in range(size)]))
     amount = {"min_size": len(groups), "max_size": len(groups)}
@@ -94,7 +94,7 @@ def test_advantages_are_those_of_the_formula(estimator, by_deviation, batch):
 
 
 def test_each_formula_is_another():
-    """The control: on this batch no two of them agree."""
+    """The control: on this batch no two of the formulas agree."""
     batch = [1.0, 0.0, 0.25, 1.0, 0.0], ["a", "b", "a", "b", "a"], [1, 3, 2, 5, 4]
     found = [torch.cat(by_verl(*batch, *name)) for name in REFERENCES]
     for index, one in enumerate(found):
@@ -102,7 +102,7 @@ def test_each_formula_is_another():
 
 
 def generalized(rewards, values, gamma, lam):
-    """GAE (arXiv:1506.02438) by its definition: sums of differences, none of which reaches beyond the last token."""
+    """Compute GAE (arXiv:1506.02438) by definition: sums of TD errors, none of which reaches beyond the last token."""
     ahead = [*values[1:], torch.tensor(0.0, dtype=torch.float64)]
     deltas = [r + gamma * after - v for r, after, v in zip(rewards, ahead, values, strict=True)]
     return torch.stack(
@@ -114,7 +114,7 @@ def generalized(rewards, values, gamma, lam):
 
 
 def by_verl_with_a_critic(rewards, values, lengths, gamma, lam):
-    """Rewards and values are as long as each answer."""
+    """Compute verl's GAE advantages and returns; rewards and values are as long as each answer."""
     longest = max(lengths) + 1
     mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).long()
     padded = [torch.zeros(len(lengths), longest) for _ in range(2)]
@@ -135,6 +135,6 @@ def test_a_critics_advantages_and_returns_are_those_of_the_definition(gamma, lam
     advantages, found_returns = by_verl_with_a_critic(rewards, values, lengths, gamma, lam)
     for found, wanted in zip([*advantages, *found_returns], [*whitened(plain), *returns], strict=True):
         torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-6)
-    # The control: one that takes what lies behind the last token for a value has other advantages.
+    # The control: another value of the last token gives other advantages.
     beyond = [torch.cat([v[:-1], v[-1:] + 1]) for v in values]
     assert not torch.allclose(by_verl_with_a_critic(rewards, beyond, lengths, gamma, lam)[0][1], advantages[1])

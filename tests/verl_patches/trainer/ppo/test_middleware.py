@@ -1,4 +1,4 @@
-"""What features add to the training loop, and in which order."""
+"""The order in which features wrap the training loop, and the effects of their hooks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def of(feature: Feature) -> Middleware:
 
 
 def trainer_of(log: Callable[[Any], Any] = lambda metrics: None, **more: Any) -> Any:
-    """A trainer in its third step that has workers and no critic."""
+    """Return a trainer in its third step that has workers and no critic."""
     given = {"reward_fn": None, "val_reward_fn": None, "use_critic": False, "use_reference_policy": False}
     given |= {"global_steps": 3, "actor_rollout_wg": SimpleNamespace(), "log": log}
     return SimpleNamespace(**given | more)
@@ -87,7 +87,7 @@ def test_a_trainer_starts_its_workers_between_the_hooks(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("previous", "taken"), [(2, [(3, {"reward": 0.5})]), (3, [])])
 def test_an_alert_is_taken_before_a_step_is_published_and_ends_the_run_behind(previous, taken):
-    """A validation of the step that a run goes on from is no new step."""
+    """A validation of the step from which a run resumes is not a new step."""
     order: list[Any] = []
 
     def take(step: int, metrics: Any) -> str:
@@ -120,7 +120,7 @@ def test_an_alert_ends_the_run_with_the_step_saved(monkeypatch):
 
 
 def test_a_checkpoint_gets_its_name_behind_the_trackers():
-    """So that no resume lacks the metrics of the step that it goes on from."""
+    """Otherwise a resume could lack the metrics of the step from which it starts."""
     order: list[Any] = []
     trackers = SimpleNamespace(log=lambda data, step: order.append(("logged", step, data)))
     trainer = trainer_of(trackers=trackers)
@@ -132,7 +132,7 @@ def test_a_checkpoint_gets_its_name_behind_the_trackers():
 
 
 def test_a_checkpoint_of_a_loop_that_publishes_none_gets_its_name(monkeypatch, capsys):
-    """A class of a recipe that is derived from verl's: it saves when it likes, and there is nothing behind its log."""
+    """A recipe's trainer class, derived from verl's, saves when it likes and publishes nothing after its log."""
     monkeypatch.setattr(settings, "_current", OverlaySettings.all_off())
 
     class Recipe(RayPPOTrainer):

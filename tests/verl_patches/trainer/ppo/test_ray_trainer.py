@@ -1,4 +1,4 @@
-"""The driver's patch, called directly with a trainer that only remembers, and what of a step is written."""
+"""The driver's patch, called directly with a minimal trainer, and the files that a step writes."""
 
 import json
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from verl_patches.trainer.ppo.trainer import OverlayTrainer
 
 @pytest.fixture
 def active(monkeypatch, tmp_path):
-    """Activate settings for one test; files go to a folder of its own."""
+    """Return a function that activates settings for one test, whose files go to a separate folder."""
 
     def activate(**changes):
         chosen = OverlaySettings(measure=MeasureSettings(output_dir=str(tmp_path)), **changes)
@@ -33,7 +33,7 @@ def active(monkeypatch, tmp_path):
 
 
 def test_verls_trainer_becomes_ours(active):
-    """Whoever made it: verl's own class, one that somebody derived from it, with its own loop, and ours."""
+    """This covers verl's own class, a class derived from it with its own loop, and ours."""
     folder = active()
     overlay = "actor_rollout_ref.overlay"
     config = compose("rehearsal", [f"{overlay}.precision=float32", f"{overlay}.measure.output_dir={folder}"])
@@ -52,7 +52,7 @@ def test_verls_trainer_becomes_ours(active):
 
 
 def test_configuration_of_verl_alone_gets_the_overlays_keys(active):
-    """Of a program of a user's own that builds verl's trainer from verl's file: nothing of it refers anywhere then."""
+    """A user's own program builds verl's trainer from verl's file, and its configuration has no interpolations left."""
     active()
     verls = OmegaConf.load(main_ppo.verl_config_folder() / "ppo_trainer.yaml")
     given = OmegaConf.merge(verls, OmegaConf.from_dotlist(["actor_rollout_ref.model.path=/weights", *PUBLISHED]))

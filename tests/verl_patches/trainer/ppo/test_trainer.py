@@ -1,4 +1,4 @@
-"""The training loop against verl's own: the same calls of the workers with the same columns, and the same metrics."""
+"""The training loop makes verl's calls to workers, with the same columns, and reports the same metrics."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from verl_patches.trainer.ppo.trainer import OverlayTrainer
 
 PROMPT, RESPONSE, ROWS, N = 3, 5, 4, 2
 EPOCHS, STEPS = 2, 5
-"""Of two batches an epoch: the prompts end before the last step."""
+"""An epoch has two batches, so the prompts end before the last step."""
 
 Call = tuple[str, str]
 
 
 def digest(batch: DataProto) -> str:
-    """Of a batch's columns, whatever their order, and what is told beside them."""
+    """Return a digest of a batch's columns, regardless of their order, and of its meta information."""
     tensors = {name: (str(each.dtype), each.tolist()) for name, each in sorted(batch.batch.items())}
     others = {name: [str(value) for value in each] for name, each in sorted(batch.non_tensor_batch.items())}
     content = json.dumps([tensors, others, batch.meta_info], sort_keys=True, default=str)
@@ -39,7 +39,7 @@ def digest(batch: DataProto) -> str:
 
 
 class Group:
-    """A worker group whose answers are drawn from what it was asked; notes every call."""
+    """A worker group whose answers are drawn from the request's digest; it records every call."""
 
     world_size = 2
 
@@ -96,7 +96,7 @@ class Group:
 
 
 def rows() -> list[dict[str, Any]]:
-    """The batches of an epoch, as verl's loader gives them."""
+    """Return the batches of an epoch as verl's loader yields them."""
     made = []
     for first in (10, 20):
         ids = torch.arange(first, first + ROWS)[:, None].expand(-1, PROMPT).contiguous()
@@ -109,7 +109,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def reward(data: DataProto, return_dict: bool = False) -> Any:
-    """At the first token: how many sevens an answer has."""
+    """Reward each answer at its first token with its number of sevens."""
     responses = data.batch["responses"]
     rewards = torch.zeros(responses.shape)
     rewards[:, 0] = (responses == 7).sum(-1).float()
@@ -118,7 +118,7 @@ def reward(data: DataProto, return_dict: bool = False) -> Any:
 
 
 class Scripted:
-    """What both trainers have of their job."""
+    """The part of the job that both trainers share."""
 
     def __init__(self, folder: Path, overrides: list[str], roles: set[str]) -> None:
         self.config = compose(
@@ -171,7 +171,7 @@ class Ours(Scripted, OverlayTrainer):
 
 
 def trained(kind: type, folder: Path, overrides: list[str], roles: set[str]) -> tuple[Any, ...]:
-    """What a trainer asked its workers, logged and wrote."""
+    """Train, and return the calls to workers, the logged metrics and the written files."""
     folder.mkdir()
     logged: list[tuple[int, dict[str, Any]]] = []
     tracker = SimpleNamespace(log=lambda data, step: logged.append((step, data)))
@@ -219,7 +219,7 @@ def test_a_run_is_that_of_verls_own_loop(tmp_path, overrides, roles):
 
 
 def test_columns_that_workers_see_are_compared(tmp_path, monkeypatch):
-    """The control: a stage that adds a column."""
+    """The control: a stage that adds a column is detected."""
     overrides = [f"trainer.total_training_steps={STEPS}"]
     expected, _, _ = trained(Verls, tmp_path / "verls", overrides, {"reference"})
     assemble = OverlayTrainer.assemble
@@ -234,7 +234,7 @@ def test_columns_that_workers_see_are_compared(tmp_path, monkeypatch):
 
 
 def test_without_old_log_probs_no_worker_is_asked_for_them(tmp_path):
-    """All other calls stay, and no column or metric takes their place."""
+    """All other calls are made, and no column or metric takes the place of the log-probs."""
     overrides = [f"trainer.total_training_steps={STEPS}"]
     with mock.patch.object(OverlaySettings, "all_off", lambda: OverlaySettings(recompute_old_log_prob=False)):
         calls, metrics, _ = trained(Ours, tmp_path / "ours", overrides, {"reference", "log_probs"})

@@ -1,4 +1,4 @@
-"""How features are wired to the training loop: at a rollout of more ranks than engines, and where there is a critic."""
+"""Features are wired correctly to the training loop, also with more ranks than engines and with a critic."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from verl_patches.trainer.ppo.trainer import OverlayTrainer
 
 WIDTH = 16
 LENGTHS = [9, 1, 12, 3, 7, 2, 15, 5]
-"""Of answers to eight prompts: two engines and four would deal them out in different orders."""
+"""Lengths of answers to eight prompts; two engines and four would deal them out in different orders."""
 
 
 class Workers:
-    """Answers of a length that is the prompt's token; remembers what it was asked."""
+    """Workers whose answers are as long as the prompt's token says; they record what they are asked."""
 
     def __init__(self, world_size: int = 4) -> None:
         self.world_size, self.asked, self.updates = world_size, [], []
@@ -57,7 +57,7 @@ class Workers:
 
 
 class Trainer(SimpleNamespace):
-    """The trainer as far as features read it: worker groups of actor, critic and reference policy."""
+    """The part of the trainer that features read: worker groups of actor, critic and reference policy."""
 
     def __init__(self, **changes: Any) -> None:
         rollout = {"tensor_model_parallel_size": 2}
@@ -76,7 +76,7 @@ class Trainer(SimpleNamespace):
 
 
 def dressed(*features: Any, **changes: Any) -> Trainer:
-    """A trainer whose calls these features go around."""
+    """Return a trainer whose calls these features wrap."""
     trainer = Trainer(**changes)
     dress(trainer, [each for each in MIDDLEWARE if each.feature in features])
     return trainer
@@ -88,7 +88,7 @@ def prompts(lengths: list[int]) -> DataProto:
 
 
 def test_placement_counts_engines_and_not_ranks():
-    """Four ranks at rollout TP 2 are two engines, each of which takes half of the batch."""
+    """Four ranks at rollout TP 2 form two engines, each of which takes half of the batch."""
     two, four = (first_placement(LENGTHS, engines) for engines in (2, 4))
     assert two != four
     kept = "verl_patches.features.training_checkpoint.kept_states.process_kept_states"
@@ -100,7 +100,7 @@ def test_placement_counts_engines_and_not_ranks():
 
 
 def test_sources_know_all_ranks_that_a_batch_is_cut_for():
-    """verl deals a batch out to ranks, of which several are one engine."""
+    """verl deals a batch out to ranks, several of which form one engine."""
     given: list[Any] = []
     source = SimpleNamespace(collect=lambda step, workers: given.append(workers))
     trainer = Trainer(source=source)
@@ -109,7 +109,7 @@ def test_sources_know_all_ranks_that_a_batch_is_cut_for():
 
 
 def test_next_prompts_are_those_of_all_epochs():
-    """Counted from 0; the prompts end with the last epoch."""
+    """Epochs count from 0, and the prompts end with the last epoch."""
     rows = {name: torch.ones(2, 1) for name in ("input_ids", "attention_mask", "position_ids")}
     source, step = NextPrompts([rows, rows], epochs=2), Step(1)
     workers = SimpleNamespace(generate=lambda asked: sorted(asked.batch.keys()))
@@ -152,7 +152,7 @@ def test_critic_waits_for_a_checkpoint_in_writing():
 
 @pytest.mark.parametrize("in_actor", [False, True])
 def test_reference_policy_gets_handles(in_actor):
-    """With LoRA the actor's workers are the reference policy's."""
+    """With LoRA, the actor's workers also serve as the reference policy's."""
     with mock.patch("ray.put", lambda each: each):
         trainer = dressed(SAMPLE_HANDLES, ref_in_actor=in_actor)
         ones = torch.ones(1, 2, dtype=torch.int64)
@@ -165,7 +165,7 @@ def test_reference_policy_gets_handles(in_actor):
 
 
 def test_no_critic_is_asked_for_where_there_is_none():
-    """verl's trainer has no such group then."""
+    """Without a critic, verl's trainer does not have this worker group."""
     trainer = Trainer(use_critic=False)
     del trainer.critic_wg
     dress(trainer, [each for each in MIDDLEWARE if each.feature in (LEARNING_RATE, TRAINING_CHECKPOINT)])
@@ -175,7 +175,7 @@ def test_no_critic_is_asked_for_where_there_is_none():
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_requests_are_seeded_by_run_and_step(seed):
-    """The rollout's own seed, 0 where verl has none, and the step; answers that go on keep the seeds that they had."""
+    """The seed comes from the rollout's seed (0 if verl has none) and the step; resumed answers keep their seeds."""
     trainer = Trainer()
     trainer.config.actor_rollout_ref.rollout.seed = seed
     trainer = dressed(REQUEST_NOISE, config=trainer.config)

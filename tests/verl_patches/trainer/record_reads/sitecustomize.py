@@ -1,7 +1,7 @@
 """Records every key of a Hydra configuration that a process reads, and the file that reads it.
 
-Python imports a module of this name at its start, so every process with this folder on PYTHONPATH records, however it
-was started. Each writes lines `key<TAB>file` to a file of its own in the folder CONFIGURATION_READS.
+Python imports a module of this name at startup, so every process with this folder on PYTHONPATH records, however
+it was started. Each writes lines `key<TAB>file` to its own file in the folder CONFIGURATION_READS.
 """
 
 import os
@@ -14,7 +14,7 @@ _seen: set[tuple[str, str]] = set()
 
 
 def _record(config, key):
-    # Called from a wrapper, which OmegaConf's own methods or the reader called.
+    # Frame 0 is this function and frame 1 the wrapper, which OmegaConf's own methods or the reader called.
     frame = sys._getframe(2)
     while frame is not None and "/omegaconf/" in frame.f_code.co_filename:
         frame = frame.f_back

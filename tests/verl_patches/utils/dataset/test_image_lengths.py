@@ -1,4 +1,4 @@
-"""Which prompts with images verl's data set leaves out."""
+"""Which prompts with images verl's data set drops."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ LENGTHS = [7, 8, 9]
 @pytest.mark.parametrize(
     "changes, kept",
     [
-        ({}, [7, 8]),  # as many tokens as may be
+        ({}, [7, 8]),  # exactly the maximum length is allowed
         ({"max_prompt_length": 6}, []),
         ({"filter_overlong_prompts": False}, LENGTHS),
         ({"processor": None}, LENGTHS),

@@ -1,4 +1,4 @@
-"""verl's data set makes of the image task what transformers' processor makes of it, with positions in three parts."""
+"""verl's data set processes the image task as transformers' processor does, with positions in three parts."""
 
 import io
 
@@ -19,7 +19,7 @@ LENGTHS = {"max_prompt_length": 64, "filter_overlong_prompts": False, "image_key
 
 
 def rows_of(file, processor):
-    """verl's rows of a file."""
+    """Return verl's rows of a file."""
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     data = RLHFDataset(str(file), processor.tokenizer, OmegaConf.create(LENGTHS), processor)
@@ -27,7 +27,7 @@ def rows_of(file, processor):
 
 
 def enlarged(file, folder):
-    """The same rows with images of several sizes, and with two of them in a prompt."""
+    """Write the same rows with images of several sizes, and with two images in some prompts."""
     rows, random = pyarrow.parquet.read_table(file).to_pylist(), numpy.random.default_rng(0)
     for number, row in enumerate(rows):
         count = 1 + number % 2
@@ -48,7 +48,7 @@ def test_rows_with_images_equal_transformers(tmp_path):
     request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, "float32", None, "qwen2_5_vl")
     make_checkpoint(request, tmp_path / "model", lambda step, loss: None)
     config = AutoConfig.from_pretrained(tmp_path / "model")
-    processor = hf_processor(AutoProcessor.from_pretrained, str(tmp_path / "model"), use_fast=True)  # as verl's trainer
+    processor = hf_processor(AutoProcessor.from_pretrained, str(tmp_path / "model"), use_fast=True)  # as verl does
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(config)
     write_image_task(tmp_path, 1, 4)

@@ -1,6 +1,6 @@
-"""Parquet files of other tools and releases: the checks and verl's own data set come to one answer about each.
+"""Parquet files of other tools and releases: the checks and verl's own data set agree about each.
 
-The referee is verl's RLHFDataset over the pinned datasets, with the tiny tokenizer.
+The reference is verl's RLHFDataset over the pinned datasets, with the tiny tokenizer.
 """
 
 import json
@@ -22,7 +22,7 @@ MESSAGE = {"role": TEXT, "content": TEXT}
 
 
 def noted(prompt):
-    """What datasets writes beside the schema, with its type of a prompt."""
+    """Return the metadata that datasets writes beside the schema, with the given type of prompt."""
     record = {"style": TEXT, "ground_truth": TEXT}
     features = {"data_source": TEXT, "prompt": prompt, "ability": TEXT, "reward_model": record}
     return {"huggingface": json.dumps({"info": {"features": features}})}
@@ -70,7 +70,7 @@ def configured(*files, batch=1):
 
 
 def trained_on(folder, monkeypatch, *files, batch=1):
-    """The first batch as verl loads it. Raises what verl raises."""
+    """Return the first batch as verl loads it. Raises the same exceptions as verl."""
     from torch.utils.data import DataLoader
     from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 
@@ -84,7 +84,7 @@ def trained_on(folder, monkeypatch, *files, batch=1):
 
 
 def is_learnt_from(folder, monkeypatch, file, batch=1):
-    """Whether verl loads the file, and its first prompt has the question and the truth of the first row."""
+    """Return whether verl loads the file with the question and the truth of its first row in the first prompt."""
     try:
         first = trained_on(folder, monkeypatch, file, batch=batch)
     except Exception:  # verl and datasets raise anything
@@ -121,7 +121,7 @@ def test_files_together_must_fill_a_batch(tmp_path, monkeypatch):
 
 
 def test_files_of_unlike_columns_are_rejected(tmp_path, monkeypatch):
-    """Fields in another order are alike; texts of another width are not."""
+    """A different order of fields is accepted; a different width of text is not."""
     rows = [{**row, "reward_model": dict(reversed(row["reward_model"].items()))} for row in ROWS]
     plain, turned = written(tmp_path, table(), "a.parquet"), written(tmp_path, table(rows), "b.parquet")
     wide = written(tmp_path, FILES["large_string"], "c.parquet")

@@ -43,7 +43,7 @@ def test_rules_start_their_processes_before_the_first_sample(closing):
 
 @pytest.fixture
 def adapter(monkeypatch):
-    """The file as verl executes it, with what it has done to a pool that starts no process, and its verifiers."""
+    """Execute the file as verl does. Return its names, and the calls to a fake pool and fake verifiers."""
     done = []
     pool = SimpleNamespace(prepare=lambda: done.append("prepared"), resize=lambda size: done.append(size))
     monkeypatch.setattr(process, "shared_pool", lambda: pool)
@@ -60,7 +60,7 @@ def test_limits_of_the_configuration_reach_the_algebra(adapter):
     limits = {"time_limit_s": 2.0, "budget_s": 30.0, "workers": 1}
     assert functions["compute_score"](**sample, rule="geo3k", **limits) == 0.9
     assert done[2:] == [1, ((2.0,), {"budget_s": 30.0}), ("7", "7", "verifier", "geo3k")]
-    # Once for all answers; and of another limit anew, where nothing is said of workers as they are.
+    # One verifier serves all answers; another limit makes a new one, and without `workers` the pool keeps its size.
     functions["compute_score"](**sample, **limits)
     functions["compute_score"](**sample)
     assert done[5:] == [

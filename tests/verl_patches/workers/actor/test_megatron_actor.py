@@ -1,4 +1,4 @@
-"""A batch whose tensors are parts of one storage, on the device, in front of Megatron's schedules."""
+"""A batch whose tensors share one storage, on the device, before Megatron's schedules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_patches.workers.actor.megatron_actor import forward_backward_batch
 
 
 def test_whole_numbers_of_64_bits_get_storages_of_their_own():
-    """TensorDict's own clone, the control, adds 0 to all of them by an operator that does not take 64 bits."""
+    """TensorDict's own clone, the control, adds 0 to all tensors by an operator that does not support int64."""
     together = torch.arange(6, device="npu")
     batch = TensorDict({"position_ids": together[:2], "responses": together[2:4]}, [2], device="npu")
     data = SimpleNamespace(batch=batch)

@@ -1,4 +1,4 @@
-"""Seeds of a rollout's engines: none of a run is that of another engine, or of an engine of a run with another seed."""
+"""Each engine of a rollout has a seed that no other engine has, neither of this run nor of a run with another seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verl_patches.workers.rollout.vllm_rollout.vllm_rollout_spmd import init
 
 
 def started(seed, engines, rank):
-    """What verl's rollout is built with and what it has then, on one engine of several."""
+    """Build verl's rollout on one engine of several. Return the seeds that it gets, the rollout and its config."""
     built, config = [], OmegaConf.create({"seed": seed, "n": 4})
 
     def upstream(rollout, model_path, config, *others, **options):
