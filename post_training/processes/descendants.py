@@ -41,7 +41,7 @@ def descendants(process: int) -> list[int]:
 
 
 def runs(process: int) -> bool:
-    """Whether a process of that number runs; one that has ended and was not yet reaped does not."""
+    """Return whether a process with that pid runs; one that has ended but was not yet reaped does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -60,9 +60,9 @@ def reap_adopted(kept: Collection[int] = ()) -> None:
 
 
 def end_descendants(kept: Collection[int], grace_s: float, kill_s: float) -> list[int]:
-    """Waits until nothing runs below this process but ``kept``; kills what is left after ``grace_s``.
+    """Wait until only ``kept`` run below this process; kill the others after ``grace_s`` seconds.
 
-    Returns the processes that still run ``kill_s`` after they were killed; empty unless the kernel holds them.
+    Returns the processes that still run ``kill_s`` seconds after they were killed; empty unless the kernel holds them.
     """
 
     def left() -> list[int]:
@@ -71,7 +71,7 @@ def end_descendants(kept: Collection[int], grace_s: float, kill_s: float) -> lis
 
     wait_until(lambda: not left(), grace_s)
     deadline = time.monotonic() + kill_s
-    # What is being killed may start another process meanwhile.
+    # A process that is being killed may start another one meanwhile.
     while (remaining := left()) and time.monotonic() < deadline:
         for process in remaining:
             send(process, signal.SIGKILL)

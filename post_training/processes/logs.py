@@ -1,4 +1,4 @@
-"""The end of what a command printed."""
+"""The last lines of a command's output."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ def last_error(log: Path) -> str:
 
 
 def last_words(text: str) -> str:
-    """Returns the last line that is not empty, "" where there is none.
+    """Return the last line that is not empty, "" if there is none.
 
-    If Python crashed, it is the line that names the crash: Python prints its threads and all module names after it.
+    If Python crashed, return the line that names the crash: Python prints its threads and all module names after it.
     """
     crashes = [line for line in text.splitlines() if line.startswith(_CRASH)]
     return crashes[-1] if crashes else _last_line(text)
