@@ -16,9 +16,9 @@ from post_training.models.router_balance import dealt_experts
 def choose_experts(
     biased_scores: torch.Tensor, num_groups: int, groups_per_token: int, experts_per_token: int
 ) -> torch.Tensor:
-    """Indices int64 [tokens, experts_per_token] of the chosen experts, best first.
+    """Return indices int64 [tokens, experts_per_token] of the chosen experts, best first.
 
-    ``biased_scores`` [tokens, experts]. A group counts as much as the sum of its two best scores; experts outside the
+    ``biased_scores`` is [tokens, experts]. The score of a group is the sum of its two best scores; experts outside the
     best ``groups_per_token`` groups cannot be chosen.
     """
     if groups_per_token < num_groups:
@@ -59,12 +59,12 @@ class GroupLimitedRouter(torch.nn.Module):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """How many groups the experts form, and from how many of them a token's experts come."""
+        """Number of groups of experts, and number of groups from which a token's experts are chosen."""
         return self.config.moe_router_num_groups, self.config.moe_router_group_topk
 
     @torch.no_grad()
     def choice_scores(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The scores that decide which experts are chosen, fp32 [tokens, experts], for ``tokens`` [tokens, hidden]."""
+        """Return the scores by which experts are chosen, fp32 [tokens, experts], for ``tokens`` [tokens, hidden]."""
         return F.linear(tokens.float(), self.weight.float()).sigmoid() + self.expert_bias
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

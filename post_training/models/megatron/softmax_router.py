@@ -1,4 +1,4 @@
-"""A router whose scores are one softmax over all experts, as Qwen3-MoE has it."""
+"""A router whose scores are one softmax over all experts, as in Qwen3-MoE."""
 
 import torch
 import torch.nn.functional as F
