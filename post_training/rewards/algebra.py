@@ -31,7 +31,7 @@ def load_comparison() -> Callable[[str, str], bool]:
     """Return math-verify as `equal(truth, answer)`, without its own time limits: the evaluator is killed instead."""
     grader.sympy_numeric_eq = _equal_numbers
     grader.solve = _solved
-    # Its list of units has single letters, which are removed: 16t becomes 16; units are compared in units.py. The second
+    # Its list of units has single letters, which are removed: 16t becomes 16. Units are left to units.py. The second
     # extraction, of the first number in a text, is off: an answer that it cannot read must not become a part of itself.
     latex = LatexExtractionConfig()
     configuration = (replace(latex, normalization_config=replace(latex.normalization_config, units=False)),)
