@@ -90,7 +90,7 @@ def with_indented_lists(text: str) -> str:
 
     Python-Markdown takes anything less for a new paragraph, where CommonMark counts from the marker's width.
     """
-    # Of each open item: the column at which its text begins, here and in the result.
+    # For each open item, the column at which its text begins, here and in the result.
     items: list[tuple[int, int]] = []
     before = ""
 
