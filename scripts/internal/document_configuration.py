@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints docs/configuration.md: every key, from the settings of the features and the schema of verl's keys.
+"""Print docs/configuration.md: every key, from the settings of the features and the schema of verl's keys.
 
 `python -m overlay update` runs it.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts a rehearsal into the documents as their sample run: its output into docs/rehearsal.md, its picture beside that.
+"""Put a rehearsal into the documents as their sample run: its output into docs/rehearsal.md, its picture beside it.
 
 bash scripts/rehearse.sh | tee rehearsal.txt; python scripts/internal/update_sample_run.py rehearsal.txt
 """
