@@ -1,4 +1,4 @@
-"""Hydra overrides as text. Needs nothing but the standard library."""
+"""Hydra overrides as text. Needs only the standard library."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def to_rows(
 
 
 def split(items: Sequence[Item], test_count: int, seed: int) -> tuple[list[Item], list[Item]]:
-    """Shuffles ``items`` and splits them into training and test items; the same seed gives the same two lists.
+    """Shuffle ``items`` and split them into training and test items; the same seed gives the same two lists.
 
     Raises:
         DataError: ``test_count`` is below 1 or leaves no item for training.

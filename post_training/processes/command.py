@@ -83,12 +83,12 @@ def run_to_the_end(
     while_running: Callable[[], None] = lambda: None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Runs a command with its output in ``log`` and returns its exit status (negative: the signal that ended it).
+    """Run a command with its output in ``log`` and return its exit status (negative: the signal that ended it).
 
     Secrets in the output are masked before they reach the log. ``while_running`` is called a few times a second, and
-    once after the end; ``check`` only while the command runs, which it may end by raising. The command gets a session
-    of its own; when it has ended, failed or been interrupted, every process that it started and left is ended too.
-    Processes that ran below this one before are left alone.
+    once after the end; ``check`` is called only while the command runs, and may end it by raising. The command gets a
+    session of its own; when it has ended, failed or been interrupted, all remaining processes that it started are ended
+    too. Earlier descendants of this process are left alone.
 
     Raises:
         Interrupted: a signal in ``signals`` ended the run.
@@ -106,7 +106,7 @@ def run_to_the_end(
             )  # fmt: skip
         finally:
             os.close(sink)
-        # Started after the command: it is forked from a process without a second thread of ours.
+        # Started after the command, which must be forked while this process has no second thread of ours.
         copying = threading.Thread(target=_copy, args=(source, Secrets(variables), output), daemon=True)
         copying.start()
         try:
@@ -124,7 +124,7 @@ def run_to_the_end(
 
 
 def _copy(source: int, secrets: Secrets, log: BinaryIO) -> None:
-    """Copies what a command prints into its log until all of its processes have closed the pipe."""
+    """Copy a command's output into its log until all of its processes have closed the pipe."""
     lost = False
 
     def write(content: bytes) -> None:
@@ -164,7 +164,7 @@ def _end(leader: subprocess.Popen[bytes], signals: SignalFlag, earlier: Collecti
 
 
 def _remaining(leader: subprocess.Popen[bytes], earlier: Collection[int]) -> list[int]:
-    """Returns the processes of the command that still run, after collecting the exit status of those that ended."""
+    """Return the processes of the command that still run, after collecting the exit status of those that ended."""
     leader.poll()
     reap_adopted([leader.pid, *earlier])
     return [process for process in descendants(os.getpid()) if process not in earlier]

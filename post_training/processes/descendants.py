@@ -15,12 +15,12 @@ _POLL_S = 0.05
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant that loses its own, so that all of them can be found."""
+    """Make this process the parent of every descendant that loses its own, so that all of them can be found."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(process: int) -> list[int]:
-    """Returns the running (not zombie) processes below ``process``, parents first."""
+    """Return the running (not zombie) processes below ``process``, parents first."""
     children: dict[int, list[int]] = {}
     zombies = set()
     for entry in os.listdir("/proc"):
@@ -49,7 +49,7 @@ def runs(process: int) -> bool:
 
 
 def reap_adopted(kept: Collection[int] = ()) -> None:
-    """Collects the exit status of ended children, except of those in ``kept``."""
+    """Collect the exit status of ended children, except of those in ``kept``."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     for child in map(int, children):
         if child not in kept:
@@ -80,7 +80,7 @@ def end_descendants(kept: Collection[int], grace_s: float, kill_s: float) -> lis
 
 
 def wait_until(reached: Callable[[], bool], limit_s: float) -> bool:
-    """Waits until ``reached`` returns true, at most ``limit_s`` seconds; returns whether it did."""
+    """Wait until ``reached`` returns true, at most ``limit_s`` seconds; return whether it did."""
     deadline = time.monotonic() + limit_s
     while not reached():
         if time.monotonic() >= deadline:
@@ -90,7 +90,7 @@ def wait_until(reached: Callable[[], bool], limit_s: float) -> bool:
 
 
 def send(process: int, number: int) -> None:
-    """Sends a signal, unless the process has gone."""
+    """Send a signal, unless the process has gone."""
     try:
         os.kill(process, number)
     except ProcessLookupError:

@@ -6,7 +6,7 @@ _CRASH = "Fatal Python error: "
 
 
 def last_error(log: Path) -> str:
-    """Returns the sentence after the last ``error: `` of a log, or its last words."""
+    """Return the sentence after the last ``error: `` of a log, or else its last words."""
     text = log.read_text(errors="replace")
     errors = [line for line in text.splitlines() if line.startswith("error: ")]
     return errors[-1].removeprefix("error: ") if errors else last_words(text) or "it printed nothing"
@@ -22,7 +22,7 @@ def last_words(text: str) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Returns the last line of a log that is not empty; "" where there is none."""
+    """Return the last line of a log that is not empty; "" if there is none."""
     return _last_line(log.read_text(errors="replace"))
 
 

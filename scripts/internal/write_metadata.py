@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def entry_points(checkout: Path) -> dict[str, list[str]]:
-    """Return entry points by group, as a checkout's pyproject.toml or setup.py declares them: `name = module:object`."""
+    """Return entry points by group as a checkout's pyproject.toml or setup.py declares them: `name = module:object`."""
     found: dict[str, list[str]] = {}
     project = checkout / "pyproject.toml"
     if project.is_file():

@@ -68,7 +68,7 @@ class GroupLimitedRouter(torch.nn.Module):
         return F.linear(tokens.float(), self.weight.float()).sigmoid() + self.expert_bias
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
+        """Return weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
         config = self.config
         scores = F.linear(tokens.float(), self.weight.float()).sigmoid()
         experts = self._choose(scores)
@@ -79,7 +79,7 @@ class GroupLimitedRouter(torch.nn.Module):
 
     @torch.no_grad()
     def _choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """Expert indices int64 [tokens, top_k] for ``scores`` [tokens, experts]."""
+        """Return expert indices int64 [tokens, top_k] for ``scores`` [tokens, experts]."""
         config = self.config
         if config.moe_router_force_load_balancing:
             return dealt_experts(scores.shape[0], config.moe_router_topk, config.num_moe_experts, scores.device)
