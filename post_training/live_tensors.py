@@ -1,4 +1,4 @@
-"""The tensors behind a Megatron training model, its optimizer and a vLLM model."""
+"""The live tensors of a Megatron training model, of its optimizer and of a vLLM model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collectives that a rank has called, kept beside the heartbeat of a hung run.
+"""The collectives that a rank has called, stored beside the heartbeat of a hung run.
 
 torch_npu itself records them: `TORCH_HCCL_TRACE_BUFFER_SIZE=2000` makes its process groups keep the last 2000 calls
 of a process (torch's flight recorder). A rank that has made no progress for a while writes its recorded calls:
@@ -7,8 +7,8 @@ of a process (torch's flight recorder). A rank that has made no progress for a w
                           "calls": [...]}
 
 A group is {"name", "about", "ranks"}, a call {"group", "number", "name", "sizes", "entered_ns", "finished_ns" or null,
-"where"}. `number` counts the collectives of a group from 1. A rank that goes on removes its file, so a run in which
-nothing hangs has none.
+"where"}. `number` counts the collectives of a group from 1. A rank that recovers removes its file, so a run in
+which nothing hangs has none.
 """
 
 from __future__ import annotations

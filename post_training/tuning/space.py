@@ -186,7 +186,7 @@ _EP = "expert_model_parallel_size"
 _STAGES = f"{_MEGATRON}.override_transformer_config.num_layer_list"
 _KWARGS = f"{_NODE}.model.gradient_checkpointing_kwargs.activations_checkpoint"
 _ENGINE = f"{_ROLLOUT}.engine_kwargs.vllm"
-# vLLM's own number of sequences in flight, where none is given.
+# vLLM's default number of sequences in flight.
 _SEQUENCES = 256
 
 
