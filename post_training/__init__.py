@@ -1,1 +1,1 @@
-"""What post-training needs of its own: it patches nothing, and imports nothing of upstream before that is used."""
+"""The project's own post-training code: it patches nothing, and imports upstream packages only where they are used."""

@@ -8,12 +8,12 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
-# More digits mean nothing here, and Python refuses to convert some thousands of them.
+# Longer numbers make no sense here, and Python refuses to convert several thousand digits.
 _LONGEST, _DIGITS = 40, 9
 
 
 def finite(lowest: float = -math.inf, highest: float = math.inf, above: float | None = None) -> Callable[[str], float]:
-    """A finite number of at least `lowest` and at most `highest`, or greater than `above`."""
+    """Return a type for a finite number of at least `lowest` and at most `highest`, or greater than `above`."""
 
     def convert(text: str) -> float:
         try:
@@ -29,7 +29,7 @@ def finite(lowest: float = -math.inf, highest: float = math.inf, above: float | 
 
 
 def whole(lowest: int) -> Callable[[str], int]:
-    """A whole number of at least `lowest`, with no more digits than a count of anything has."""
+    """Return a type for a whole number of at least `lowest` with at most 9 digits."""
 
     def convert(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and int(text) >= lowest):
@@ -41,7 +41,7 @@ def whole(lowest: int) -> Callable[[str], int]:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The absolute path with links followed, as far as they lead anywhere; a link to itself is left as it is."""
+    """Return the absolute path with links followed as far as they resolve; a link to itself stays as it is."""
     return Path(os.path.realpath(os.path.expanduser(path)))
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 MOST_CHARACTERS = 200
 MOST_BITS = 256
-"""Of a numerator and of a denominator, each."""
+"""Limit for a numerator, and for a denominator."""
 
 _BINARY: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
     ast.Add: operator.add,
@@ -26,7 +26,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction | i
 
 
 class _Rejected(Exception):
-    """An expression without a value here; the message is for the model."""
+    """The expression cannot be evaluated; the message is for the model."""
 
 
 def calculate(expression: str) -> str:
@@ -53,9 +53,9 @@ def calculate(expression: str) -> str:
 
 
 def _value(node: ast.expr) -> Fraction:
-    """The exact value of a node."""
+    """Return the exact value of a node."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):  # True is an int too
-        # Not the literal itself: 1e999999999 would be a number of a billion digits. Of a float, repr is short.
+        # Through repr, which is short for a float: the literal 1e999999999 itself would have a billion digits.
         return _bounded(Fraction(repr(node.value)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
         value = _value(node.operand)
@@ -70,10 +70,10 @@ def _value(node: ast.expr) -> Fraction:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    """A power with a whole exponent; what would be too large is not computed."""
+    """Return a power with a whole exponent; a result that would be too large is rejected before it is computed."""
     if exponent.denominator != 1:
         raise _Rejected("the exponent is not a whole number")
-    if (_bits(base) - 1) * abs(exponent.numerator) > MOST_BITS:  # the least that the power has
+    if (_bits(base) - 1) * abs(exponent.numerator) > MOST_BITS:  # the fewest bits that the power can have
         raise _Rejected("too large")
     return _bounded(Fraction(base**exponent.numerator))
 
@@ -89,5 +89,5 @@ def _bounded(value: Fraction) -> Fraction:
 
 
 def _written(value: Fraction) -> str:
-    """A whole number with all digits, another one with 12 significant ones."""
+    """Format a whole number with all its digits, any other with 12 significant digits."""
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"

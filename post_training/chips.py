@@ -1,7 +1,7 @@
-"""Families of Ascend chips: what a name of the driver or of CANN says, and what a job needs to know of each.
+"""Families of Ascend chips, recognised by the names that the driver and CANN give them, and the cards of each.
 
-A name is that of `npu-smi info` (`910B3`, `Ascend910`), of `npu-smi info -m` (`Ascend 910B4`, `Ascend910`) or of CANN's
-`aclrtGetSocName` (`Ascend910B3`, `Ascend910_9391`). A card of an Atlas A2 is one die; a card of an Atlas A3 has two.
+Names come from `npu-smi info` (`910B3`, `Ascend910`), from `npu-smi info -m` (`Ascend 910B4`, `Ascend910`) or from
+CANN's `aclrtGetSocName` (`Ascend910B3`, `Ascend910_9391`). A card of an Atlas A2 is one die; that of an Atlas A3 two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ FAMILIES = (A2, A3)
 
 @dataclass(frozen=True)
 class Card:
-    """A product: the usual dies of a node, the memory of a die in MiB as npu-smi shows it, and what tensors can use."""
+    """A product.
+
+    Attributes:
+        dies_per_node: The usual number.
+        memory_mib: Memory of a die as npu-smi shows it.
+        usable: Memory of a die that tensors can use.
+    """
 
     dies_per_node: int
     memory_mib: int
@@ -31,7 +37,7 @@ CARDS = {
 
 
 def family_of(name: str) -> str | None:
-    """The family of a chip by its name; None for a chip of another family, or for no name."""
+    """Return the family of a chip by its name; None for a chip of another family, or for an empty name."""
     compact = name.replace(" ", "").upper()
     if re.fullmatch(r"(ASCEND)?910B\d\w*(-\d)?", compact):
         return A2
@@ -42,7 +48,7 @@ def family_of(name: str) -> str | None:
 
 
 def family_of_this_machine() -> str | None:
-    """The family of this machine's chips by CANN's own name for them; None where CANN is not installed.
+    """Return the family of this machine's chips by CANN's name for them; None if CANN is not installed.
 
     pyACL answers without taking a die, which torch_npu would.
     """

@@ -1,7 +1,7 @@
 """The dies of this machine that a job takes, so that a second job is told before it fails on them.
 
-A job holds an abstract socket for each of its dies. The kernel takes it back however the job ends, it lies in no folder
-that could be cleaned or belong to one user, and it tells the next one who holds it. Such names are those of a network
+A job holds an abstract socket for each of its dies. The kernel releases it however the job ends, it is no file that
+could be deleted or belong to one user, and the next job can ask the kernel who holds it. Such names belong to a network
 namespace, so jobs in containers with the host's network, as scripts/run_container.sh starts them, see each other's.
 
 Dies are known by their device files, since CANN numbers those that a container has from 0.
@@ -21,16 +21,16 @@ from pathlib import Path
 
 from post_training.inherited_environment import VISIBLE
 
-# What the kernel says of the process at the other end: pid, uid and gid.
+# Credentials of the process at the other end of a socket, as the kernel gives them: pid, uid and gid.
 _CREDENTIALS = struct.Struct("3i")
 
 
 class DiesInUse(RuntimeError):
-    """Another job of this machine has a die of this one; the message is one sentence."""
+    """Another job on this machine holds a die that this job needs; the message is one sentence."""
 
 
 def devices_of_dies(root: Path = Path("/")) -> list[Path]:
-    """The device files of the dies that this machine or container has, in the order in which CANN numbers them."""
+    """Return the device files of this machine's or container's dies, in the order in which CANN numbers them."""
     found = {path: re.fullmatch(r"davinci(\d+)", path.name) for path in (root / "dev").glob("davinci*")}
     return sorted((path for path, match in found.items() if match), key=lambda path: int(path.name[len("davinci") :]))
 
@@ -66,17 +66,17 @@ def claimed_dies(
 
 
 def _name(device: Path) -> str:
-    """The abstract name of a die, which has at most 107 bytes."""
+    """Return the abstract socket name of a die; the kernel allows at most 107 bytes."""
     return f"\0post-training-die-{hashlib.sha256(os.fsencode(device)).hexdigest()}"
 
 
 def _holder(device: Path) -> str | None:
-    """Who has a die, in words; None where nobody has."""
+    """Return who holds a die, in words; None if nobody does."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(_name(device))
-        except BlockingIOError:  # so many have asked that the kernel queues no more
+        except BlockingIOError:  # its queue of connections is full
             return "another job"
         except OSError:
             return None
@@ -87,7 +87,7 @@ def _holder(device: Path) -> str | None:
         name = pwd.getpwuid(user).pw_name
     except KeyError:
         name = f"user {user}"
-    # The process of another container has no number here.
+    # A process of another container has pid 0 here.
     return f"process {process} of {name}" if process else f"a process of {name} in another container"
 
 

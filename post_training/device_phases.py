@@ -1,4 +1,4 @@
-"""The most device memory of each phase of a step, with what the die's other processes hold meanwhile."""
+"""Peak device memory of each phase of a step, including what other processes on the die hold meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """Bytes of one phase on one die: the most while it lasted, and what was left at its end."""
+    """Bytes on one die during one phase: the peak, and what was still held at its end."""
 
     peak: int
     end: int
@@ -20,10 +20,10 @@ class PhaseMemory:
 
 @dataclass
 class PhaseMeter:
-    """Meters one phase of a process after the other.
+    """Measures the phases of a process one after another.
 
-    A phase has what this process's tensors take at most, and what was on the die beside its allocator's memory when the
-    phase began. Another process must therefore not take more while it lasts: processes that share a die take turns.
+    A phase counts the peak of this process's tensors plus the memory that was in use outside its allocator when the
+    phase began. No other process may allocate more while the phase lasts: processes that share a die take turns.
     """
 
     phase: str | None = None
@@ -31,7 +31,7 @@ class PhaseMeter:
     _found: dict[str, PhaseMemory] = field(default_factory=dict)
 
     def begin(self, phase: str) -> None:
-        """End the phase that goes on, if it is another one, and begin `phase`. Resets torch's own peaks."""
+        """End the current phase, if it is another one, and begin `phase`. Resets torch's peak statistics."""
         if phase == self.phase:
             return
         self.end()
@@ -40,24 +40,24 @@ class PhaseMeter:
         self._beside = used_bytes() - torch.npu.memory_reserved()
 
     def end(self) -> None:
-        """End the phase that goes on, if there is one."""
+        """End the current phase, if there is one."""
         if self.phase is not None:
             peak, left = torch.npu.max_memory_allocated(), torch.npu.memory_allocated()
             self.keep(self.phase, PhaseMemory(self._beside + peak, self._beside + left))
         self.phase = None
 
     def keep(self, phase: str, memory: PhaseMemory) -> None:
-        """Take in a phase; of several of one name the larger numbers count."""
+        """Record a phase; if it was recorded before, keep the larger numbers."""
         known = self._found.get(phase)
         self._found[phase] = memory if known is None else known | memory
 
     def take(self) -> dict[str, PhaseMemory]:
-        """The phases that ended since the last call."""
+        """Return the phases that ended since the last call."""
         found, self._found = self._found, {}
         return found
 
 
 def used_bytes() -> int:
-    """What all processes together hold of this process's die."""
+    """Return the bytes that all processes together hold on this process's die."""
     free, total = torch.npu.mem_get_info()
     return total - free

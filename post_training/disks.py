@@ -1,4 +1,4 @@
-"""Which disk is full, in words: where a write fails, the user learns which disk it was."""
+"""Find the full disk behind a failed write, so that the error can name it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from post_training.arguments import absolute
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# Less than this, and nothing of use can be written.
+# A disk with less free space than this counts as full.
 _LEAST_BYTES = 1 << 16
 
 
 def describe_full_disk(paths: Iterable[str | os.PathLike[str]]) -> str | None:
-    """One sentence about the first full disk among those that hold `paths`; None if there is none."""
+    """Describe the first full disk among those that hold `paths` in one sentence; None if there is none."""
     for path in paths:
         folder = Path(os.path.abspath(path))
         while not folder.exists():
@@ -35,7 +35,7 @@ def describe_full_disk(paths: Iterable[str | os.PathLike[str]]) -> str | None:
 
 
 def mount_point(folder: Path) -> Path:
-    """Where the file system of `folder` is mounted."""
+    """Return the mount point of the file system that holds `folder`."""
     folder = absolute(folder)
     while not os.path.ismount(folder):
         folder = folder.parent

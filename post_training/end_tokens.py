@@ -1,7 +1,7 @@
 """The tokens that end an answer, from every file and setting that names one.
 
-vLLM stops at the end token of its tokenizer, at those of generation_config.json, and at `stop_token_ids`. Where there
-is no generation_config.json it takes those of config.json. Whoever cuts, counts or judges answers needs the same ones.
+vLLM stops at the end token of its tokenizer, at those of generation_config.json, and at `stop_token_ids`. Without a
+generation_config.json it takes those of config.json. Code that cuts, counts or judges answers must use the same tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GENERATION, MODEL = "generation_config.json", "config.json"
 
 
 class EndTokensError(ValueError):
-    """A file names no token where it should. The message is one sentence with the file, the value and the remedy."""
+    """The end tokens of a file cannot be read. The message is one sentence with the file, the value and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class EndTokens:
     """Tokens that end an answer.
 
     Attributes:
-        sources: Who names which tokens; a source without any is there with none.
-        ignored: Whether the engine goes on behind the end tokens of the model (`ignore_eos`).
+        sources: Each file or setting with the tokens that it names, which may be none.
+        ignored: Whether the engine continues past the model's end tokens (`ignore_eos`).
     """
 
     sources: tuple[tuple[str, tuple[int, ...]], ...]
@@ -33,7 +33,7 @@ class EndTokens:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """All of them in ascending order."""
+        """All end tokens in ascending order."""
         return tuple(sorted({token for _, named in self.sources for token in named}))
 
     def __str__(self) -> str:
@@ -53,14 +53,14 @@ def end_tokens(
     """Resolve the tokens at which vLLM ends an answer of a model.
 
     Args:
-        folder: The model's, with config.json and mostly generation_config.json.
+        folder: The model's folder, with config.json and usually generation_config.json.
         of_tokenizer: The tokenizer's end token; None if it has none.
         stop_token_ids: Further tokens that the configuration names.
         generation: vLLM's argument `generation_config`: another folder, or one of its words for the model's own.
-        ignore_eos: Answers go on behind end tokens of the model; only `stop_token_ids` end them.
+        ignore_eos: Whether answers continue past the model's end tokens; only `stop_token_ids` end them.
 
     Raises:
-        EndTokensError: A file cannot be read, or holds something else than tokens.
+        EndTokensError: A file cannot be read, or its `eos_token_id` holds anything but tokens.
     """
     given = ("stop_token_ids", tuple(stop_token_ids or ()))
     if ignore_eos:
@@ -72,10 +72,10 @@ def end_tokens(
 
 
 def named_in(file: Path) -> tuple[int, ...]:
-    """Return the end tokens that a generation_config.json or config.json names; none where it is absent or says null.
+    """Return the end tokens that a generation_config.json or config.json names; none if it is absent or says null.
 
     Raises:
-        EndTokensError: It is no JSON, or its `eos_token_id` holds something else than tokens.
+        EndTokensError: It is no JSON, or its `eos_token_id` holds anything but tokens.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def named_in(file: Path) -> tuple[int, ...]:
 
 
 def _value(values: Any) -> Any:
-    """Of a model with images, the part for text may name it."""
+    """Return `eos_token_id`; a model with images may have it in its `text_config`."""
     if not isinstance(values, Mapping):
         return None
     of_text = values.get("text_config")

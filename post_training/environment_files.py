@@ -1,4 +1,4 @@
-"""The files of environment variables in scripts/env. Needs nothing but the standard library."""
+"""Read the files of environment variables in scripts/env. Needs only the standard library."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,6 @@ _BYTES = 1 << 20
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """Reads ``NAME=value`` lines; a ``#`` that begins a line or follows a space begins a comment."""
+    """Read ``NAME=value`` lines; a ``#`` at the start of a line or after a space begins a comment."""
     lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in read_text(path, _BYTES).splitlines())
     return dict(line.split("=", 1) for line in lines if line)

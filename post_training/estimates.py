@@ -1,7 +1,7 @@
 """Estimates of how well a model answers, with 95% confidence intervals.
 
-Problems are what is drawn at random: several answers to one problem are no independent draws, so intervals are taken
-over problems.
+Intervals are taken over problems, because these are the random draws: several answers to one problem are not
+independent.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Estimate:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The chance that at least one of `k` answers is right, estimated without bias from `correct` of `samples` answers.
+    """Estimate without bias the chance that one of `k` answers or more is right, from `correct` of `samples` answers.
 
     1 - C(n - c, k) / C(n, k): Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374,
-    equation 1. Of 4 answers with 1 right, k = 2: 1 - C(3, 2) / C(4, 2) = 1 - 3/6 = 0.5.
+    equation 1. With 1 of 4 answers right and k = 2: 1 - C(3, 2) / C(4, 2) = 1 - 3/6 = 0.5.
 
     Raises:
         ValueError: not 0 <= correct <= samples, or not 1 <= k <= samples.
@@ -45,10 +45,10 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def wilson(right: int, trials: int) -> Estimate:
-    """A share of independent trials with Wilson's score interval.
+    """Estimate a share of independent trials with Wilson's score interval.
 
-    Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927. It stays within 0 and 1, and
-    has a width where all or none are right.
+    Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", 1927. The interval stays within 0
+    and 1, and has a width even if all or none of the trials are right.
 
     Raises:
         ValueError: no trials, or not 0 <= right <= trials.
@@ -63,10 +63,10 @@ def wilson(right: int, trials: int) -> Estimate:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
-    """The mean of a value of each problem with the percentile interval of the bootstrap over problems.
+    """Estimate the mean of one value per problem with the percentile interval of the bootstrap over problems.
 
-    Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13. Where all values are alike, the interval
-    has no width: nothing of what was not seen can be drawn.
+    Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13. If all values are equal, the interval
+    has no width, because resampling draws only observed values.
 
     Raises:
         ValueError: no values.
@@ -75,13 +75,13 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
 
 
 def block_bootstrap(values: Sequence[float], seed: int = 0, block: int | None = None) -> Estimate:
-    """The mean of values in order, such as those of a run's steps, where neighbours are no independent draws.
+    """Estimate the mean of ordered values, such as those of a run's steps, whose neighbours are not independent.
 
-    Its interval draws blocks of neighbouring values: Künsch, "The Jackknife and the Bootstrap for General Stationary
-    Observations", Annals of Statistics 17, 1989. Blocks wrap around the end, so that every value is drawn as often.
+    The interval draws blocks of neighbouring values: Künsch, "The Jackknife and the Bootstrap for General Stationary
+    Observations", Annals of Statistics 17, 1989. Blocks wrap around the end, so all values are drawn equally often.
 
     Args:
-        block: values of a block; by default the cube root of their number, rounded up.
+        block: values of a block; by default the cube root of the number of values, rounded up.
 
     Raises:
         ValueError: no values.

@@ -12,22 +12,22 @@ _NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 class HubError(ValueError):
-    """The files are neither here nor to be had; the message is a clause that says why."""
+    """The files are not on this machine and cannot be downloaded; the message is a clause that says why."""
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path is a name on a hub, OWNER/NAME, and nothing of that name lies here."""
+    """Return whether a path is a name on a hub, OWNER/NAME, and no file of that name exists here."""
     return _NAME.fullmatch(path) is not None and not Path(path).exists()
 
 
 def download_commands(name: str, kind: Kind, folder: str, modelscope: str | None = None) -> str:
-    """The two commands that put the files of a model or data set into a folder.
+    """Return two commands, either of which downloads a model or data set into a folder.
 
     Args:
-        name: as Hugging Face has it.
-        kind: what it names.
+        name: the name on Hugging Face.
+        kind: whether it is a model or a data set.
         folder: where the files go.
-        modelscope: the name on ModelScope, where it is another one.
+        modelscope: the name on ModelScope, if it differs.
     """
     option = "--dataset" if kind == "dataset" else "--model"
     repository = "--repo-type dataset " if kind == "dataset" else ""
@@ -38,9 +38,9 @@ def download_commands(name: str, kind: Kind, folder: str, modelscope: str | None
 
 
 def snapshot(name: str, kind: Kind = "model", modelscope: str | None = None) -> Path:
-    """The folder with a hub's files, which are downloaded unless they are in the client's cache.
+    """Return the folder with the files of a hub, downloading them unless they are in the client's cache.
 
-    With VERL_USE_MODELSCOPE, which verl reads too, the hub is ModelScope, and `modelscope` the name there.
+    If VERL_USE_MODELSCOPE is set, which verl reads too, the hub is ModelScope and `modelscope` is the name there.
 
     Raises:
         HubError: there is no network, no such name, or no right to it.

@@ -1,7 +1,7 @@
-"""What a job takes over from the environment in which it is started, and what it does not.
+"""Environment variables that a job inherits from the shell that starts it, and those that are dropped or rejected.
 
-Everything is passed on except the variables of `inherited_variables.txt`, which describe a process of another job, and
-on emulated dies those that choose NPUs. A value with which no job can run is rejected by name.
+All are passed on except the variables of `inherited_variables.txt`, which describe a process of another job, and on
+emulated dies those that choose NPUs. Variables with a value with which no job can run are rejected by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 """CANN's list of the NPUs that a process sees."""
 _TABLE = Path(__file__).with_name("inherited_variables.txt")
 _CHOOSES_NPUS = (VISIBLE, "ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-# The value that cannot be, why, and the remedy.
+# By variable: whether a value is invalid, and the reason with the remedy.
 _REJECTED: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": (
         lambda value: value == "0",
@@ -35,13 +35,13 @@ class EnvironmentRejected(ValueError):
 
 
 def dropped_names() -> list[str]:
-    """The names in the table, and the beginnings of names, which end in `*`."""
+    """Return the names in the table; those that end in `*` are prefixes."""
     lines = (line.partition("#")[0].strip() for line in _TABLE.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if line]
 
 
 def drop_inherited(environment: MutableMapping[str, str], emulated: bool) -> list[str]:
-    """Takes the variables of other jobs out of an environment; returns their names.
+    """Remove the variables of other jobs from an environment and return their names.
 
     Args:
         environment: is changed.
@@ -56,7 +56,7 @@ def drop_inherited(environment: MutableMapping[str, str], emulated: bool) -> lis
 
 
 def check_inherited(environment: Mapping[str, str]) -> None:
-    """Rejects a value with which no job can run.
+    """Reject a value with which no job can run.
 
     Raises:
         EnvironmentRejected: one sentence that names the variable.
@@ -68,7 +68,7 @@ def check_inherited(environment: Mapping[str, str]) -> None:
 
 
 def describe_visible(environment: Mapping[str, str], dies: int) -> str | None:
-    """One sentence if the list of visible NPUs is not one of `dies` NPUs; None without a list, or where it fits."""
+    """Return one sentence if the list of visible NPUs does not have `dies` NPUs; None if it has, or without a list."""
     value = environment.get(VISIBLE)
     if value is None:
         return None

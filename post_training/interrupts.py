@@ -1,4 +1,4 @@
-"""Ctrl-C is acknowledged at once: stopping what runs may take its time."""
+"""Acknowledge Ctrl-C at once, because stopping the running processes may take a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 def say_at_once(sentence: str) -> None:
     """Write a line to the terminal from a signal handler.
 
-    Not by print: the signal may come while a stream is being written.
+    It does not use print, because the signal may arrive while a stream is being written.
     """
     with suppress(OSError):
         os.write(2, f"\n{sentence}\n".encode())
@@ -21,7 +21,7 @@ def say_at_once(sentence: str) -> None:
 def acknowledged(sentence: str, numbers: tuple[signal.Signals, ...] = (signal.SIGINT,)) -> Iterator[list[int]]:
     """Raise KeyboardInterrupt at a signal, after `sentence` is written; yield the list of the received signals.
 
-    A signal that this process ignores, as under `nohup`, stays ignored. Children that are forked keep silent.
+    A signal that this process ignores, as under `nohup`, stays ignored. Forked children print nothing.
     """
     received: list[int] = []
     own = os.getpid()

@@ -1,4 +1,4 @@
-"""The tensors behind a Megatron training model, its optimizer and a vLLM model."""
+"""The live tensors of a Megatron training model, of its optimizer and of a vLLM model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def parameter_tensors(chunks: Iterable[torch.nn.Module]) -> Iterator[torch.Tensor]:
-    """Parameters and buffers of model chunks, with the flat buffers in which Megatron's DDP keeps parameters."""
+    """Yield parameters and buffers of model chunks, with the flat buffers in which Megatron's DDP keeps parameters."""
     for chunk in chunks:
         for flat in _flat_buffers(chunk):
             if flat.param_data is not None:
@@ -20,14 +20,14 @@ def parameter_tensors(chunks: Iterable[torch.nn.Module]) -> Iterator[torch.Tenso
 
 
 def gradient_tensors(chunks: Iterable[torch.nn.Module]) -> Iterator[torch.Tensor]:
-    """The flat gradient buffers of Megatron's DDP."""
+    """Yield the flat gradient buffers of Megatron's DDP."""
     for chunk in chunks:
         for flat in _flat_buffers(chunk):
             yield flat.grad_data
 
 
 def optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    """Main parameters and state of a Megatron optimizer, or of the several in a chain; what exists by now."""
+    """Yield main parameters and existing state of a Megatron optimizer, or of all optimizers in a chain."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         inner = part.optimizer
         for group in inner.param_groups:
@@ -37,7 +37,7 @@ def optimizer_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def _flat_buffers(chunk: torch.nn.Module) -> list[Any]:
-    """Megatron's parameter and gradient buffers; empty for a chunk without its DDP. DDP keeps them in `buffers`, where
-    an ordinary module has a method."""
+    """Return Megatron's parameter and gradient buffers; empty for a chunk without its DDP. DDP keeps them in the
+    attribute `buffers`, which is a method of an ordinary module."""
     dense = vars(chunk).get("buffers", [])
     return [*dense, *vars(chunk).get("expert_parallel_buffers", [])]

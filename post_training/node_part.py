@@ -1,4 +1,4 @@
-"""What a launcher would start on this node, as it tells a program: one line of JSON, printed by its `--describe`.
+"""A description of what a launcher would start on this node: one line of JSON, printed by its `--describe`.
 
 python -m post_training.node_part ROLE [NAME=VALUE...] -- COMMAND...
 """
@@ -21,7 +21,7 @@ class NodePart:
     """One node's part of a job.
 
     Args:
-        role: a worker gives its dies to the training of the head.
+        role: the head runs the training; a worker gives its dies to it.
         command: the words of the training's command, the same on every node.
         environment: the variables that the launcher exports before it.
     """

@@ -1,4 +1,4 @@
-"""When the log-prob of an update's own forward is old_log_prob.
+"""Check whether the log-prob of an update's own forward can serve as old_log_prob.
 
 PPO's ratio is exp(log_prob - old_log_prob), where old_log_prob belongs to the weights that generated the batch. If a
 rollout batch is used for exactly one update, the update's forward runs with those very weights, so old_log_prob is
@@ -12,11 +12,11 @@ from typing import Any
 
 
 def reason_old_log_prob_is_needed(config: Mapping[str, Any], prompts: int) -> str | None:
-    """Why this run needs old_log_prob before its update, as the end of a sentence; None if it does not.
+    """Return why this run needs old_log_prob before its update, as the end of a sentence; None if it does not.
 
     Args:
         config: verl's composed configuration.
-        prompts: how many of them a rollout batch has.
+        prompts: number of prompts in a rollout batch.
     """
     actor = config["actor_rollout_ref"]["actor"]
     if actor["ppo_epochs"] != 1:

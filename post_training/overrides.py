@@ -1,4 +1,4 @@
-"""Hydra overrides as text. Needs nothing but the standard library."""
+"""Hydra overrides as text. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _BACKSLASHES_BEFORE_A_QUOTE = re.compile(r"(\\*)('|$)")
 
 
 def setting(key: str, value: str | int | Path | list[Path]) -> str:
-    """Hydra's ``key=value``; paths are quoted where Hydra would read more into them than their characters."""
+    """Return Hydra's ``key=value``; a path is quoted if Hydra would not take it literally."""
     if isinstance(value, list):
         return f"{key}=[{','.join(quoted(str(entry)) for entry in value)}]"
     return f"{key}={quoted(str(value)) if isinstance(value, Path) else value}"
 
 
 def quoted(path: str) -> str:
-    r"""A path as Hydra's grammar takes it literally.
+    r"""Return a path in the form that Hydra's grammar takes literally.
 
     Hydra gives meaning to ``=``, ``{``, ``,``, spaces and much else outside quotes, and rejects letters beyond ASCII
     there. Inside single quotes ``\'`` is a quote, and only the backslashes before a quote are escapes themselves:

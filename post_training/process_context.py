@@ -1,4 +1,4 @@
-"""What a process keeps between two calls of verl, which has no argument for it."""
+"""Objects that a process keeps between two calls of verl, which has no argument to pass them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ Part = TypeVar("Part")
 
 
 class ProcessContext:
-    """At most one object of each class."""
+    """Holds at most one object of each class."""
 
     def __init__(self) -> None:
         self._parts: dict[type, Any] = {}
 
     def of(self, kind: type[Part]) -> Part:
-        """The object of this class, which is made without arguments if there is none."""
+        """Return the object of this class; if there is none, make one without arguments."""
         found = self.find(kind)
         return self._parts.setdefault(kind, kind()) if found is None else found
 
     def find(self, kind: type[Part]) -> Part | None:
-        """The object of this class, if there is one."""
+        """Return the object of this class, if there is one."""
         return self._parts.get(kind)
 
     def keep(self, part: Part) -> Part:
@@ -28,7 +28,7 @@ class ProcessContext:
         return part
 
     def take(self, kind: type[Part]) -> Part:
-        """The object of this class, which is forgotten here: the next `of` makes another."""
+        """Remove and return the object of this class: the next `of` makes another."""
         found = self.of(kind)
         del self._parts[kind]
         return found
@@ -38,5 +38,5 @@ _context = ProcessContext()
 
 
 def process_context() -> ProcessContext:
-    """That of this process, whose workers share its device."""
+    """Return the context of this process, which all its workers share."""
     return _context

@@ -1,10 +1,10 @@
-"""One owner of a folder that a run writes, also where several machines share the file system.
+"""Exclusive ownership of a folder that a run writes, also if several machines share the file system.
 
-An owner is a file `.ROLE.owner.N` in the folder: who it is, and a counter that it raises every few seconds. A start
-makes the file of the next number, which only one can: `link` is atomic on NFS as on a local disk, where `flock` need
-not reach other machines. It may do so where the owner of the highest number has released it, has ended, or has not
-raised its counter for `STALE_S` seconds by the clock of the observer: clocks of machines are never compared. Of an
-owner on the same machine the kernel knows, so one that was killed makes way at once.
+An owner has a file `.ROLE.owner.N` in the folder, which says who it is and holds a counter that it raises every few
+seconds. A new owner creates the file with the next number, which only one can: `link` is atomic on NFS as on a local
+disk, whereas `flock` need not reach other machines. It may do so if the owner with the highest number has released the
+folder, has ended, or has not raised its counter for `STALE_S` seconds by the clock of the observer: clocks of machines
+are never compared. The kernel knows whether an owner on the same machine runs, so a killed one loses it at once.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _RELEASED, _WIDTH = b"released", 20
 
 
 class FolderInUse(RuntimeError):
-    """The folder belongs to a run that lives; the message is one sentence."""
+    """The folder belongs to a run that is still alive; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """An owner's file as it was read. content: all of it, which a heartbeat changes."""
+    """An owner's file as it was read; every heartbeat changes `content`."""
 
     content: bytes
 
@@ -50,7 +50,7 @@ class _Seen:
         return self.content.rstrip().endswith(_RELEASED)
 
     def facts(self) -> dict[str, str | int]:
-        """Who it is; empty where the file does not say, because it is still being written or is damaged."""
+        """Return who the owner is; empty if the file is still being written or is damaged."""
         try:
             found = json.loads(self.content.partition(b"\n")[0])
             return found if isinstance(found, dict) and isinstance(found["pid"], int) else {}
@@ -62,8 +62,8 @@ class FolderLock:
     """The ownership of one folder in one role.
 
     Args:
-        folder: made where it is not there.
-        role: what owns it; owners of different roles do not exclude each other, as a supervisor and what it starts.
+        folder: created if it does not exist.
+        role: kind of owner; owners of different roles, as a supervisor and its run, do not exclude each other.
         wait, clock: for tests.
     """
 
@@ -80,7 +80,12 @@ class FolderLock:
         self._descriptor = -1
 
     def acquire(self) -> None:
-        """Become the owner. Raises FolderInUse where another one lives, OSError where the folder takes no file."""
+        """Become the owner.
+
+        Raises:
+            FolderInUse: another owner is alive.
+            OSError: the folder cannot be created or written.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         while True:
             newest = self._newest()
@@ -90,45 +95,46 @@ class FolderLock:
                 if self._newest() == newest:  # a client of NFS may list late what is there
                     self._wait(_POLL_S)
                 continue
-            if self._newest() > newest + 1:  # an older listing of the folder had hidden who came in between
+            if self._newest() > newest + 1:  # a stale listing of the folder had hidden a start in between
                 os.close(self._descriptor)
                 self._file(newest + 1).unlink(missing_ok=True)
                 continue
             self._number = newest + 1
-            # The one before stays: who still sees it as the highest must not get this number.
+            # Keep the previous owner's file: a start that still sees it as the highest must not get this number.
             for number in self._numbers():
                 if number < newest:
                     self._file(number).unlink(missing_ok=True)
             return
 
     def check_free(self) -> None:
-        """Look for a living owner without becoming one; one of another machine has two heartbeats' time to show itself.
+        """Check that no owner is alive; one on another machine is given the time of two heartbeats to show itself.
 
-        Raises FolderInUse.
+        Raises:
+            FolderInUse: an owner is alive.
         """
         newest = self._newest() if self.folder.is_dir() else 0
         if newest:
             self._reject_living(newest, _LOOK_S)
 
     def beat(self) -> bool:
-        """Raise the counter; False where another start has taken the folder over."""
+        """Raise the counter; return False if another start has taken the folder over."""
         self._beats += 1
         self._write_state(b"%020d" % self._beats)
         return self._newest() == self._number
 
     def release(self) -> None:
-        """Give the folder back; the file stays and says so."""
+        """Release the folder; the file stays and says so."""
         with suppress(OSError):  # the next owner finds that this process has ended
             self._write_state(_RELEASED.ljust(_WIDTH))
         os.close(self._descriptor)
 
     def _write_state(self, state: bytes) -> None:
-        # In place: another start that has taken over has a file of its own, which this cannot touch.
+        # Written in place: a start that has taken over has a file of its own, which this cannot touch.
         os.pwrite(self._descriptor, state, os.fstat(self._descriptor).st_size - _WIDTH - 1)
         os.fsync(self._descriptor)
 
     def _reject_living(self, number: int, seconds: float) -> None:
-        """Raise FolderInUse unless the owner of this number has ended, or does nothing for so many seconds."""
+        """Raise FolderInUse unless the owner with this number has ended or sends no heartbeat for `seconds`."""
         first = self._read(number)
         if first is None or first.released:
             return
@@ -155,7 +161,7 @@ class FolderLock:
         )
 
     def _create(self, number: int) -> bool:
-        """Make the file of this number; False where another start was faster."""
+        """Create the file with this number; return False if another start was faster."""
         facts = {
             "host": os.uname().nodename,
             "pid": os.getpid(),
@@ -186,7 +192,7 @@ class FolderLock:
         except FileExistsError:
             raise
         except OSError:
-            # A file system without hard links: the name is as exclusive, and the content comes a moment later.
+            # No hard links on this file system: the name is as exclusive, but the content comes a moment later.
             other = os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
             os.write(other, content)
             os.fsync(other)
@@ -195,7 +201,7 @@ class FolderLock:
 
     def _read(self, number: int) -> _Seen | None:
         try:
-            # Opened each time: a client of NFS then asks the server for what is new.
+            # Opened anew each time, so that an NFS client asks the server for the current content.
             return _Seen(self._file(number).read_bytes())
         except FileNotFoundError:
             return None
@@ -212,14 +218,14 @@ class FolderLock:
 
 
 class LivingOwners:
-    """Who owns a folder in roles that begin with the same words, as somebody sees who looks now and then.
+    """Finds the living owners of a folder whose roles have a common prefix, for an observer that looks now and then.
 
-    An owner of another machine lives while its counter rises: it counts from the first rise that was seen, until none
-    was seen for `STALE_S` seconds. Of one of this machine the kernel knows.
+    An owner on another machine counts as alive from the first rise of its counter that was seen, until none was seen
+    for `STALE_S` seconds. For one on this machine the kernel knows.
 
     Args:
-        folder: which all machines share.
-        prefix: of the roles.
+        folder: shared by all machines.
+        prefix: beginning of the roles.
         clock: for tests.
     """
 
@@ -229,7 +235,7 @@ class LivingOwners:
         self._seen: dict[str, tuple[bytes, float | None]] = {}
 
     def look(self) -> set[str]:
-        """The roles whose owners live."""
+        """Return the roles whose owners are alive."""
         now, living = self._clock(), set()
         for role, content in self._newest():
             owner = _Seen(content)
@@ -246,7 +252,7 @@ class LivingOwners:
         return living
 
     def _newest(self) -> Iterator[tuple[str, bytes]]:
-        """Of each role the owner's file of the highest number."""
+        """Yield each role with the content of its owner file that has the highest number."""
         numbers: dict[str, int] = {}
         for entry in os.listdir(self._folder):
             if found := self._name.fullmatch(entry):
@@ -258,17 +264,21 @@ class LivingOwners:
 
 @dataclass
 class Ownership:
-    """What a block owns. lost: the sentence with which another start has taken a folder over; empty while none has."""
+    """The state of the folders that a block owns.
+
+    Attributes:
+        lost: Says which folder another start has taken over, as one sentence; empty while none has.
+    """
 
     lost: str = ""
 
 
 @contextmanager
 def owning(folders: Sequence[Path], role: str) -> Iterator[Ownership]:
-    """Own these folders in the block; a thread raises the counters.
+    """Own these folders in the block, while a thread raises their counters.
 
-    Where another start takes one over, because this process stood still for `STALE_S`, it says so and asks itself to
-    end by SIGTERM. Raises FolderInUse, OSError: see `FolderLock.acquire`.
+    If another start takes one over, because this process stood still for `STALE_S` seconds, the thread prints an error
+    and sends SIGTERM to this process. Raises FolderInUse, OSError: see `FolderLock.acquire`.
     """
     owned, over = Ownership(), threading.Event()
     with ExitStack() as stack:
@@ -303,12 +313,12 @@ def _beat(locks: Sequence[FolderLock], over: threading.Event, owned: Ownership) 
 
 
 def _machine() -> str:
-    """The running kernel and the process numbers that this process sees: what makes a process number mean one thing."""
+    """Return the boot id of the kernel and the pid namespace of this process: within both, a pid is unique."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _process_start(process: int) -> str:
-    """When a process began, in the kernel's ticks; empty where none of that number runs."""
+    """Return when a process began, in the kernel's clock ticks; empty if no process with that pid runs."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,7 @@
-"""The status of one start of a training, which the started processes keep for whoever started them.
+"""The status of one start of a training, which the started processes report to the program that started them.
 
-Whoever starts a training names a file in the environment variable `POST_TRAINING_STATUS`. The launcher of the node and
-then the training itself replace it whole, so that no reader sees half of it:
+That program names a file in the environment variable `POST_TRAINING_STATUS`. The launcher of the node and then the
+training itself replace the file as a whole, so that no reader sees half of it:
 
     {"role": "head" or "worker", "phase": "starting", "waiting", "training" or "ended", "exit_reason": a cause or null,
      "exit_code": int or null}
@@ -46,14 +46,14 @@ _VALUES = {"role": get_args(Role), "phase": get_args(Phase), "exit_reason": get_
 
 @dataclass(frozen=True)
 class StartStatus:
-    """What a start is and how far it is.
+    """The role of a start and how far it has come.
 
     Args:
         role: of the node; a worker gives its dies to the training of the head.
-        phase: waiting is for other nodes, and a worker waits for the end of the head's training.
-        exit_reason: why the training ended, as far as it knows; None while it runs, after success, and for an end that
-            only its exit code and its log tell.
-        exit_code: of the training, where a launcher ends with a code of its own.
+        phase: `waiting` means for other nodes, and on a worker for the end of the head's training.
+        exit_reason: why the training ended, as far as it knows; None while it runs, after success, and if only its
+            exit code and its log show the reason.
+        exit_code: of the training, if the launcher ends with a code of its own.
     """
 
     role: Role = "head"
@@ -63,7 +63,7 @@ class StartStatus:
 
     @classmethod
     def read(cls, file: Path) -> StartStatus:
-        """Return the status in `file`; the defaults where there is no file, or none that can be read."""
+        """Return the status in `file`; the defaults if it does not exist or cannot be read."""
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -74,16 +74,16 @@ class StartStatus:
         return cls(**known, exit_code=code if type(code) is int else None)
 
     def write(self, file: Path) -> None:
-        """Replace `file` at once."""
+        """Replace `file` atomically."""
         unfinished = file.with_name(f".{file.name}.{os.getpid()}")
         unfinished.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
         unfinished.replace(file)
 
 
 def report_status(**changes: Any) -> None:
-    """Change fields of the status that this process was given to keep; nothing where it was given none.
+    """Change fields in this process's status file; do nothing if it was given none.
 
-    A file that cannot be written costs a warning: no training ends because nobody hears of it.
+    If the file cannot be written, a warning is printed: that is no reason to end a training.
     """
     if not os.environ.get(VARIABLE):
         return

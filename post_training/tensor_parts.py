@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import torch
 
 PART_ELEMENTS = 2**29
-"""Elements of one copy or fill: well below 2**31, and so many that starting a call costs nothing beside it."""
+"""Elements of one copy or fill: well below 2**31, and enough to make the cost of starting a call negligible."""
 
 
 def parts_of(tensor: torch.Tensor, elements: int | None = None) -> Iterator[torch.Tensor]:
-    """Yield views of `tensor`, cut at its first dimension where possible, that together are the whole of it in order.
+    """Yield views that together cover `tensor` in order, cut along its first dimension where possible.
 
     Args:
         tensor: of any shape and stride; nothing is copied.

@@ -1,19 +1,19 @@
-"""What may be printed of names that users and files give: no character of them commands the terminal.
+"""Escape text from users and files before it is printed, so that no character of it controls the terminal.
 
-A column, a file or a fault may carry escape sequences that clear a screen, change a title or hide text.
+The name of a column or file, or a fault, may carry escape sequences that clear a screen, change a title or hide text.
 """
 
 import sys
 import unicodedata
 from typing import Any, TextIO
 
-# Controls, formats such as overrides of the writing direction, lone surrogates of names that are no UTF-8, private
-# characters, and separators of lines and paragraphs.
+# Control characters, format characters such as overrides of the writing direction, lone surrogates from names that are
+# not UTF-8, private characters, and separators of lines and paragraphs.
 _ESCAPED = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 
 
 def escaped(text: str) -> str:
-    """The text with such characters as Python writes them (`\\x1b`); line feeds and tabs stay."""
+    """Return the text with such characters written as in Python (`\\x1b`); line feeds and tabs stay."""
     if text.isprintable():
         return text
     return "".join(_escaped(character) for character in text)
@@ -32,7 +32,7 @@ class EscapingStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text; a carriage return at its beginning, as of a progress bar, stays."""
+        """Write the text; a leading carriage return, as in a progress bar, stays."""
         start = "\r" if text.startswith("\r") else ""
         self._stream.write(start + escaped(text[len(start) :]))
         return len(text)
@@ -42,10 +42,10 @@ class EscapingStream:
 
 
 def escape_output(standard_output: bool = True) -> None:
-    """Let this process print `escaped` text alone.
+    """Make this process print only `escaped` text.
 
     Args:
-        standard_output: False where it carries colours of our own, and names in it are escaped one by one.
+        standard_output: False if it carries colours of our own, and names in it are escaped one by one.
     """
     sys.stderr = EscapingStream(sys.stderr)
     if standard_output:

@@ -1,6 +1,6 @@
 """Reads files that users give: regular files only, of bounded size, in UTF-8, with bounded nesting and no key twice.
 
-Whatever is wrong with a file is one sentence (`FileError`) that begins with its path; callers put their option first.
+Every problem with a file is a `FileError` of one sentence that begins with its path; callers put their option first.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Of a configuration, a model's config.json or index; the index of a model of 671 billion parameters has 9 MB.
+# Limit for a configuration, a model's config.json or its index, which has 9 MB for a model of 671 billion parameters.
 DOCUMENT_BYTES = 1 << 26
-# Of what a run appends to: 10 KB a step for 200,000 steps.
+# Limit for files that a run appends to: 10 KB a step for 200,000 steps.
 RECORDS_BYTES = 1 << 31
 DEEPEST = 64
-# Bytes that a file may grow by while it is read, and that are read of one whose size the kernel does not know.
+# Bytes by which a file may grow while it is read, and the most read from one whose size the kernel does not know.
 _GROWTH = 1 << 20
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -32,7 +32,8 @@ _KINDS = {
 class FileError(ValueError):
     """A file cannot be used; the message is one sentence that begins with the path, without a full stop.
 
-    missing: there is no such file.
+    Attributes:
+        missing: Whether there is no such file.
     """
 
     def __init__(self, sentence: str, missing: bool = False) -> None:
@@ -41,14 +42,14 @@ class FileError(ValueError):
 
 
 def read_bytes(path: Path, limit: int = DOCUMENT_BYTES) -> bytes:
-    """The content of a regular file of at most `limit` bytes; never waits for a pipe or a device.
+    """Return the content of a regular file of at most `limit` bytes; never wait for a pipe or a device.
 
     Raises:
         FileError: there is no such file, it is of another kind, longer, or cannot be read.
     """
     try:
         with open_regular(path) as file:
-            # Not more than there is: Python takes the memory for what is asked.
+            # Not more than the file holds: Python allocates memory for the size that is asked for.
             content = file.read(min(limit, os.fstat(file.fileno()).st_size + _GROWTH) + 1)
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -63,7 +64,7 @@ def read_bytes(path: Path, limit: int = DOCUMENT_BYTES) -> bytes:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, open for reading; never waits for a pipe or a device.
+    """Open a regular file for reading; never wait for a pipe or a device.
 
     Raises:
         FileError: it is of another kind.
@@ -79,7 +80,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str:
-    """The text of a file; a byte-order mark at its beginning is left out. Raises FileError."""
+    """Return the text of a file without a leading byte-order mark. Raises FileError."""
     try:
         return read_bytes(path, limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -87,9 +88,9 @@ def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str:
 
 
 def read_lines(path: Path, count: int, limit: int = DOCUMENT_BYTES) -> Iterator[str]:
-    """The first `count` lines of a text that are not blank; together at most `limit` bytes are read. Raises FileError.
+    """Yield the first `count` lines of a text that are not blank, reading at most `limit` bytes. Raises FileError.
 
-    Only a line feed ends a line: JSON may hold the other separators that str.splitlines knows.
+    Only a line feed ends a line: JSON may contain the other separators that str.splitlines knows.
     """
     found, left = 0, limit
     try:
@@ -109,24 +110,24 @@ def read_lines(path: Path, count: int, limit: int = DOCUMENT_BYTES) -> Iterator[
 
 
 def parse_json(text: str, place: str) -> Any:
-    """JSON without a key twice and with at most DEEPEST levels. Raises FileError; `place` begins its sentence."""
+    """Parse JSON without repeated keys and with at most DEEPEST levels. Raises FileError, which begins with `place`."""
     try:
         content = json.loads(text, object_pairs_hook=_without_repetition)
     except RecursionError as error:
         raise FileError(f"{place} is no JSON that can be read: it is nested too deeply") from error
-    except ValueError as error:  # also of a number with more digits than Python converts
+    except ValueError as error:  # also raised for a number with more digits than Python converts
         raise FileError(f"{place} is no JSON ({_first_line(error)}): correct it") from error
     _check_depth(content, place)
     return content
 
 
 def read_json(path: Path, limit: int = DOCUMENT_BYTES) -> Any:
-    """The JSON of a file; see `parse_json`. Raises FileError."""
+    """Return the JSON of a file; see `parse_json`. Raises FileError."""
     return parse_json(read_text(path, limit), str(path))
 
 
 def read_object(path: Path, limit: int = DOCUMENT_BYTES) -> dict[str, Any]:
-    """The JSON object of a file, such as a model's config.json. Raises FileError."""
+    """Return the JSON object of a file, such as a model's config.json. Raises FileError."""
     content = read_json(path, limit)
     if not isinstance(content, dict):
         raise FileError(f"{path} is JSON that holds {_kind(content)}: give a file with a JSON object")
@@ -134,7 +135,7 @@ def read_object(path: Path, limit: int = DOCUMENT_BYTES) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, limit: int = DOCUMENT_BYTES) -> Any:
-    """The plain values of a YAML file: no key twice, no alias, at most DEEPEST levels. Raises FileError."""
+    """Return the plain values of a YAML file: no repeated key, no alias, at most DEEPEST levels. Raises FileError."""
     import yaml
 
     text = read_text(path, limit)
@@ -142,16 +143,16 @@ def read_yaml(path: Path, limit: int = DOCUMENT_BYTES) -> Any:
         return yaml.load(text, Loader=_strict_loader())
     except RecursionError as error:
         raise FileError(f"{path} is nested too deeply: at most {DEEPEST} levels are read") from error
-    except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:  # also of a date or number that cannot be
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:  # also for an impossible date or number
         raise FileError(f"{path} is no YAML ({' '.join(str(error).split())[:300]}): correct it") from error
 
 
 def _strict_loader() -> Any:
-    """PyYAML's loader of plain values that rejects what it lets pass silently."""
+    """Return PyYAML's loader of plain values, made to reject repeated keys, aliases and deep nesting."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """depth: of the node that is read."""
+        """Loader with the nesting depth of the current node."""
 
         depth = 0
 

@@ -8,9 +8,9 @@ One sample is generated alone, first and last of eight, with its prompt in
 chunks, with the prompt's beginning from the cache, and in graphs of other
 sizes: by stack 2026's vLLM-Ascend as it is, and in its batch-invariant mode.
 Log-probs are compared bit for bit with those of the sample alone. Without
-graphs each operator is looked at: the first whose result differs for a token of
-the sample is named, then computed one row at a time, and the next is looked
-for. More in docs/batch-invariance.md.
+graphs each operator is checked: the first one whose result differs for a token
+of the sample is named, then computed one row at a time, and the search for the
+next one continues. More in docs/batch-invariance.md.
 
 Exit codes: 0 no log-prob differs in the batch-invariant mode; 1 some do, or an
 engine failed; 2 rejected before anything started; 130 Ctrl-C; 143 terminated.
@@ -50,16 +50,16 @@ from verl_plugin.batch_invariance.report import differs, table  # noqa: E402
 _WORKER = "verl_plugin.batch_invariance.worker"
 _LAST_LINES = 12
 _MIB = 1 << 20
-# Decode steps of one sample run in a graph for one token, or in one that is padded to 16.
+# A decode step of one sample runs in a graph for one token, or in one that is padded to 16.
 GRAPHS = {"small graphs": (1, 2, 4, 8), "graphs of 16": (16,)}
 
 
 class EngineError(ValueError):
-    """An engine failed; one sentence."""
+    """An engine failed, or an option is invalid; the message is one sentence."""
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("--model", type=Path, metavar="DIR", help="HuggingFace folder (default: a tiny Qwen3)")
     parser.add_argument(
@@ -73,7 +73,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs all engines; returns the exit code."""
+    """Run all engines and return the exit code."""
     options = parse_arguments(arguments)
     try:
         _check(options)
@@ -107,7 +107,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _found(options: argparse.Namespace, signals: SignalFlag) -> dict[str, Any]:
-    """What the engines found, by mode: that of the one without graphs, with the log-probs of the others beside."""
+    """Return the engines' results by mode: that of the engine without graphs, with those of the others in `graphs`."""
     with tempfile.TemporaryDirectory(prefix="batch-invariance-") as temporary:
         folder = Path(temporary)
         model = _tiny_model(folder / "model") if options.model is None else options.model.absolute()
@@ -123,7 +123,7 @@ def _found(options: argparse.Namespace, signals: SignalFlag) -> dict[str, Any]:
 
 
 def _tiny_model(folder: Path) -> Path:
-    """Writes a random Qwen3 of four layers, as in the rehearsal."""
+    """Write a random Qwen3 of four layers, as in the rehearsal."""
     from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
     request = CheckpointRequest(DEFAULT_TRAIN_DATA, CHECKPOINT_SEED, "float32", None, "qwen3")
@@ -140,7 +140,7 @@ def _jobs(model: Path, dtype: str, graphs: bool) -> Iterator[tuple[str, Job]]:
 def _run(
     options: argparse.Namespace, mode: str, name: str, job: Job, folder: Path, signals: SignalFlag
 ) -> dict[str, Any]:
-    """Starts one engine; returns its result."""
+    """Start one engine and return its result."""
     print(f"Batch-invariant mode {mode}, {name}", flush=True)
     here = folder / f"{mode}-{name.replace(' ', '-')}"
     here.mkdir()
@@ -159,7 +159,7 @@ def _run(
 
 
 def _environment(options: argparse.Namespace, mode: str, job: Job, here: Path) -> Mapping[str, str]:
-    """The variables of an engine, which runs in the process of its caller."""
+    """Return the environment variables of an engine, which runs in the process of its caller."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
@@ -172,7 +172,7 @@ def _environment(options: argparse.Namespace, mode: str, job: Job, here: Path) -
     if not options.emulate:
         return own
     emulated = read_environment(ENVIRONMENT_FILE) | own
-    # Pieces of a model for graphs are found by tracing it.
+    # The parts of a model for graphs are found by tracing it.
     emulated["TORCHDYNAMO_DISABLE"] = "1" if job.graph == "eager" else "0"
     weights = sum(file.stat().st_size for file in Path(job.model).glob("*.safetensors"))
     return emulated | {

@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if __name__ == "__main__":
-    # A tokenizer is a folder here; no hub is asked for it.
+    # A tokenizer is a folder here, so no hub is asked for it.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # And no device is used, so torch need not look for one.
+    # No device is used, so torch need not look for one.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 from post_training.command_parser import CommandParser  # noqa: E402
@@ -40,7 +40,7 @@ SOUND, DEFECTIVE, UNREADABLE = 0, 1, 2
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="the .parquet file")
     parser.add_argument(
@@ -69,12 +69,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def has_processor(folder: Path | None) -> bool:
-    """Whether a folder is of a model that reads images."""
+    """Return whether a folder belongs to a model that reads images."""
     return folder is not None and (folder / "preprocessor_config.json").is_file()
 
 
 def image_measure(folder: Path) -> tuple[Measure, ImageTokens]:
-    """Returns what counts the tokens of chats and their images as verl does, and how it counts those of an image.
+    """Return a function that counts tokens of chats and their images as verl does, and its settings for images.
 
     Raises:
         DataError: the folder has no processor of Qwen2.5-VL's kind or no chat template.
@@ -98,7 +98,7 @@ def image_measure(folder: Path) -> tuple[Measure, ImageTokens]:
 
 
 def token_counter(folder: Path) -> Measure:
-    """Returns what counts the tokens of chats without images as verl does.
+    """Return a function that counts the tokens of chats without images as verl does.
 
     Raises:
         DataError: the folder has no tokenizer or no chat template.
@@ -120,13 +120,13 @@ def token_counter(folder: Path) -> Measure:
 
 
 def as_json(path: Path, inspection: Inspection) -> str:
-    """Returns what was found as one JSON object."""
+    """Return the findings as one JSON object."""
     found = {"file": str(path), "usable": not inspection.errors, **asdict(inspection)}
     return json.dumps(found, indent=1)
 
 
 def as_lines(path: Path, inspection: Inspection) -> str:
-    """Returns a line for each finding, the worst first, and the sum in the last line."""
+    """Return a line for each finding, errors first, and a summary in the last line."""
     ordered = sorted(inspection.findings, key=lambda finding: not finding.error)
     lines = [f"{'error' if finding.error else 'note'}: {finding.sentence()}" for finding in ordered]
     if inspection.tokens is not None:
@@ -137,7 +137,7 @@ def as_lines(path: Path, inspection: Inspection) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Checks; returns the exit status."""
+    """Check the file and return the exit status."""
     options = parse_arguments(arguments)
     expected = Expectations(
         options.prompt_key, options.reward_fn_key, options.max_prompt_length, options.filter_overlong_prompts

@@ -75,12 +75,18 @@ _MIB = 1 << 20
 
 
 class InvalidComparison(Exception):
-    """What was asked for cannot be done, or a side could not be computed; one sentence."""
+    """The request is invalid, or a side could not be computed; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What both sides are built from. checkpoint: of the actor; None for the weights that the run began with."""
+    """The run from which both sides are built.
+
+    Attributes:
+        folder: of the run.
+        config: of the run, with the overrides.
+        checkpoint: of the actor; None for the weights with which the run began.
+    """
 
     folder: Path
     config: DictConfig
@@ -92,17 +98,17 @@ class Source:
 
     @property
     def spans_nodes(self) -> bool:
-        """Whether it takes more NPUs than this node has."""
+        """Whether it needs more than one node; never for emulated dies."""
         return not _emulated() and int(self.config.trainer.nnodes) > 1
 
     @property
     def weights(self) -> str:
-        """Where they come from, for a reader."""
+        """The source of the weights, for a reader."""
         return str(self.checkpoint.parent if self.checkpoint else self.config.actor_rollout_ref.model.path)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("source", nargs="?", metavar="RUN", help="a run's folder, or a checkpoint in one")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="change the run's configuration")
@@ -124,7 +130,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compares; returns the exit code."""
+    """Compare both sides and return the exit code."""
     options = parse_arguments(arguments)
     try:
         given = _given_dumps(options)
@@ -152,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where it writes, and what may end it."""
+    """The folder that it writes, and the signals that may end it."""
 
     output: Path
     signals: SignalFlag
@@ -173,7 +179,7 @@ def _given_dumps(options: argparse.Namespace) -> dict[Side, Dump]:
 
 
 def _source(options: argparse.Namespace) -> Source:
-    """Raises InvalidComparison for a folder that is no run or checkpoint of one, or settings that do not fit."""
+    """Find the run. Raises InvalidComparison if the folder is no run or checkpoint of one, or settings do not fit."""
     folder = absolute(options.source)
     run = next((each for each in (folder, *folder.parents[:3]) if (each / "config.yaml").is_file()), None)
     if run is None:
@@ -204,7 +210,7 @@ def _source(options: argparse.Namespace) -> Source:
 
 
 def _checkpoint(folder: Path, run: Path) -> Path | None:
-    """The actor's folder of a checkpoint that is named, or of a run's newest complete one."""
+    """Return the actor's folder of a named checkpoint, or of a run's newest complete one; None if it has none."""
     if folder != run and folder.name != "checkpoints":
         step = folder.parent if folder.name == _ACTOR else folder
         if not (step / _ACTOR).is_dir():
@@ -220,7 +226,7 @@ def _emulated() -> bool:
 
 
 def _wanted(options: argparse.Namespace, given: dict[Side, Dump], source: Source | None) -> list[Side]:
-    """The sides that have to be computed. The rollout comes first: it is given training's weights."""
+    """Return the sides that have to be computed. The rollout comes first: it receives training's weights."""
     asked = [side for side, _ in options.dump]
     compares = len(given) > 0 or not asked or set(asked) == set(SIDES)
     wanted = [side for side in SIDES if side not in given and (compares or side in asked)]
@@ -236,7 +242,7 @@ def _wanted(options: argparse.Namespace, given: dict[Side, Dump], source: Source
 
 
 def _sequences(options: argparse.Namespace, given: dict[Side, Dump], source: Source | None) -> list[TokenSequence]:
-    """Raises InvalidComparison for a file without usable lines."""
+    """Return the tokens to compare. Raises InvalidComparison for a file without usable lines."""
     if given:
         if options.tokens:
             raise InvalidComparison("a dump has its tokens with it; leave --tokens away")
@@ -255,7 +261,7 @@ def _sequences(options: argparse.Namespace, given: dict[Side, Dump], source: Sou
 
 
 class _Reader:
-    """Makes token ids of lines; the model's tokenizer is read when there is a text."""
+    """Converts lines to token ids; loads the model's tokenizer at the first text."""
 
     def __init__(self, model: Path, file: Path) -> None:
         self._model, self._file = model, file
@@ -292,7 +298,7 @@ class _Reader:
 
 
 def _dtypes(options: argparse.Namespace, given: dict[Side, Dump]) -> list[str]:
-    """A dump has its dtype, and the other side is computed in the same one."""
+    """Return the dtypes to compare in. A dump determines the dtype, in which the other side is then computed."""
     found = {dump.header.dtype for dump in given.values()}
     if not found:
         chosen = list(dict.fromkeys(options.dtype or _DTYPES))
@@ -378,7 +384,7 @@ def _compared(dumps: dict[Side, Dump], tolerance: Tolerance | None) -> Compariso
 def _captured(
     source: Source, dtype: str, sequences: Sequence[TokenSequence], files: dict[Side, Path], place: _Place
 ) -> None:
-    """Computes sides and writes their dumps.
+    """Compute sides and write their dumps.
 
     Raises:
         DiesInUse: another job of this machine has one of the dies.
@@ -403,7 +409,7 @@ def _captured(
 def _requested(
     source: Source, dtype: str, sequences: Sequence[TokenSequence], files: dict[Side, Path], folder: Path
 ) -> Path:
-    """Writes what the ranks are asked for, and the configuration that they read, into `folder`."""
+    """Write the request for the ranks, and the configuration that they read, into `folder`; return the request."""
     configured, request = folder / "config.yaml", folder / "request.json"
     OmegaConf.save(_configured(source, dtype, sequences), configured)
     content = {
@@ -419,7 +425,7 @@ def _requested(
 def _prepare(
     source: Source, dtype: str, sequences: Sequence[TokenSequence], files: dict[Side, Path], output: Path
 ) -> None:
-    """For a job of several nodes: says what is to be started on each of them, and what then."""
+    """Prepare a job on several nodes: print the commands to start on each of them, and the comparison after them."""
     folder = output / dtype
     folder.mkdir()
     request = _requested(source, dtype, sequences, files, folder)
@@ -438,7 +444,7 @@ def _command(source: Source, request: Path) -> list[str]:
 
 
 def _configured(source: Source, dtype: str, sequences: Sequence[TokenSequence]) -> DictConfig:
-    """The run's configuration with this dtype, batches as long as the tokens, and no graphs, in which no hook runs."""
+    """Return the run's configuration with this dtype, lengths of the tokens, and no graphs, in which no hook runs."""
     config = source.config.copy()
     OmegaConf.set_struct(config, False)
     node = config.actor_rollout_ref
@@ -446,8 +452,8 @@ def _configured(source: Source, dtype: str, sequences: Sequence[TokenSequence]) 
     response = max(len(each.response) for each in sequences)
     node.overlay.precision = node.rollout.dtype = dtype
     node.overlay.measure.output_dir = ""
-    node.actor.recompute_old_log_prob = True  # of a job that leaves this forward out, verl's worker computes none
-    OmegaConf.update(node, "overlay.sample_handles.enabled", False)  # the tokens come from here, and not from a rollout
+    node.actor.recompute_old_log_prob = True  # verl's worker would compute none for a job that leaves this forward out
+    OmegaConf.update(node, "overlay.sample_handles.enabled", False)  # the tokens come from here, not from a rollout
     node.rollout.update(
         prompt_length=prompt, response_length=response, max_model_len=prompt + response, enforce_eager=True,
         log_prob_use_dynamic_bsz=False,
@@ -483,7 +489,7 @@ def _environment(source: Source, dtype: str, private: Path) -> dict[str, str]:
 
 
 def _write(output: Path, found: Sequence[Comparison], about: dict[str, str]) -> None:
-    """The page, and the JSON, which says done, last."""
+    """Write the page, and last the JSON, which marks the comparison as done."""
     content = json.dumps(about | {"comparisons": [as_json(each) for each in found]}, indent=1, allow_nan=True) + "\n"
     for name, text in ((PAGE_NAME, render_page(found, about)), (JSON_NAME, content)):
         write_text_durably(output / name, text)

@@ -34,7 +34,7 @@ from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument(
         "--load-dir", type=Path, metavar="DIR", required=True, help="folder of the HuggingFace checkpoint"
@@ -46,7 +46,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def plan(options: argparse.Namespace) -> Conversion:
-    """What the options ask for."""
+    """Return the conversion that the options ask for."""
     folder = open_huggingface(options.load_dir)
     checksums = known_checksums(options)
     return to_shards(folder, options.save_dir, lambda shape: layout_form(options, "target", shape), checksums)

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def report(findings: list[Finding]) -> int:
-    """Print what was found; returns the exit code."""
+    """Print the findings and return the exit code."""
     for finding in findings:
         print(finding.line())
     bad = sum(bool(finding.remedy) for finding in findings)
@@ -77,7 +77,7 @@ def report(findings: list[Finding]) -> int:
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """The settings of a cluster's file that the launcher would take. Raises ValueError with its sentence otherwise."""
+    """Return a cluster file's settings if the launcher accepts it, or else raise ValueError with its sentence."""
     parts = "for part in terminal arguments settings cluster; do source scripts/lib/$part.sh; done"
     check = f'cd "$1"; {parts}; cluster_read "$2"'
     done = subprocess.run(
@@ -89,7 +89,7 @@ def read_settings(path: Path) -> dict[str, str]:
 
 
 def check_address(address: str) -> None:
-    """Raises ValueError unless something answers at HOST:PORT; Ray itself would try for minutes."""
+    """Raise ValueError unless a server answers at HOST:PORT; Ray itself would try for minutes."""
     match = re.fullmatch(r"([^:\s]+):([1-9]\d{0,4})", address)
     if not match or int(match[2]) > 65535:
         raise ValueError(f"--ray is {address!r}: give HOST:PORT of a Ray that runs, such as 10.0.0.1:6379")

@@ -26,7 +26,7 @@ PACKAGE, PRELUDE = "verl", "verl_patches.prelude_patch"
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--remove", action="store_true", help="remove the two files")
@@ -35,7 +35,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Installs or removes; returns the exit code."""
+    """Install or remove the files, or print their status, and return the exit code."""
     options, folder = parse_arguments(arguments), Path(sysconfig.get_path("purelib"))
     try:
         if options.status:

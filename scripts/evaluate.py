@@ -68,12 +68,12 @@ _LIMIT = 1 << 20
 
 
 class EvaluationError(InferenceError):
-    """What was asked for cannot be done, or a model could not be evaluated; one sentence."""
+    """The request is invalid, or a model could not be evaluated; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Tokenized:
-    """The questions as a model reads them, and what its answers are decoded with."""
+    """The questions as a model reads them, with the tokenizer and the end tokens of its answers."""
 
     prompts: list[list[int]]
     tokenizer: Any
@@ -86,7 +86,7 @@ class Tokenized:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument(
         "--model", action="append", required=True, metavar="[NAME=]DIR", help="repeat to compare models"
@@ -120,7 +120,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluates; returns the exit code."""
+    """Evaluate the models and return the exit code."""
     options = parse_arguments(arguments)
     try:
         _check_numbers(options)
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class _Run:
-    """What every model is evaluated with."""
+    """Settings that are common to all evaluated models."""
 
     options: argparse.Namespace
     output: Path
@@ -168,7 +168,7 @@ class _Run:
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    """Raises EvaluationError for a number that means nothing."""
+    """Raise EvaluationError for a number out of its range."""
     wanted = (
         ("--n", options.n, 0, 1024),
         ("--limit", options.limit, 0, _LIMIT),
@@ -196,7 +196,7 @@ def _check_names(models: Sequence[Model]) -> None:
 
 
 def _reward(options: argparse.Namespace) -> tuple[RewardFunction, dict[str, Any]]:
-    """The reward's function, and what it is called with besides the answer."""
+    """Return the reward function, and its arguments besides the answer."""
     from post_training.rewards.rules import RULES
 
     if options.rule not in RULES:
@@ -208,7 +208,7 @@ def _reward(options: argparse.Namespace) -> tuple[RewardFunction, dict[str, Any]
 
 
 def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Namespace) -> Tokenized:
-    """The questions as the model reads them: its chat template, and the beginning of the answer.
+    """Tokenize the questions as the model reads them: in its chat template, with the beginning of the answer.
 
     Raises:
         EvaluationError: no tokenizer, no chat template, or prompts that are too long for the model.
@@ -245,7 +245,7 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
 
 
 def _output(options: argparse.Namespace) -> Path:
-    """The folder to write, which holds no other evaluation."""
+    """Return the folder to write, which must not contain another evaluation."""
     folder = options.output or ROOT / "outputs" / "evaluation" / datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = absolute(folder)
     if (folder / JSON_NAME).exists():
@@ -255,7 +255,7 @@ def _output(options: argparse.Namespace) -> Path:
 
 
 def _evaluated(model: Model, questions: Sequence[Question], tokenized: Tokenized, run: _Run) -> Evaluated:
-    """Generates and judges a model's answers."""
+    """Generate and judge a model's answers."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(dir=run.output, prefix=".work.") as scratch:
         work = Path(scratch)
@@ -276,14 +276,14 @@ def _evaluated(model: Model, questions: Sequence[Question], tokenized: Tokenized
 
 
 def _answer(question: Question, tokens: list[int], why: str, tokenized: Tokenized, run: _Run) -> Answer:
-    # As verl's reward managers decode: with the token that ends the answer.
+    # Like verl's reward managers, decode with the token that ends the answer.
     text = tokenized.tokenizer.decode(tokens)
     score, right = judge(run.reward, question, text, run.rule)
     return Answer(text, len(tokens), why == "length", score, right, last_boxed(text) is not None)
 
 
 def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work: Path) -> None:
-    """Runs the engine in a process of its own.
+    """Run the engine in a process of its own.
 
     Raises:
         EvaluationError: it failed.
@@ -297,7 +297,7 @@ def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work:
     engine = {
         "model": str(folder), "seed": options.seed, "dtype": "bfloat16", "max_model_len": length,
         "gpu_memory_utilization": options.memory_share, "tensor_parallel_size": options.tensor_parallel,
-        # As a training's rollout.
+        # As in a training's rollout.
         "enforce_eager": True,
     }  # fmt: skip
     (work / "request.json").write_text(
@@ -318,7 +318,7 @@ def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What the results depend on, for the table's readers."""
+    """Return the settings on which the results depend, for readers of the table."""
     reward = options.rule if options.reward == str(REWARD) else options.reward
     sampled = {"temperature": options.temperature, "top_p": options.top_p, "seed": options.seed} if options.n else {}
     return {"data": str(options.data), "n": options.n, **sampled, "max_tokens": options.max_tokens, "reward": reward,
@@ -326,11 +326,11 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _write(output: Path, models: Sequence[Evaluated], questions: Sequence[Question], settings: dict[str, Any]) -> None:
-    """Writes the page and the JSON, each under its name when it is whole; the JSON, which says done, last."""
+    """Write the page, and last the JSON, which marks the evaluation as done; each is renamed when it is complete."""
     content = json.dumps(as_json(models, questions, settings), indent=1, ensure_ascii=False)
     for name, text in ((PAGE_NAME, render_page(models, questions, settings)), (JSON_NAME, content + "\n")):
         unfinished = output / f".{name}.{os.getpid()}"
-        # What no file can hold is half of a surrogate pair.
+        # Half of a surrogate pair cannot be encoded.
         unfinished.write_text(text, encoding="utf-8", errors="replace")
         unfinished.replace(output / name)
 

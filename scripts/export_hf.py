@@ -40,7 +40,7 @@ _GB = 10**9
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CHECKPOINT", help="the same as --load-dir")
     parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="the same as --save-dir")
@@ -66,7 +66,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def plan(options: argparse.Namespace) -> Conversion:
-    """What the options ask for."""
+    """Return the conversion that the options ask for."""
     if not math.isfinite(options.max_file_gb) or options.max_file_gb * _GB < 1:
         raise ValueError(f"--max-file-gb is {options.max_file_gb:g}: it must be a size above 0")
     size, checksums = int(options.max_file_gb * _GB), known_checksums(options)
@@ -80,7 +80,7 @@ def plan(options: argparse.Namespace) -> Conversion:
 
 
 def model_of_run(checkpoint: Path) -> Path:
-    """The folder of the model that a run trained, for a checkpoint that lies in the run's folder."""
+    """Return the folder of the model that a run trained, for a checkpoint in the run's folder."""
     for folder in absolute(checkpoint).parents[:3]:
         if (folder / "config.yaml").is_file():
             path = at(read_yaml(folder / "config.yaml"), "actor_rollout_ref.model.path")

@@ -28,7 +28,7 @@ from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument(
         "--input-fp8-hf-path", type=Path, metavar="DIR", required=True, help="folder of the FP8 checkpoint"
@@ -40,7 +40,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def plan(options: argparse.Namespace) -> Conversion:
-    """What the options ask for."""
+    """Return the conversion that the options ask for."""
     return cast_conversion(options.input_fp8_hf_path, options.output_bf16_hf_path, known_checksums(options))
 
 

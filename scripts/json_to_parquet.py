@@ -26,7 +26,7 @@ from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("--json_path", type=Path, metavar="FILE", required=True, help="the file with the problems")
     parser.add_argument(
@@ -50,7 +50,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def report(path: Path, reading: Reading) -> None:
-    """Prints what was left out of a file, with the first of each kind."""
+    """Print what was left out of a file, with the first record of each kind."""
     if reading.without_answer:
         print(f"{path}: left out {len(reading.without_answer)} without an answer (first: {reading.without_answer[0]})")
     if reading.repeated:
@@ -63,14 +63,14 @@ def report(path: Path, reading: Reading) -> None:
 
 
 def read_reported(path: Path) -> list[Problem]:
-    """Returns the usable problems of a file, after a report on the others."""
+    """Return the usable problems of a file, after printing a report on the others."""
     reading = read_problems(path)
     report(path, reading)
     return reading.problems
 
 
 def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
-    """Returns the training and the test problems that the options ask for; no question is in both."""
+    """Return the training and the test problems that the options ask for; no question is in both."""
     for option, text in (("--data_source", options.data_source), ("--instruction", options.instruction)):
         if not _is_text(text or ""):
             raise DataError(f"{option} is not UTF-8 text: give it in UTF-8.")
@@ -90,7 +90,7 @@ def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
 
 
 def _is_text(argument: str) -> bool:
-    """Whether an argument of the command line was UTF-8; Python keeps other bytes as surrogates."""
+    """Return whether an argument of the command line was UTF-8; Python keeps other bytes as surrogates."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -99,7 +99,7 @@ def _is_text(argument: str) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Converts; returns the exit status."""
+    """Convert the file and return the exit status."""
     options = parse_arguments(arguments)
     try:
         train, test = load(options)

@@ -19,7 +19,7 @@ _STEPS_PER_LINE = 20
 
 
 def main(arguments: list[str]) -> int:
-    """The command line; returns the exit status."""
+    """Write model and data, and return the exit status."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("--home", type=Path, metavar="DIR", required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of model and data (default: %(default)s)")

@@ -23,7 +23,7 @@ from post_training.user_files import FileError, read_object  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("published", type=Path, metavar="FILE", help="the model's published config.json, or its folder")
     output = "file to write; may be the published one itself"
@@ -32,7 +32,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Converts; returns the exit status."""
+    """Convert the file and return the exit status."""
     options = parse_arguments(arguments)
     published = options.published / "config.json" if options.published.is_dir() else options.published
     try:

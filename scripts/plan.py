@@ -60,7 +60,7 @@ _CLUSTERS = {"2025": "a3_256_dies.env", "2026": "one_node_2026.env"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Plans; returns the exit code."""
+    """Plan the job and return the exit code."""
     parser = CommandParser(description=__doc__)
     names = "a file of verl_patches/trainer/config, or of verl_plugin/config"
     parser.add_argument("--config-name", required=True, metavar="NAME", help=names)
@@ -145,16 +145,16 @@ def _add_options_of_the_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def _machine(options: argparse.Namespace) -> Machine:
-    """What the options say of the machine. Raises ValueError for what is no size."""
+    """Return the machine that the options describe. Raises ValueError for an invalid size."""
     outside = NOTHING_OUTSIDE if options.emulated else outside_torch(options.cluster, options.cann_memory)
     die = die_bytes(options.die_memory, options.cluster)
     return Machine(die, _bytes(options.host_memory), _bytes(options.disk), outside, options.storage_speed)
 
 
 def _fitting(options: argparse.Namespace, plan: FsdpPlan) -> list[str]:
-    """Lines with settings that make a job fit which does not: on the same dies if possible, and with memory to spare.
+    """Return lines with settings with which a job would fit: on the same dies if possible, and with memory to spare.
 
-    All of them have passed the checks of the configuration.
+    All of them have passed the checks of the configuration. Empty if the job fits as it is.
     """
     if not plan.problems():
         return []
@@ -166,7 +166,7 @@ def _fitting(options: argparse.Namespace, plan: FsdpPlan) -> list[str]:
             continue
         if not isinstance(other, FsdpPlan) or other.problems():
             continue
-        # A tight fit is worth naming only on the same dies; who adds dies wants memory to spare.
+        # A tight fit is worth naming only on the same dies; users who add dies want memory to spare.
         if other.left >= SPARE or (not found and other.job.dies == plan.job.dies):
             found.append((other.job.dies, other.left, " ".join(more)))
         if other.left >= SPARE:
@@ -175,7 +175,7 @@ def _fitting(options: argparse.Namespace, plan: FsdpPlan) -> list[str]:
 
 
 def die_bytes(asked: str | None, cluster: Path) -> int:
-    """Bytes of a die that tensors can use: as asked, or as the cluster's file says. Raises ValueError for no size."""
+    """Return a die's usable bytes, as asked or from the cluster's file. Raises ValueError for an invalid size."""
     return parse_bytes(asked or read_environment(cluster).get("DIE_MEMORY", DIE_MEMORY))
 
 
@@ -213,7 +213,7 @@ def _add_options_of_fewer_nodes(parser: argparse.ArgumentParser) -> None:
 
 
 def _show_fewer_nodes(options: argparse.Namespace, machine: Machine) -> int:
-    """Print the layouts of fewer nodes; 1 where there is none. Raises ValueError: see `find_layouts`."""
+    """Print the layouts on fewer nodes; return 1 if there is none. Raises ValueError: see `find_layouts`."""
     config, model, _ = _configuration(options)
     path = setting("actor_rollout_ref.model.path", options.model.parent)
 
@@ -227,7 +227,7 @@ def _show_fewer_nodes(options: argparse.Namespace, machine: Machine) -> int:
 
 
 def _plan(options: argparse.Namespace, machine: Machine, more: Sequence[str] = ()) -> JobPlan | FsdpPlan:
-    """The plan that the options ask for, with further overrides."""
+    """Make the plan that the options ask for, with further overrides."""
     if options.stack == "2025":
         return make_plan(*_configuration(options, more), machine)
     from verl_plugin.jobs import check_job, compose_job
@@ -239,7 +239,7 @@ def _plan(options: argparse.Namespace, machine: Machine, more: Sequence[str] = (
 
 
 def make_plan(config: dict[str, Any], model: Mapping[str, Any], swaps: bool, machine: Machine) -> JobPlan | FsdpPlan:
-    """The plan of a checked configuration, for either back-end. swaps: whether MindSpeed swaps the optimizer."""
+    """Plan a checked configuration, for either back-end; `swaps` says whether MindSpeed swaps the optimizer."""
     if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
         return make_fsdp_plan(read_fsdp_job(config, model), machine)
     return make_job_plan(read_job(config, model, swaps), machine)
@@ -250,7 +250,7 @@ def _bytes(text: str) -> int:
 
 
 def _speed(text: str) -> float:
-    """GB/s as bytes a second. Raises ArgumentTypeError for anything but a number above 0."""
+    """Convert GB/s to bytes per second. Raises ArgumentTypeError for anything but a number above 0."""
     try:
         speed = float(text)
     except ValueError:
@@ -261,16 +261,16 @@ def _speed(text: str) -> float:
 
 
 def outside_torch(cluster: Path, cann_memory: str) -> OutsideTorch:
-    """What is taken from a die beside tensors. HCCL's own default is 200 MB, and torch_npu's for two ranks 20 MB.
+    """Return the memory of a die used besides tensors. HCCL's default is 200 MB, and torch_npu's for two ranks 20 MB.
 
-    Raises ValueError for what is no size.
+    Raises ValueError for an invalid size.
     """
     if not cluster.is_file():
         raise ValueError(f"--cluster: {cluster} is no file; give one like scripts/env/a3_256_dies.env")
     given = read_environment(cluster)
     buffers = {"HCCL_BUFFSIZE": given.get("HCCL_BUFFSIZE", "200"), _P2P: given.get(_P2P, "20")}
     for name, megabytes in buffers.items():
-        least = 0 if name == _P2P else 1  # without buffers of their own two ranks use their group's
+        least = 0 if name == _P2P else 1  # without buffers of their own, two ranks use their group's
         if not megabytes.isascii() or not megabytes.isdigit() or int(megabytes) < least:
             raise ValueError(f"{name} in {cluster} is {megabytes!r}: give MB, {least} or more")
     one, of_two_ranks = (int(megabytes) << 20 for megabytes in buffers.values())
@@ -278,7 +278,7 @@ def outside_torch(cluster: Path, cann_memory: str) -> OutsideTorch:
 
 
 def read_model(path: Path) -> dict:
-    """A config.json. Raises ValueError where it is none."""
+    """Read a config.json. Raises ValueError if it is none."""
     try:
         return read_object(path)
     except FileError as error:
@@ -286,7 +286,7 @@ def read_model(path: Path) -> dict:
 
 
 def _time(options: argparse.Namespace) -> str:
-    """The modelled step as text or JSON; draws it where it is asked to."""
+    """Return the modelled step as text or JSON, and draw it if --picture is given."""
     family = _family(options)
     if family not in (None, A3):
         raise ValueError(
@@ -312,7 +312,7 @@ def _time(options: argparse.Namespace) -> str:
 
 
 def _sync_time(options: argparse.Namespace) -> str:
-    """The modelled weight sync of a job of the stack 2026, as text or JSON. Raises ValueError for one on FSDP."""
+    """Return the modelled weight sync of a job of stack 2026, as text or JSON. Raises ValueError for one on FSDP."""
     plan = _plan(options, _machine(options))
     if isinstance(plan, FsdpPlan):
         raise ValueError(f"--time models weights of Megatron, and {options.config_name} trains with FSDP; take it away")
@@ -320,7 +320,7 @@ def _sync_time(options: argparse.Namespace) -> str:
 
 
 def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
-    """The job, and the configuration that describes it. Raises ValueError for one on FSDP."""
+    """Return the job, and the configuration that describes it. Raises ValueError for one on FSDP."""
     config, model, swaps = _configuration(options)
     if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
         raise ValueError(f"--time models Megatron's steps, and {options.config_name} trains with FSDP; take it away")
@@ -330,7 +330,7 @@ def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
 def _configuration(
     options: argparse.Namespace, more: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """The resolved configuration, the model's config.json, and whether MindSpeed keeps the optimizer on the host."""
+    """Return the resolved configuration, the model's config.json, and whether MindSpeed swaps the optimizer."""
     model = read_model(options.model)
     path = setting("actor_rollout_ref.model.path", options.model.parent)
     overrides = [path, *options.overrides, *more]
@@ -339,20 +339,20 @@ def _configuration(
 
 
 def _family(options: argparse.Namespace) -> str | None:
-    """The family of the dies that the cluster's file names; None on emulated ones."""
+    """Return the family of dies that the cluster's file names; None for emulated ones."""
     return None if options.emulated or not options.cluster.is_file() else read_environment(options.cluster).get("CHIP")
 
 
 def configuration_of(
     config_name: str, overrides: Sequence[str], model: Mapping[str, Any] | None, family: str | None = None
 ) -> tuple[dict[str, Any], bool]:
-    """A configuration that has passed its checks, resolved, and whether MindSpeed swaps the optimizer here.
+    """Return a configuration that has passed its checks, resolved, and whether MindSpeed swaps the optimizer here.
 
     Args:
         config_name: a file of verl_patches/trainer/config.
         overrides: Hydra's.
         model: the model's config.json; None reads it from the configuration's model.path, if this machine has it.
-        family: that of the dies, A2 or A3; None where it does not matter.
+        family: of the dies, A2 or A3; None if it does not matter.
 
     Raises:
         ValueError: it cannot be composed, or a check rejects it; one sentence.

@@ -69,7 +69,13 @@ _SIGNALLED = 128
 
 @dataclass(frozen=True)
 class Stage:
-    """What was looked at. about: what that is; said: why it failed or was left out, or what it printed."""
+    """The result of one stage.
+
+    Attributes:
+        about: describes the stage.
+        state: passed, failed or left out.
+        said: why it failed or was left out, or its output.
+    """
 
     name: str
     about: str
@@ -79,7 +85,7 @@ class Stage:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Looks; returns the exit code."""
+    """Run all stages and return the exit code."""
     options = _options(arguments)
     try:
         cluster = doctor.read_settings(options.cluster) if options.cluster else {}
@@ -137,7 +143,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _of_cluster(cluster: dict[str, str]) -> list[str]:
-    """What the launcher adds from the cluster's file."""
+    """Return the overrides that the launcher adds from the cluster's file."""
     if not cluster:
         return []
     return [
@@ -151,12 +157,12 @@ def _of_cluster(cluster: dict[str, str]) -> list[str]:
 
 
 def _cluster_file(options: argparse.Namespace) -> Path:
-    """The cluster's file, or the one of the stack that says what there is where none is given."""
+    """Return the cluster's file, or the default one of the stack if none is given."""
     given: Path | None = options.cluster
     return given or ROOT / "scripts" / "env" / doctor.CLUSTERS[options.stack]
 
 
-# A stage by its name and what it is about, with the function that looks.
+# A stage: its name, its description, and the function that runs it.
 _Look = tuple[str, str, Callable[[], tuple[str, str]]]
 
 
@@ -183,7 +189,7 @@ def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) 
 
 
 def _emulation(options: argparse.Namespace, given: list[str], signals: SignalFlag) -> tuple[list[str], list[_Look]]:
-    """The command of the scaled-down job, and its stages."""
+    """Return the command of the scaled-down job, and its stages."""
     scaled = ScaledDownJob.of_job(options.config_name, given, options.output / "scaled_down_job")
 
     def ends_well(name: str, command: Callable[[], list[str]]) -> Callable[[], tuple[str, str]]:
@@ -201,7 +207,7 @@ def _emulation(options: argparse.Namespace, given: list[str], signals: SignalFla
 def _emulation_2026(
     options: argparse.Namespace, given: list[str], signals: SignalFlag
 ) -> tuple[list[str], list[_Look]]:
-    """The same for the stack 2026."""
+    """Return the same for the stack 2026."""
     scaled = ScaledDownJob2026.of_job(options.config_name, given, options.output / "scaled_down_job")
     return scaled.proof(), [
         ("scaled_down_job", "the job on emulated dies: trained, killed, continued, and compared bit for bit",
@@ -214,14 +220,14 @@ def _emulation_2026(
 
 
 def _reads_images(config_name: str) -> bool:
-    """Whether the scaled-down job's model reads images."""
+    """Return whether the scaled-down job's model reads images."""
     job = JOBS.get(config_name)
     model_type = job.model_type if job else scale_of(config_name).model_type
     return any(family.reads_images for family in families() if model_type in family.model_types)
 
 
 def _why_not(options: argparse.Namespace, command: Sequence[str], before: Sequence[Stage]) -> str:
-    """Why a stage of the scaled-down job is left out; empty where it is not."""
+    """Return why a stage of the scaled-down job is left out; empty if it is not."""
     if options.dry_run:
         return f"--dry-run: {shlex.join(command)}"
     if options.no_scaled_down_job:
@@ -238,7 +244,7 @@ def _shown(stage: Stage) -> Stage:
 
 
 def _checks(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
-    """What the entry point rejects with --check, which every launcher asks before it starts anything."""
+    """Run the entry point's --check, which every launcher calls before it starts anything."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         if options.stack == "2026":
@@ -268,7 +274,10 @@ def _plan(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
 def _configured(
     options: argparse.Namespace, words: list[str], model: dict[str, Any] | None
 ) -> tuple[dict[str, Any], Callable[[dict[str, Any], Machine], JobPlan | FsdpPlan]]:
-    """The checked configuration, and what plans it for a model and a machine. Raises ValueError for a rejected one."""
+    """Return the checked configuration, and a function that plans it for a model and a machine.
+
+    Raises ValueError if the configuration is rejected.
+    """
     if options.stack == "2026":
         checked = check_job(compose_job(options.config_name, words), model)
         return checked, lambda model, machine: make_verl_0_9_plan(checked, model, machine)
@@ -277,7 +286,7 @@ def _configured(
 
 
 def _free(folder: Path) -> int:
-    """Bytes free where a folder lies or will lie."""
+    """Return the free bytes on the disk on which a folder is or will be."""
     folder = folder.expanduser().absolute()
     return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
@@ -293,7 +302,7 @@ def _node(options: argparse.Namespace) -> tuple[str, str]:
 
 
 def _device() -> tuple[str, str]:
-    """The self-test of this machine's dies, if it has any."""
+    """Run the self-test of this machine's dies, if it has any."""
     findings = check_device()
     bad = [finding.line() for finding in findings if finding.remedy]
     if bad:
@@ -314,20 +323,20 @@ def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, s
 
 
 def _validation(scaled: ScaledDownJob) -> tuple[str, str]:
-    """What it found; with it goes what an earlier preflight in this folder has made of the checkpoint."""
+    """Return the validation's result, after removing files of an earlier preflight in this folder."""
     scaled.forget()
     return _validation_result(scaled.validated(), scaled.unbroken / "run.log")
 
 
 def _validation_result(found: dict[str, Any], place: Path) -> tuple[str, str]:
-    """The metrics of a validation, or where to look if there are none."""
+    """Return the metrics of a validation, or where to look if there are none."""
     if not found:
         return FAILED, f"the last step has no metric of a validation; see {place}"
     return PASSED, "\n".join(f"{name} = {value}" for name, value in found.items())
 
 
 def _first_step(scaled: ScaledDownJob2026) -> tuple[str, str]:
-    """The metrics that docs/cluster-2026.md has a cluster's first step compared with."""
+    """Return the metrics with which a cluster's first step is compared, as docs/cluster-2026.md describes."""
     found = scaled.first_step()
     missing = [name for name, value in found.items() if value is None]
     if missing:

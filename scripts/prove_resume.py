@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _SHOWN, _TRAIN = 3, "train.parquet"
-# A step of a job of one node has two updates here as there, in micro batches that divide the proof's small ones.
+# As in the job of one node, a step has two updates, in micro batches that divide the proof's small ones.
 _ONE_NODE = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
@@ -66,7 +66,7 @@ _ONE_NODE = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Proves; returns the exit code."""
+    """Run the proof and return the exit code."""
     options = _options(arguments)
     folder = absolute(options.output or ROOT / "outputs" / "prove_resume" / datetime.now().strftime("%Y%m%d-%H%M%S"))
     try:
@@ -111,9 +111,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
-    """The configuration with its sizes taken down, once it has passed the checks of a training.
+    """Return the scaled-down configuration, after the checks of a training, and make its model and data.
 
-    Raises ValueError: it is rejected, or stays too large.
+    Raises ValueError if it is rejected, or stays too large.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -157,7 +157,7 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
 
 
 def _make_model(command: list[str]) -> None:
-    """Run what makes a tiny model, or keeps the one that is there."""
+    """Run the command that makes a tiny model, or keeps an existing one."""
     print("the tiny model ...", flush=True)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
 
@@ -182,9 +182,9 @@ def _of_a_proof(data: Path, job: Job) -> list[str]:
 
 
 def _problems(config: "DictConfig") -> list[str]:
-    """Two batches, so that the last step is in the second epoch.
+    """Return the problems of two batches, so that the last step is in the second epoch.
 
-    Raises ValueError: there are not so many.
+    Raises ValueError if there are not enough problems.
     """
     known = DEFAULT_TRAIN_DATA.read_text().splitlines()
     batches = {key: config.data.get(key) or 0 for key in ("train_batch_size", "gen_batch_size")}
@@ -198,7 +198,7 @@ def _problems(config: "DictConfig") -> list[str]:
 
 
 def _make_data(folder: Path, problems: list[str]) -> None:
-    """The problems as parquet; those that are there are kept."""
+    """Write the problems as parquet, unless the files already have them."""
     few, text = folder / "few.jsonl", "\n".join(problems) + "\n"
     if (folder / _TRAIN).is_file() and few.read_text() == text:
         return
@@ -212,7 +212,7 @@ def _make_data(folder: Path, problems: list[str]) -> None:
 
 
 def _draw_data(folder: Path, rows: int) -> None:
-    """As many questions about drawn images as parquet; those that are there are kept."""
+    """Write `rows` questions about drawn images as parquet, unless the file already has as many."""
     import pyarrow.parquet
 
     if not (folder / _TRAIN).is_file() or pyarrow.parquet.read_metadata(folder / _TRAIN).num_rows != rows:
@@ -241,7 +241,7 @@ def _prove(shrunk: Shrunk, points: list[Point], signals: SignalFlag) -> int:
 
 
 def _prove_one(shrunk: Shrunk, unbroken: Path, point: Point, signals: SignalFlag) -> Row:
-    """Kill a run at a point, go on, and compare; the files stay where something differs or cannot be compared."""
+    """Kill a run at a point, resume it, and compare; its files are kept if something differs or cannot be compared."""
     folder = shrunk.folder / f"point-{time.time_ns()}"
     try:
         after = train_killed(shrunk, folder.name, point, signals)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-r"""Make a recorded training step of the stack 2026 again, and say what differs and since which stage.
+r"""Replay a recorded training step of the stack 2026, and report what differs
+and from which stage on.
 
 Examples:
     python scripts/replay.py RUN/checkpoints/records/step_3 --emulate
@@ -8,8 +9,8 @@ Examples:
 
 A run writes that folder for each step that trainer.record_steps names. Log-probs of the reference and of the weights
 before the step, advantages and the update are computed from the recorded samples, on as many dies as are asked for,
-and compared with what was recorded. With --layers the first operator is named whose result is not finite though all
-that it was given is. Prints the table, and writes replay.json with --output. More in docs/replay.md.
+and compared with the record. With --layers the first operator is named whose result is not finite although all its
+inputs are. Prints the table, and writes replay.json with --output. More in docs/replay.md.
 
 Exit codes: 0 all is as recorded; 1 something differs, or the step could not be made; 2 rejected before anything
 started; 130 Ctrl-C; 143 terminated.
@@ -49,19 +50,20 @@ from verl_plugin.trainer_modes import MODULES_KEY  # noqa: E402
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.1}
 _WORKER = "verl_plugin.step_record.worker"
 _MODEL = "actor_rollout_ref.model.path"
-# verl asks Ray for the device of a rank where this is set, and there is no Ray here.
+# If this is set, verl asks Ray for the device of a rank, and there is no Ray here.
 _NOSET_DEVICES = "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"
-# Weights, gradients, averages and a reference in float32, of files in 16 bits; and what CANN and activations take.
+# Memory of weights, gradients, moments and a reference in float32, as a multiple of files in 16 bits; and MiB for CANN
+# and activations.
 _TIMES_FILES, _BESIDE_MIB = 12, 1024
 _LAST_LINES = 12
 
 
 class ReplayError(ValueError):
-    """What was asked for cannot be done, or the step could not be made; one sentence."""
+    """The request is invalid, or the step could not be replayed; the message is one sentence."""
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="a recorded step: RUN/checkpoints/records/step_N")
     parser.add_argument("--dies", type=int, metavar="N", help="dies to compute on (default: as many as trained)")
@@ -82,7 +84,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replays; returns the exit code."""
+    """Replay the step and return the exit code."""
     options = parse_arguments(arguments)
     try:
         record, _ = read_record(options.folder)
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace, record: StepRecord, dies: int) -> None:
-    """Raises ReplayError for what would end every rank after it has started."""
+    """Raise ReplayError for input that would make every rank fail after its start."""
     if not 1 <= dies <= 1024:
         raise ReplayError(f"--dies is {dies}: give a number from 1 to 1024")
     if options.tolerance is not None and not (options.tolerance >= 0 and math.isfinite(options.tolerance)):
@@ -136,7 +138,7 @@ def _model(options: argparse.Namespace, record: StepRecord) -> str:
 
 
 def _made(options: argparse.Namespace, record: StepRecord, dies: int, signals: SignalFlag) -> dict[str, Any]:
-    """Starts the ranks; returns what they compared."""
+    """Start the ranks and return their comparison."""
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = Path(temporary)
         result, log = folder / "replay.json", folder / "ranks.log"
@@ -165,7 +167,7 @@ def _command(options: argparse.Namespace, record: StepRecord, dies: int, result:
 
 
 def _environment(options: argparse.Namespace, record: StepRecord, dies: int, folder: Path) -> Mapping[str, str]:
-    """The variables of a rank."""
+    """Return the environment variables of a rank."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
     own |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # Megatron asserts it
@@ -185,7 +187,7 @@ def _environment(options: argparse.Namespace, record: StepRecord, dies: int, fol
 
 
 def _report(found: Mapping[str, Any], layers: bool) -> int:
-    """Prints what was compared; returns the exit code."""
+    """Print the comparison and return the exit code."""
     compared = [Compared(**each) for each in found["compared"]]
     print("\n".join([HEADER, *(each.line() for each in compared)]))
     for stage, sentences in found["origins"].items():

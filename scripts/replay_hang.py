@@ -33,7 +33,7 @@ _SHOWN_RANKS = 64
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read, blame and replay; returns the exit code."""
+    """Read the calls, find the cause, replay the schedule, and return the exit code."""
     options = parse_arguments(arguments)
     if not options.run.is_dir():
         print(f"error: {options.run} is no folder: give the output folder of a run.", file=sys.stderr)
@@ -63,7 +63,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def table(schedule: Schedule) -> Iterator[str]:
-    """One line for each rank, those that wait first."""
+    """Yield one line per rank, those that wait first."""
     newest = max(own.time for own in schedule.written.values())
     yield f"Calls of {len(schedule.written)} ranks, written until {datetime.fromtimestamp(newest):%Y-%m-%d %H:%M:%S}"
     waiting = schedule.waiting
@@ -85,7 +85,7 @@ def table(schedule: Schedule) -> Iterator[str]:
 
 
 def _replay(schedule: Schedule, options: argparse.Namespace) -> None:
-    """Print what the replays end in."""
+    """Replay the schedule and print where the ranks stopped."""
     expected = stopped_in_run(schedule)
     made = {seed: replay(schedule, seed) for seed in range(1, options.seeds + 1)}
     if options.schedule:

@@ -25,7 +25,7 @@ from post_training.terminal import escape_output  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the page and prints where it is; returns the exit code."""
+    """Write the page, print its path, and return the exit code."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="output folder of a run")
     parser.add_argument("other", metavar="RUN", type=Path, nargs="?", help="a second run, to compare with the first")

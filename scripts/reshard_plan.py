@@ -31,7 +31,7 @@ from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     known = f"{', '.join(KNOWN)}, or a config.json (default: deepseek-v3)"
     parser.add_argument("--model", default="deepseek-v3", metavar="NAME", help=known)
@@ -51,7 +51,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Ways:
-    """What each way to reshard takes; per_tensor is there where verl's own way applies."""
+    """Costs of each way to reshard; `per_tensor` is None if the published algorithm does not apply."""
 
     direct: PlanStatistics
     relayed: PlanStatistics
@@ -59,7 +59,7 @@ class Ways:
 
 
 def report(options: argparse.Namespace) -> tuple[Ways, Plan]:
-    """Computes all statistics. Raises ValueError for options that do not fit each other."""
+    """Compute all statistics. Raises ValueError for options that do not fit each other."""
     for name, lowest in (("itemsize", 1), ("dies_per_node", 1)):
         if getattr(options, name) < lowest:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(options, name)}: it must be at least {lowest}")
@@ -76,7 +76,7 @@ def report(options: argparse.Namespace) -> tuple[Ways, Plan]:
 
 
 def table(ways: Ways) -> str:
-    """One line a statistic, one column a way to reshard."""
+    """Format one line per statistic, with one column per way to reshard."""
     direct, relayed, other = ways.direct, ways.relayed, ways.per_tensor
 
     def gigabytes(spread: Spread | None) -> str:
@@ -118,7 +118,7 @@ def _staging(other: PerTensorStatistics | None) -> str:
 
 
 def draw(plan: Plan, path: Path) -> None:
-    """Writes a PNG: gigabytes from die to die, and sent and received by each die."""
+    """Write a PNG: gigabytes from die to die, and sent and received by each die."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap
@@ -127,7 +127,7 @@ def draw(plan: Plan, path: Path) -> None:
     traffic = (plan.remote.between(plan.world_size) + plan.relay.between(plan.world_size)) / 1e9
     sent, received = palette.LIGHT[:2]
     shades = LinearSegmentedColormap.from_list("traffic", [palette.LIGHT_FRAME["ground"], sent])
-    with mpl.rc_context(dict[Any, Any](palette.PICTURE_STYLE)):  # matplotlib makes ticks only when it is saved
+    with mpl.rc_context(dict[Any, Any](palette.PICTURE_STYLE)):  # matplotlib makes ticks only when the figure is saved
         figure = Figure(figsize=(12, 5.5), layout="constrained")
         by_pair, by_die = figure.subplots(1, 2)
         image = by_pair.imshow(traffic, cmap=shades, interpolation="nearest")
@@ -141,7 +141,7 @@ def draw(plan: Plan, path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Plans; returns the exit status."""
+    """Plan the reshard and return the exit status."""
     options = parse_arguments(arguments)
     try:
         ways, plan = report(options)

@@ -58,7 +58,7 @@ _HIGHEST_PORT = 65535
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of a serving."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("--model", required=True, metavar="[NAME=]DIR", help="clients ask for NAME")
     parser.add_argument("--host", default=_LOOPBACK, metavar="HOST", help="address to listen on (default: %(default)s)")
@@ -75,7 +75,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves; returns the exit code."""
+    """Serve the model and return the exit code."""
     options = parse_arguments(arguments)
     try:
         model = find_model(options.model)
@@ -127,7 +127,7 @@ def _command(options: argparse.Namespace, folder: Path, name: str) -> list[str]:
 
 
 class _Announcement:
-    """Says once that the server answers; called a few times a second."""
+    """Prints once that the server answers; called a few times a second."""
 
     def __init__(self, options: argparse.Namespace, name: str) -> None:
         host = _LOOPBACK if options.host in ("0.0.0.0", "") else options.host
@@ -145,10 +145,10 @@ class _Announcement:
 
 
 def _key(options: argparse.Namespace) -> dict[str, str]:
-    """The variable with the key that clients need; none on loopback where none is asked for.
+    """Return the environment variable with the key that clients need; empty on loopback if no key file is given.
 
     Raises:
-        InferenceError: no key in the file, or an address that others reach without a key.
+        InferenceError: the file has no key, or other machines could reach the address without a key.
     """
     if options.api_key_file is None:
         if options.host not in (_LOOPBACK, "localhost", "::1"):

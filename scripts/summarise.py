@@ -29,7 +29,7 @@ from post_training.terminal import escape_output  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the table; returns the exit code."""
+    """Print the table and return the exit code."""
     known = "; ".join(f"{peak.teraflops:g}: {peak.source}" for peak in A3_PEAKS)
     parser = CommandParser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="output folder of a run")

@@ -47,7 +47,7 @@ _ROLE = "supervise-"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the arguments and supervise; returns the exit code."""
+    """Check the arguments, supervise, and return the exit code."""
     options = _options(arguments)
     with masked_output():
         return _main(options)
@@ -96,13 +96,13 @@ def _supervise(run: SupervisedRun, job: LaunchedJob | None, policy: Policy, opti
 
 
 def _node() -> str:
-    """This node among those of the job: two of them on one machine differ in their network, or by Slurm's name."""
+    """Return a name for this node: two nodes on one machine differ in their network namespace or in Slurm's name."""
     network = Path("/proc/self/ns/net").stat().st_ino
     return os.environ.get("SLURMD_NODENAME") or f"{os.uname().nodename}-{network}"
 
 
 def _elastic(job: LaunchedJob, run: SupervisedRun, options: argparse.Namespace, signals: SignalFlag) -> Elastic:
-    """What decides on how many nodes the job of this head starts. Raises ValueError: see `plan_layouts`."""
+    """Return the object that decides on how many nodes the head's job starts. Raises ValueError: see `plan_layouts`."""
     own = run.own_overrides({})
 
     def layouts(overrides: Sequence[str]) -> Layouts:

@@ -54,7 +54,7 @@ _OBJECTIVES = ("tokens", "reward", "seconds")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Searches; returns the exit code."""
+    """Search and return the exit code."""
     options = _options(sys.argv[1:] if arguments is None else list(arguments))
     try:
         subject = _subject(options)
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         space = _space(options, config, subject)
         if options.objective == "seconds":
             _check_modelled(subject, config)
-        # Every key of the space is known, whatever its values are good for.
+        # Check that every key of the space exists, whatever its values.
         _compose_first(subject, space)
         if options.dry_run:
             return _show(options, subject, space)
@@ -122,7 +122,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _contradiction(options: argparse.Namespace) -> str:
-    """What is wrong with the options together; empty if nothing is."""
+    """Return how options contradict each other; empty if they do not."""
     if options.objective == "seconds":
         if options.command:
             return "--objective seconds starts nothing; take the command away"
@@ -166,7 +166,7 @@ def _space(options: argparse.Namespace, config: Mapping[str, Any], subject: Subj
 
 
 def _compose_first(subject: Subject, space: Space) -> None:
-    """Raises ValueError where a key of the space does not exist."""
+    """Raise ValueError if a key of the space does not exist."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 

@@ -32,7 +32,7 @@ from post_training.terminal import escape_output  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument(
         "left",
@@ -62,7 +62,7 @@ def _comparison(options: argparse.Namespace) -> Comparison:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compares; returns the exit status."""
+    """Compare the checkpoints and return the exit status."""
     options = parse_arguments(arguments)
     try:
         with acknowledged("interrupted; stopping the workers"):

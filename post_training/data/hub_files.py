@@ -1,4 +1,4 @@
-"""The files of a data set's splits in a folder that a hub's client has downloaded."""
+"""Find the files of a data set's splits in a folder downloaded from a hub."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from post_training.data.records import DataError
 
 _SUFFIXES = (".parquet", ".jsonl", ".json")
-# openai/gsm8k holds its problems twice; verl reads the configuration main.
+# openai/gsm8k contains its problems in two configurations; verl reads main.
 _PREFERRED = ("main", "default")
 
 
 def split_file(folder: Path, split: str) -> Path:
-    """The one file of a split, such as main/train-00000-of-00001.parquet or train.jsonl.
+    """Return the one file of a split, such as main/train-00000-of-00001.parquet or train.jsonl.
 
     Raises:
         DataError: there is no such folder, no such file, or several.

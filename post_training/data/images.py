@@ -1,6 +1,6 @@
-"""Images of a row: whether verl can decode them, and how many image tokens a processor makes of them.
+"""Images of a row: check that verl can decode them, and count the image tokens that a processor makes of them.
 
-A row's column of images is a list of `{bytes, path}`, as `datasets` writes it, and its prompt says `<image>` for each.
+A row's image column is a list of `{bytes, path}`, as `datasets` writes it, and its prompt contains `<image>` for each.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """How a processor of Qwen2.5-VL counts the tokens of an image.
+    """The settings with which a processor of Qwen2.5-VL counts the tokens of an image.
 
     Attributes:
         patch: side of a patch in pixels.
-        merge: patches of a token, along each side.
-        least, most: pixels of an image as the model sees it: a smaller one is enlarged, a larger one is shrunk.
+        merge: patches per token, along each side.
+        least, most: limits for the pixels of an image: a smaller one is enlarged, a larger one is shrunk.
     """
 
     patch: int = 14
@@ -43,7 +43,7 @@ class ImageTokens:
 
     @classmethod
     def of(cls, image_processor: Any) -> ImageTokens:
-        """Those of an image processor of transformers."""
+        """Read the settings of an image processor of transformers."""
         side, merge = image_processor.patch_size, image_processor.merge_size
         return cls(side, merge, image_processor.min_pixels, image_processor.max_pixels)
 
@@ -67,7 +67,7 @@ def image_size(image: Any) -> Size:
     """Decode an image of a row, as `datasets` would, and return its size.
 
     Raises:
-        ImageError: it is none, or only a part of one.
+        ImageError: it is no image, or a truncated one.
     """
     if not isinstance(image, Mapping) or "bytes" not in image:
         raise ImageError("is no record with the bytes of an image")
@@ -93,7 +93,7 @@ def placeholders(chat: Sequence[Mapping[str, str]]) -> int:
 
 
 def with_images(chat: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Return a prompt with parts in the place of texts, as verl gives it to a processor's chat template."""
+    """Return a prompt whose texts are split into parts, as verl passes it to a processor's chat template."""
     return [{**message, "content": list(_parts(message["content"]))} for message in chat]
 
 
@@ -105,7 +105,7 @@ def _parts(content: str) -> Iterator[dict[str, str]]:
 def prompt_lengths(
     processor: Any, chats: Sequence[Sequence[Mapping[str, str]]], sizes: Sequence[Sequence[Size]]
 ) -> list[int]:
-    """Return the tokens of prompts, those of their images included; no pixel is looked at.
+    """Return the token counts of prompts including their images, without reading pixels.
 
     Args:
         processor: of transformers, with a tokenizer, an image processor and a chat template.
@@ -118,12 +118,12 @@ def prompt_lengths(
     messages = [with_images(chat) for chat in chats]
     texts = [processor.apply_chat_template(each, add_generation_prompt=True, tokenize=False) for each in messages]
     words = processor.tokenizer(texts, add_special_tokens=False)["input_ids"]
-    # The template has one token where an image belongs, and the processor repeats it.
+    # The template has one token per image, which the processor repeats.
     return [len(row) + sum(tokens.count(size) - 1 for size in images) for row, images in zip(words, sizes, strict=True)]
 
 
 def sizes_in(images: Sequence[Any] | None) -> list[Size]:
-    """Sizes of the images of a row that `datasets` has read, decoded or not.
+    """Return the sizes of the images of a row that `datasets` has read, decoded or not.
 
     Raises:
         ImageError: one cannot be decoded.

@@ -1,7 +1,7 @@
-"""Checking a parquet file for everything that verl reads in it, before a run fails on it deep inside.
+"""Check everything that verl reads in a parquet file, before a run fails on it deep inside.
 
 verl's data set reads the prompt and ``extra_info``, its reward manager ``reward_model.ground_truth`` and the data
-source; of all other columns it only carries the values along.
+source; the values of all other columns it only passes along.
 """
 
 import hashlib
@@ -28,11 +28,13 @@ _CONVERT = "convert the original data with scripts/json_to_parquet.py"
 
 @dataclass(frozen=True)
 class Expectations:
-    """What the run that reads the file is configured with; the fields are verl's keys under ``data``.
+    """The settings of the run that reads the file; fields are named after verl's keys under ``data``.
 
-    ``max_prompt_length`` counts tokens and matters only with a tokenizer. With ``filter_overlong_prompts`` verl leaves
-    longer prompts out, and otherwise fails on them. ``image_key`` is None for a model of text; ``image_tokens`` is how
-    the model's processor counts.
+    Attributes:
+        max_prompt_length: in tokens; matters only with a tokenizer.
+        filter_overlong_prompts: whether verl leaves longer prompts out; otherwise it fails on them.
+        image_key: None for a text-only model.
+        image_tokens: how the model's processor counts tokens of images.
     """
 
     prompt_key: str = "prompt"
@@ -47,8 +49,11 @@ class Expectations:
 class Finding:
     """One kind of defect in one column.
 
-    ``value`` is that of the first row, shortened. ``count`` rows have the defect, and ``rows`` are the first of them,
-    from 0 on; there are none when the column itself is wrong. A finding that is no ``error`` does not stop a run.
+    Attributes:
+        value: of the first row with the defect, shortened.
+        error: whether it stops a run.
+        count: rows with the defect; 0 if the column itself is wrong.
+        rows: the first of them, numbered from 0.
     """
 
     column: str
@@ -60,13 +65,13 @@ class Finding:
     rows: list[int] = field(default_factory=list)
 
     def add_row(self, number: int) -> None:
-        """Counts one more row with the defect."""
+        """Count one more row with the defect."""
         self.count += 1
         if self.count <= _LISTED_ROWS:
             self.rows.append(number)
 
     def sentence(self) -> str:
-        """Row, column, value, defect and remedy in one line."""
+        """Describe row, column, value, defect and remedy in one line."""
         place = f"column {self.column}"
         if self.rows:
             more = f" (and {self.count - 1} more)" if self.count > 1 else ""
@@ -87,7 +92,7 @@ class TokenLengths:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found in a file. ``tokens`` is None without a tokenizer or without a usable prompt."""
+    """The findings for a file. ``tokens`` is None without a tokenizer or without a usable prompt."""
 
     rows: int
     findings: list[Finding]
@@ -105,11 +110,13 @@ Measure = Callable[[list[Chat], list[list[Size]]], list[int]]
 
 
 def check_configured_files(data: Mapping[str, Any], reads_images: bool = False) -> None:
-    """Checks every row of a run's parquet files; ``data`` is verl's node of that name.
+    """Check every row of a run's parquet files.
 
-    reads_images: whether prompts of the model may hold images.
+    Files on a remote file system, and those read by a data set class of the user's own, are skipped.
 
-    Files on a remote file system, and those that a data set class of the user's own reads, are left alone.
+    Args:
+        data: verl's configuration node of that name.
+        reads_images: whether prompts of the model may contain images.
 
     Raises:
         DataError: verl cannot train on a file.
@@ -130,20 +137,20 @@ def check_configured_files(data: Mapping[str, Any], reads_images: bool = False) 
 
 
 def _check_batch(data: Mapping[str, Any], rows: int) -> None:
-    """verl leaves out what does not fill a batch."""
+    """Raise DataError if the rows do not fill one batch: verl leaves out rows that do not."""
     key = "gen_batch_size" if data.get("gen_batch_size") else "train_batch_size"
     if rows < data[key]:
         raise DataError(f"data.train_files: {too_few_rows(rows, data[key], f'data.{key}').sentence()}")
 
 
 def too_few_rows(rows: int, batch: int, key: str) -> Finding:
-    """The finding of files that do not fill the first batch; `key` is the batch's."""
+    """Return the finding for files that do not fill the first batch; `key` is that of the batch size."""
     problem = f"the data hold {rows} rows, fewer than {key}={batch}, and verl trains on whole batches alone"
     return Finding("*", problem, f"set {key} to at most {rows}, or give more rows")
 
 
 def _check_alike(paths: list[Path]) -> None:
-    """verl puts the files of a list together, which takes columns of one type each."""
+    """Raise DataError if a column differs in type between files: verl concatenates the files of a list."""
     first: dict[str, tuple[Path, Any]] = {}
     for path in paths:
         for column in pyarrow.parquet.read_schema(path):
@@ -158,7 +165,7 @@ def _check_alike(paths: list[Path]) -> None:
 
 
 def _plain(kind: pyarrow.DataType) -> Any:
-    """A type without the names of list items and the order of fields, which datasets does not compare."""
+    """Return a type without the names of list items and the order of fields, which datasets does not compare."""
     if pyarrow.types.is_struct(kind):
         return {kind.field(at).name: _plain(kind.field(at).type) for at in range(kind.num_fields)}
     if pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
@@ -167,10 +174,10 @@ def _plain(kind: pyarrow.DataType) -> Any:
 
 
 def check_file(path: Path, expected: Expectations = Expectations()) -> int:
-    """Checks that verl can train on a parquet file and returns its number of rows; prompts are not measured.
+    """Check that verl can train on a parquet file and return its number of rows; prompts are not measured.
 
     Raises:
-        DataError: the file cannot be used; the message is about the first defect.
+        DataError: the file cannot be used; the message names the first defect.
     """
     inspection = inspect_file(path, expected)
     if inspection.errors:
@@ -179,7 +186,7 @@ def check_file(path: Path, expected: Expectations = Expectations()) -> int:
 
 
 def inspect_file(path: Path, expected: Expectations = Expectations(), measure: Measure | None = None) -> Inspection:
-    """Looks at every row of a parquet file.
+    """Check every row of a parquet file.
 
     Raises:
         DataError: the file is missing, cannot be read as parquet, names a column twice or holds text that is not UTF-8.
@@ -238,7 +245,7 @@ class _Survey:
         self.rows = 0
 
     def add(self, rows: list[dict[str, Any]]) -> None:
-        """Checks the next rows of the file."""
+        """Check the next rows of the file."""
         sound: list[tuple[int, Chat, list[Size]]] = []
         for number, row in enumerate(rows, start=self.rows):
             chat = row[self._expected.prompt_key]
@@ -269,7 +276,7 @@ class _Survey:
             yield Finding(column, "an earlier row has the same prompt", remedy, shown, error=False)
 
     def result(self) -> Inspection:
-        """Everything that was found."""
+        """Return the findings and the token lengths."""
         findings = list(self._findings.values())
         if not self._lengths:
             return Inspection(self.rows, findings)
@@ -325,7 +332,7 @@ def _prompt_defects(column: str, chat: Any) -> Iterator[Finding]:
 
 
 def _image_defects(expected: Expectations, row: Mapping[str, Any], chat: Chat, sizes: list[Size]) -> Iterator[Finding]:
-    """Defects of a row's images; their sizes are appended to `sizes`."""
+    """Yield the defects of a row's images; append their sizes to `sizes`."""
     column, places = expected.image_key, placeholders(chat)
     if column is None:
         return
@@ -355,7 +362,7 @@ def _image_defects(expected: Expectations, row: Mapping[str, Any], chat: Chat, s
 
 
 def _pixel_remarks(column: str, tokens: ImageTokens, size: Size) -> Iterator[Finding]:
-    """Images that the processor changes in size beyond rounding."""
+    """Yield a finding for an image that the processor resizes beyond rounding."""
     pixels, shown = size[0] * size[1], f"{size[0]}x{size[1]} pixels"
     if pixels < tokens.least:
         problem = f"the processor enlarges an image below its min_pixels={tokens.least}"

@@ -1,4 +1,4 @@
-"""Writing verl's parquet files with a fixed schema for text, and one for images."""
+"""Write verl's parquet files with a fixed schema for text, and one for images."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SCHEMA = pyarrow.schema(
 )
 
 _TEXT = {"dtype": "string", "_type": "Value"}
-# datasets reads this key of the schema: it decodes the column `images` to Pillow's images, as verl's geo3k.py has it.
+# datasets reads this metadata and decodes the column `images` to Pillow images, as in the files of verl's geo3k.py.
 _FEATURES = {
     "data_source": _TEXT,
     "prompt": [{"role": _TEXT, "content": _TEXT}],
@@ -69,10 +69,10 @@ IMAGE_SCHEMA = pyarrow.schema(
 
 
 def write_files(files: Mapping[Path, Sequence[dict[str, Any]]], schema: pyarrow.Schema = SCHEMA) -> None:
-    """Writes rows to each path under `schema`.
+    """Write rows to each path under `schema`.
 
-    No file gets its name before the content of all of them is on the disk: training and test rows of two conversions
-    never lie side by side because the second file could not be written.
+    Files are renamed to their paths only when the content of all is on the disk, so that a failed write never leaves
+    training and test rows of two conversions side by side.
     """
     partials: dict[Path, Path] = {}
     try:
@@ -92,7 +92,7 @@ def write_files(files: Mapping[Path, Sequence[dict[str, Any]]], schema: pyarrow.
 
 
 def _partial_file(path: Path) -> Path:
-    """Makes an empty file beside ``path`` under a name that nothing reads."""
+    """Create an empty file beside ``path`` under a name that nothing reads."""
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.fchmod(descriptor, 0o644)
     os.close(descriptor)
@@ -100,7 +100,7 @@ def _partial_file(path: Path) -> Path:
 
 
 def _to_disk(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,11 @@
-r"""Reading problems with verifiable answers from JSON, JSON-lines and parquet files.
+r"""Read problems with verifiable answers from JSON, JSON-lines and parquet files.
 
-Four shapes are known, by their columns:
+Four formats are recognised by their columns:
 
 - DeepScaleR: ``problem``, ``answer`` and, if present, ``solution``; the answer is the truth.
 - GSM8K: ``question`` and ``answer``; the truth follows the last ``####`` of the answer.
 - MATH-lighteval: ``problem`` and ``solution``; the truth is in the last ``\boxed`` of the solution.
-- Geometry3K, parquet: ``images``, ``problem``, which says ``<image>`` for each of them, and ``answer``, the truth.
+- Geometry3K, parquet: ``images``, ``problem`` with ``<image>`` for each of them, and ``answer``, the truth.
 """
 
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 INSTRUCTION = r"Put the answer in \boxed{}."
-# The form that verl rewards in this data: thoughts between tags, and then the answer.
+# The form that verl rewards for Geometry3K: thoughts between tags, and then the answer.
 THINKING_INSTRUCTION = r"Think first, between <think> and </think>. Then put the answer in \boxed{}."
 DEEPSCALER = "deepscaler"
 GSM8K = "openai/gsm8k"
@@ -44,10 +44,13 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One question, its verifiable answer (never empty), and a worked solution ("" where the file has none).
+    """One question with its verifiable answer.
 
-    ``source`` names the kind of data, as verl's rewards and metrics do. ``images`` are encoded; there are none for a
-    model of text.
+    Attributes:
+        answer: never empty.
+        solution: worked solution; "" if the file has none.
+        source: the kind of data, named as in verl's rewards and metrics.
+        images: encoded; none for a text-only model.
     """
 
     question: str
@@ -59,7 +62,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A record whose question an earlier record asks too; places are such as ``line 7``."""
+    """A record with the question of an earlier record; places read like ``line 7``."""
 
     place: str
     first_place: str
@@ -68,9 +71,12 @@ class Repetition:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a file holds: its usable problems in the file's order, each question once, and what was left out.
+    """The content of a file.
 
-    ``without_answer`` has a place and a reason for each record without a verifiable answer.
+    Attributes:
+        problems: usable problems in the file's order, each question once.
+        without_answer: place and reason for each record without a verifiable answer.
+        repeated: records left out because an earlier one has the same question.
     """
 
     problems: list[Problem]
@@ -79,7 +85,7 @@ class Reading:
 
 
 def question_of(problem: Problem) -> tuple[str, tuple[bytes, ...]]:
-    """What a problem asks, apart from white space: the same words about other images are another question."""
+    """Return a key for a problem's question without white space; the same words with other images differ."""
     return " ".join(problem.question.split()), problem.images
 
 
@@ -88,13 +94,13 @@ class _NoAnswer(Exception):
 
 
 def read_problems(path: Path) -> Reading:
-    """Reads a ``.json`` file (a list of objects), a ``.jsonl`` file (one object per line) or a parquet file.
+    """Read a ``.json`` file (a list of objects), a ``.jsonl`` file (one object per line) or a parquet file.
 
-    Which of them it is follows from the content. Of records with the same question (apart from white space) the first
-    is kept.
+    The format is recognised from the content. If records have the same question (apart from white space), the first is
+    kept.
 
     Raises:
-        DataError: the file is missing, empty, not UTF-8, not JSON, a record has no known shape, or no record has an
+        DataError: the file is missing, empty, not UTF-8, not JSON, a record has no known format, or no record has an
             answer.
     """
     problems: dict[tuple[str, tuple[bytes, ...]], tuple[str, Problem]] = {}
@@ -141,7 +147,7 @@ def _list_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _line_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    # Only "\n" ends a line: JSON strings may hold the other separators that str.splitlines() knows.
+    # Only "\n" ends a line: JSON strings may contain the other separators that str.splitlines() knows.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -149,7 +155,7 @@ def _line_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _loaded(path: Path, text: str, line: int | None = None) -> Any:
-    """``text`` as JSON; ``line`` is its number in the file, None for the whole file."""
+    """Parse ``text`` as JSON; ``line`` is its number in the file, None for the whole file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -164,7 +170,7 @@ def _loaded(path: Path, text: str, line: int | None = None) -> Any:
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
-    # Imported here: readers of JSON need not wait for it.
+    # Imported here, so that readers of JSON need not wait for it.
     import pyarrow
     import pyarrow.parquet
 
@@ -182,14 +188,14 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def reject_repeated_columns(path: Path, names: list[str]) -> None:
-    """Raises DataError when two columns of a parquet file have one name: which of them is read is not defined."""
+    """Raise DataError if two columns of a parquet file have the same name: which of them is read is undefined."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise DataError(f"{path} has {names.count(repeated[0])} columns named {repeated[0]}: keep one of them.")
 
 
 def rows_of(path: Path, batch: "pyarrow.RecordBatch", first: int) -> list[dict[str, Any]]:
-    """The rows of a batch whose first one is row ``first`` of the file.
+    """Return the rows of a batch, whose first row is row ``first`` of the file.
 
     Raises:
         DataError: text in it is not UTF-8.
@@ -235,7 +241,7 @@ def _to_problem(record: Any, place: str) -> Problem:
 
 
 def _images(images: Any, question: str, place: str) -> tuple[bytes, ...]:
-    """The encoded images of a record. Raises DataError where one is none, or the question has no place for it."""
+    """Return the encoded images of a record. Raises DataError if one is invalid or has no place in the question."""
     if not isinstance(images, list):
         raise DataError(f'{place}: the column "images" holds {type(images).__name__} and not a list of images.')
     if question.count(PLACEHOLDER) != len(images):
@@ -281,7 +287,7 @@ def _text(record: dict[str, Any], column: str, place: str) -> str:
 
 
 def _encodable(text: str, column: str, place: str) -> str:
-    """``text`` itself. Raises DataError for half of a surrogate pair, which JSON can write and no file can hold."""
+    """Return ``text``. Raises DataError for half of a surrogate pair, which JSON can express but no file can store."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

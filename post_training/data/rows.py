@@ -1,4 +1,4 @@
-"""The rows that verl's data loader and reward manager expect, and the split into training and test rows."""
+"""Build the rows that verl's data loader and reward manager expect, and split them into training and test rows."""
 
 import random
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ Item = TypeVar("Item")
 
 
 def to_row(problem: Problem, index: int, split_name: str, data_source: str | None, instruction: str) -> dict[str, Any]:
-    """Returns one row with verl's columns: data_source, prompt, ability, reward_model and extra_info.
+    """Return one row with verl's columns: data_source, prompt, ability, reward_model and extra_info.
 
-    ``data_source`` None stands for the problem's own source.
+    A ``data_source`` of None stands for the problem's own source.
 
     ``prompt`` is a chat of one user message: the question, a space, and ``instruction`` (nothing when it is empty).
     ``extra_info.index`` is the row's number in its file and names the sample in verl's batches.
@@ -30,9 +30,9 @@ def to_row(problem: Problem, index: int, split_name: str, data_source: str | Non
 def to_image_row(
     question: str, answer: str, images: Sequence[bytes], index: int, split_name: str, data_source: str, instruction: str
 ) -> dict[str, Any]:
-    """Returns one row with images under `parquet.IMAGE_SCHEMA`, as verl's geo3k.py makes it.
+    """Return one row with images under `parquet.IMAGE_SCHEMA`, as verl's geo3k.py makes it.
 
-    ``question`` says ``<image>`` where each of the encoded ``images`` belongs.
+    ``question`` contains ``<image>`` at the place of each of the encoded ``images``.
     """
     return {
         "data_source": data_source,
@@ -47,10 +47,10 @@ def to_image_row(
 def to_rows(
     problems: Sequence[Problem], split_name: str, data_source: str | None, instruction: str | None
 ) -> list[dict[str, Any]]:
-    """Returns a row for each problem, with images where they have some; None stands for what their kind has.
+    """Return a row for each problem, with images if the problems have some; None selects the default of their kind.
 
     Raises:
-        DataError: some have images and some have none, which one file cannot hold.
+        DataError: some problems have images and some have none, which one file cannot combine.
     """
     with_images = sum(bool(problem.images) for problem in problems)
     if 0 < with_images < len(problems):
@@ -69,7 +69,7 @@ def to_rows(
 
 
 def split(items: Sequence[Item], test_count: int, seed: int) -> tuple[list[Item], list[Item]]:
-    """Shuffles ``items`` and splits them into training and test items; the same seed gives the same two lists.
+    """Shuffle ``items`` and split them into training and test items; the same seed gives the same two lists.
 
     Raises:
         DataError: ``test_count`` is below 1 or leaves no item for training.

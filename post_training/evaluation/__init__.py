@@ -1,1 +1,1 @@
-"""How well a model answers problems: estimates with their intervals, and what a page and a table show of them."""
+"""Evaluate how well a model answers problems: estimates with confidence intervals, as a table and as a page."""

@@ -1,4 +1,4 @@
-"""Judging answers by the function that a training is rewarded by."""
+"""Score answers with the reward function of a training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ RewardFunction = Callable[..., float | Mapping[str, Any]]
 
 
 class RewardError(ValueError):
-    """A reward function cannot be used; one sentence."""
+    """A reward function cannot be used; the message is one sentence."""
 
 
 def load_reward(given: str) -> RewardFunction:
-    """The function `FILE[:FUNCTION]`, by default its compute_score, which takes what verl gives a reward.
+    """Load the function `FILE[:FUNCTION]`, by default compute_score; verl calls rewards with the same arguments.
 
     Raises:
         RewardError: no such file or function, or the file cannot be executed.
@@ -45,7 +45,7 @@ def load_reward(given: str) -> RewardFunction:
 
 
 def judge(reward: RewardFunction, question: Question, text: str, options: Mapping[str, Any]) -> tuple[float, bool]:
-    """The score of an answer, and whether it is right: `acc`, or the score where there is no `acc`, is 1 or more.
+    """Return the score of an answer, and whether it is right: `acc`, or the score if there is no `acc`, is 1 or more.
 
     Raises:
         RewardError: the function raised, or gave no finite number.

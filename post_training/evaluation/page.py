@@ -13,11 +13,11 @@ from post_training.report.run_page import environment
 from post_training.report.samples import shortened
 
 QUESTIONS = 200
-"""So many questions are on a page, those on which models differ first."""
+"""Most questions on a page; those on which models differ come first."""
 
 
 def render_page(models: Sequence[Evaluated], questions: Sequence[Question], settings: Mapping[str, Any]) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     shown = sorted(range(len(questions)), key=lambda index: not _differ(models, index))[:QUESTIONS]
     samples = [_sample(models, questions[index], index) for index in shown]
     curves = [
@@ -67,7 +67,7 @@ def _sample(models: Sequence[Evaluated], question: Question, index: int) -> dict
 
 
 def _share(answers: Answers) -> str:
-    """How many of a question's samples are right, in a word."""
+    """Return how many of a question's samples are right: none, some or all; empty without samples."""
     if not answers.sampled:
         return ""
     right = answers.right_samples

@@ -15,7 +15,14 @@ from post_training.data.inspection import check_file
 
 @dataclass(frozen=True)
 class Question:
-    """A chat to be answered, and the right answer. extra: verl's extra_info, for the reward."""
+    """A chat to be answered, and the right answer.
+
+    Attributes:
+        messages: The chat.
+        truth: The right answer.
+        source: verl's data_source, for the reward.
+        extra: verl's extra_info, for the reward.
+    """
 
     messages: tuple[dict[str, str], ...]
     truth: str
@@ -24,12 +31,12 @@ class Question:
 
     @property
     def text(self) -> str:
-        """What is asked, as a page shows it."""
+        """The contents of the messages, as a page shows them."""
         return "\n".join(message["content"] for message in self.messages)
 
 
 def read_questions(path: Path, instruction: str = INSTRUCTION) -> list[Question]:
-    """The questions of a file, in its order.
+    """Return the questions of a file, in its order.
 
     A parquet file that a training reads is taken as it is. In any other kind of file that json_to_parquet.py reads, a
     problem is asked as it does: the question, a space, and `instruction`.
@@ -55,7 +62,7 @@ def read_questions(path: Path, instruction: str = INSTRUCTION) -> list[Question]
 
 
 def _training_rows(path: Path) -> list[dict[str, Any]] | None:
-    """The rows of a training's parquet file; None for any other file."""
+    """Return the rows of a training's parquet file; None for any other file."""
     if not path.is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a model answered, judged, and the results that follow: as a table, and as JSON."""
+"""Judged answers of models and the results computed from them, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ GREEDY = "greedy"
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. boxed: it has an answer where the rule looks for one; cut: at the greatest length."""
+    """One answer of a model.
+
+    Attributes:
+        cut: Whether it was cut at the length limit.
+        score: The reward.
+        right: Whether the reward counts it as correct.
+        boxed: Whether it has an answer where the rule looks for one.
+    """
 
     text: str
     tokens: int
@@ -27,14 +34,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's answers to one question; `sampled` is empty where only greedy ones were asked for."""
+    """A model's answers to one question; `sampled` is empty if only greedy ones were asked for."""
 
     greedy: Answer
     sampled: tuple[Answer, ...]
 
     @property
     def right_samples(self) -> int:
-        """How many of the sampled answers are right."""
+        """Number of sampled answers that are right."""
         return sum(answer.right for answer in self.sampled)
 
 
@@ -48,16 +55,16 @@ class Evaluated:
 
     @property
     def samples(self) -> int:
-        """Sampled answers to a question."""
+        """Number of sampled answers per question."""
         return len(self.answers[0].sampled)
 
     def estimates(self) -> dict[str, Estimate]:
-        """greedy, avg@n and pass@k for the powers of two up to n, and n itself."""
+        """Return greedy, avg@n, and pass@k for the powers of two up to n and for n itself."""
         found = {GREEDY: wilson(sum(each.greedy.right for each in self.answers), len(self.answers))}
         return found | {name: bootstrap(values) for name, values in self._by_problem().items() if name != GREEDY}
 
     def against(self, before: Evaluated) -> dict[str, Estimate]:
-        """What this model has more than another, problem by problem: the same problems are drawn for both."""
+        """Estimate this model's results minus those of another, paired by problem: both answered the same ones."""
         mine, other = self._by_problem(), before._by_problem()
         return {
             name: bootstrap([a - b for a, b in zip(mine[name], other[name], strict=True)])
@@ -66,7 +73,7 @@ class Evaluated:
         }
 
     def shares(self) -> dict[str, float]:
-        """Means over all answers, for which no interval is given."""
+        """Return means over all answers, without intervals."""
         every = [answer for each in self.answers for answer in (each.greedy, *each.sampled)]
         return {
             "score": fmean(answer.score for answer in every),
@@ -76,7 +83,7 @@ class Evaluated:
         }
 
     def _by_problem(self) -> dict[str, list[float]]:
-        """What each estimate is the mean of."""
+        """Return one value per problem for each estimate, which is their mean."""
         values = {GREEDY: [float(each.greedy.right) for each in self.answers]}
         n = self.samples
         if n:
@@ -87,13 +94,13 @@ class Evaluated:
 
 
 def tried(samples: int) -> list[int]:
-    """The k of pass@k for so many samples: 2, 4, ... and the number itself. pass@1 is the mean."""
+    """Return the k of pass@k for a number of samples: 2, 4, ... and the number itself. pass@1 is the mean."""
     powers = [2**power for power in range(1, max(1, samples).bit_length()) if 2**power < samples]
     return [*powers, samples] if samples > 1 else []
 
 
 def table(models: Sequence[Evaluated]) -> str:
-    """The results of every model, and after the first what each has more than the first."""
+    """Format the results of every model, and the difference of each further model from the first."""
     rows = [(model.name, {name: str(each) for name, each in model.estimates().items()}, model) for model in models]
     names = list(rows[0][1])
     lines = [["", *names, "boxed", "cut", "tokens"]]
@@ -114,7 +121,7 @@ def table(models: Sequence[Evaluated]) -> str:
 
 
 def as_json(models: Sequence[Evaluated], questions: Sequence[Question], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything: settings, results, and every question with every answer."""
+    """Return everything: settings, results, and every question with every answer."""
     return {
         "settings": dict(settings),
         "confidence": CONFIDENCE,

@@ -1,1 +1,1 @@
-"""Optimizer steps that change nothing where gradients, or their norm, are not finite."""
+"""Skip optimizer steps whose gradients, or their norm, are not finite."""

@@ -1,4 +1,4 @@
-"""Whether tensors are finite, by operators whose documents say what they do with inf and nan."""
+"""Check whether tensors are finite, with operators whose handling of inf and NaN is documented."""
 
 from __future__ import annotations
 

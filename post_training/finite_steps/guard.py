@@ -16,7 +16,7 @@ StepResult = tuple[bool, float | None, int | None]
 
 
 class NonfiniteGuard:
-    """Stands for a Megatron optimizer whose gradients may hold inf or nan, or be so large that their norm is.
+    """Wraps a Megatron optimizer whose gradients may hold inf or NaN, or be so large that their norm overflows.
 
     `step` looks at the gradients first, and at their norm once the optimizer knows it. If either is not finite on any
     rank, no rank steps: weights, main weights and optimizer state keep their bits. FSDP skips by the norm as well.
@@ -25,7 +25,7 @@ class NonfiniteGuard:
         optimizer: Megatron's, one or several in a chain.
         gradients: the gradients as the backward pass left them on this rank, evaluated at every step.
         group: the ranks that step together; None is the world.
-        remedy: how to train with an optimizer that steps in another way than Megatron's.
+        remedy: end of the error for an optimizer that does not step as Megatron's do.
     """
 
     def __init__(
@@ -44,10 +44,11 @@ class NonfiniteGuard:
         return getattr(self._optimizer, name)
 
     def step(self) -> StepResult:
-        """Step, or skip: then the result is successful with a gradient norm of inf or NaN, and `skipped` grows by one.
+        """Step, or skip: a skip returns success with a gradient norm of inf or NaN, and adds one to `skipped`.
 
         Raises:
-            RuntimeError: the optimizer stepped although the norm is not finite, by a way that is not Megatron's.
+            RuntimeError: the optimizer stepped although the norm is not finite, because it bypasses Megatron's
+                step_with_ready_grads.
         """
         if any_nonfinite(self._gradients(), self._group):
             self.skipped += 1
@@ -57,7 +58,7 @@ class NonfiniteGuard:
         if decision.skipped:
             self.skipped += 1
             return True, decision.norm, None
-        if norm is None:  # nothing was clipped, and verl takes the mean of the norms of its updates
+        if norm is None:  # nothing was clipped, but verl averages the norms of its updates
             norm = decision.norm
         if successful and not math.isfinite(norm):
             raise RuntimeError(
@@ -68,7 +69,7 @@ class NonfiniteGuard:
 
 
 def any_nonfinite(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup | None = None) -> bool:
-    """Whether any tensor on any rank of `group` holds inf or nan. Collective: one all-reduce on the device.
+    """Return whether any tensor on any rank of `group` holds inf or NaN. Collective: one all-reduce on the device.
 
     The host waits for the device once, at the end.
     """

@@ -1,7 +1,7 @@
-"""Whether a Megatron optimizer steps, decided by the norm of its gradients.
+"""Decide by the norm of its gradients whether a Megatron optimizer steps.
 
 Gradients can be finite and their norm not: the square of a norm above 1.8e19 overflows float32. Megatron then clips by
-max_norm / inf = 0, and Adam steps on zeros: moments decay, weights decay and the step counts, and nothing says so.
+max_norm / inf = 0, and Adam steps on zeros: moments decay, weights decay and the step counts, without any message.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ import torch.distributed as dist
 
 @dataclass
 class NormDecision:
-    """What was decided in a step. norms: one of each optimizer in the chain, as Megatron computed them. whole: that of
-    all of them, where the chain computes it itself."""
+    """The decision about one step.
+
+    Attributes:
+        norms: Gradient norm of each optimizer in the chain, as Megatron computed it.
+        whole: Norm over all of them, if the chain computes it itself.
+        skipped: Whether no rank stepped.
+    """
 
     norms: list[float] = field(default_factory=list)
     whole: float | None = None
@@ -33,11 +38,11 @@ class NormDecision:
 
 @contextmanager
 def deciding_by_norm(optimizer: Any, group: dist.ProcessGroup | None) -> Iterator[NormDecision]:
-    """Let `optimizer.step()` in the block change nothing where the norm is inf or nan on any rank of `group`.
+    """Let `optimizer.step()` in the block change nothing if the norm is inf or NaN on any rank of `group`.
 
-    The norm that Megatron computes for clipping decides, just before it updates anything, in `step_with_ready_grads`;
-    one all-reduce there makes the decision the same on all ranks. Where it clips nothing, the norm is computed here.
-    A chain of Megatron-core 0.16 takes one norm over the gradients of all its optimizers, and asks none of them.
+    The norm that Megatron computes for clipping decides, in `step_with_ready_grads`, just before anything is updated;
+    one all-reduce there makes the decision the same on all ranks. If Megatron does not clip, the norm is computed here.
+    A chain of Megatron-core 0.16 takes one norm over the gradients of all its optimizers and does not call theirs.
     """
     decision, parts = NormDecision(), getattr(optimizer, "chained_optimizers", [optimizer])
 
@@ -68,7 +73,7 @@ def deciding_by_norm(optimizer: Any, group: dist.ProcessGroup | None) -> Iterato
 
     with ExitStack() as stack:
         for part in parts:
-            # One of the two is called: the first in a chain, the second by an optimizer that is alone.
+            # Only one of the two is called: the first in a chain, the second by a single optimizer.
             stack.enter_context(_method(part, "get_grad_norm", noting(part.get_grad_norm)))
             stack.enter_context(_method(part, "clip_grad_norm", noting(part.clip_grad_norm)))
         if hasattr(optimizer, "get_grad_norm") and optimizer not in parts:
@@ -79,7 +84,7 @@ def deciding_by_norm(optimizer: Any, group: dist.ProcessGroup | None) -> Iterato
 
 
 def any_rank(found: bool, group: dist.ProcessGroup | None) -> bool:
-    """Whether `found` holds on any rank of `group`. Collective: one all-reduce on the device."""
+    """Return whether `found` is true on any rank of `group`. Collective: one all-reduce on the device."""
     flag = torch.tensor([int(found)], dtype=torch.int32, device="npu")
     dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
     return bool(flag.item())
@@ -88,7 +93,7 @@ def any_rank(found: bool, group: dist.ProcessGroup | None) -> bool:
 @contextmanager
 def _method(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Let `owner` have `function` in place of its class's method, within the block."""
-    own = vars(owner).get(name)  # of the object itself, where somebody else has replaced the method before
+    own = vars(owner).get(name)  # set on the object itself if somebody else replaced the method before
     setattr(owner, name, function)
     try:
         yield

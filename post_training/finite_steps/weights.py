@@ -1,4 +1,4 @@
-"""Refusing to train from weights that are not finite: no update of them ever is."""
+"""Reject training from weights that are not finite, since no update makes them finite again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_weights(
     """Raise on every rank of `group` when the weights of any of them hold inf or nan. Collective: one all-gather.
 
     Args:
-        chunks: the model chunks of this rank; parameters and the buffers of a checkpoint are looked at.
+        chunks: the model chunks of this rank; their parameters and persistent buffers are checked.
         when: how the sentence begins, such as "the actor's weights as loaded from FOLDER".
         remedy: what to do about it.
 
@@ -43,7 +43,7 @@ def check_weights(
 
 
 def nonfinite_weights(chunks: Iterable[torch.nn.Module]) -> list[str]:
-    """The names of tensors that hold inf or nan. The host waits for the device once."""
+    """Return the names of tensors that hold inf or NaN. The host waits for the device once."""
     names, found = [], []
     for name, tensor in _weights(chunks):
         if tensor.is_floating_point():
@@ -59,6 +59,6 @@ def _weights(chunks: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Ten
         yield from chunk.named_parameters()
         for prefix, module in chunk.named_modules():
             for name, buffer in module.named_buffers(prefix, recurse=False):
-                # What is not saved with the weights is not loaded with them, and may not be filled yet.
+                # Buffers that are not saved with the weights are not loaded with them and may not be filled yet.
                 if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
                     yield name, buffer

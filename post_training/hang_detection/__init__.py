@@ -1,1 +1,1 @@
-"""Seeing a hang: processes send heartbeats through Ray, and the driver names the one that stopped."""
+"""Detect hangs: processes send heartbeats through Ray, and the driver names the one that stopped."""

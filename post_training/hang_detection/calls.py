@@ -1,14 +1,14 @@
-"""The collectives that a rank has called, kept beside the heartbeat of a hung run.
+"""The collectives that a rank has called, stored beside the heartbeat of a hung run.
 
-torch_npu records them by itself: `TORCH_HCCL_TRACE_BUFFER_SIZE=2000` makes its process groups keep the last 2000 calls
-of a process (torch's flight recorder). A rank that has made no progress for a while writes what it has:
+torch_npu itself records them: `TORCH_HCCL_TRACE_BUFFER_SIZE=2000` makes its process groups keep the last 2000 calls
+of a process (torch's flight recorder). A rank that has made no progress for a while writes its recorded calls:
 
     RUN/calls/RANK.json  {"rank": int, "time": unix seconds, "phase": name or null, "where": place, "groups": [...],
                           "calls": [...]}
 
 A group is {"name", "about", "ranks"}, a call {"group", "number", "name", "sizes", "entered_ns", "finished_ns" or null,
-"where"}. `number` counts the collectives of a group from 1. A rank that goes on removes its file, so a run in which
-nothing hangs has none.
+"where"}. `number` counts the collectives of a group from 1. A rank that recovers removes its file, so a run in
+which nothing hangs has none.
 """
 
 from __future__ import annotations
@@ -30,19 +30,25 @@ CALLS = "calls"
 """The folder in that of the run."""
 BUFFER = "TORCH_HCCL_TRACE_BUFFER_SIZE"
 """The variable that makes torch_npu record; it is read when the first group of a process is made."""
-# Frames of a call that are torch's own, and say nothing about who called.
+# Paths of torch's own frames, which do not show who called.
 _OF_TORCH = ("/torch/", "/torch_npu/")
-# Whose inputs have one size on all ranks.
+# Collectives whose inputs have the same size on all ranks.
 _EVEN = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "barrier")
 
 
 class CallsError(ValueError):
-    """A file of calls that cannot be read; one sentence."""
+    """A file of calls cannot be read; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group. about: what it was made for, where its maker said so. ranks: in order."""
+    """A process group.
+
+    Attributes:
+        name: torch's name of the group.
+        about: its purpose, as given when it was created; empty if none was.
+        ranks: its members, in order.
+    """
 
     name: str
     about: str
@@ -82,7 +88,15 @@ class Call:
 
 @dataclass(frozen=True)
 class RankCalls:
-    """The collectives that a rank called, in order, and its place when it wrote them. time: unix seconds."""
+    """The collectives that a rank called, and its state when it wrote them.
+
+    Attributes:
+        time: when it wrote them, in unix seconds.
+        phase: the phase that it was in.
+        where: the place of its code.
+        groups: its process groups.
+        calls: in the order in which it called them.
+    """
 
     rank: int
     time: float
@@ -98,13 +112,13 @@ class RankCalls:
 
     @property
     def last_finished(self) -> Call | None:
-        """The last call before the one that it waits for."""
+        """The last call that has finished."""
         done = [call for call in self.calls if call.finished_ns is not None]
         return done[-1] if done else None
 
     @classmethod
     def recorded(cls, rank: int, sign: Sign, dump: Mapping[str, Any]) -> RankCalls:
-        """From what torch_npu's recorder returns. Messages between two ranks are left out: they name no peer there."""
+        """Read a dump of torch_npu's recorder. Messages between two ranks are left out: the dump names no peer."""
         groups = tuple(
             Group(str(each["name"]), _about(each["desc"]), tuple(ast.literal_eval(each["ranks"])))
             for each in dump["pg_config"].values()
@@ -113,7 +127,7 @@ class RankCalls:
         return cls(rank, time.time(), sign.phase, sign.where, groups, calls)
 
     def write(self, folder: Path) -> None:
-        """Write the rank's file into the folder of a run, at once."""
+        """Write the rank's file into the folder of a run atomically."""
         file = folder / CALLS / f"{self.rank}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(f".{os.getpid()}")
@@ -122,7 +136,7 @@ class RankCalls:
 
 
 def read_calls(folder: Path) -> dict[int, RankCalls]:
-    """Read the calls that the ranks of a run wrote, by rank; empty where no rank hangs.
+    """Read the calls that the ranks of a run wrote, by rank; empty if no rank hangs.
 
     Raises:
         CallsError: a file is not one of calls.
@@ -137,7 +151,7 @@ def read_calls(folder: Path) -> dict[int, RankCalls]:
             content["calls"] = tuple(
                 Call(**each | {"sizes": tuple(map(tuple, each["sizes"]))}) for each in content["calls"]
             )
-            # One clock for all nodes: that of the file system.
+            # The clock of the file system is the same for all nodes.
             own = RankCalls(**content | {"time": file.stat().st_mtime})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CallsError(f"{file} is no file of calls ({error})") from error
@@ -146,7 +160,7 @@ def read_calls(folder: Path) -> dict[int, RankCalls]:
 
 
 class CallsOfStalledRank:
-    """Passes heartbeats on, and keeps the rank's file while they show no progress.
+    """Forwards heartbeats, and writes the rank's file of calls while they show no progress.
 
     Args:
         send: takes a heartbeat.
@@ -154,7 +168,7 @@ class CallsOfStalledRank:
         folder: of the run.
         after_s: seconds without progress after which the file is written.
         dump: returns what torch_npu has recorded.
-        clock: seconds, from any beginning.
+        clock: returns seconds since an arbitrary moment.
     """
 
     def __init__(
@@ -179,14 +193,14 @@ class CallsOfStalledRank:
                 (self._folder / CALLS / f"{self._rank}.json").unlink(missing_ok=True)
                 self._written = False
         elif now - self._since >= self._after_s:
-            # Written again each time: in another thread a collective may have finished since.
+            # Written again each time: a collective of another thread may have finished since.
             RankCalls.recorded(self._rank, sign, self._dump()).write(self._folder)
             self._written = True
         self._send(name, content)
 
 
 def recorded_by_torch_npu() -> dict[str, Any]:
-    """What torch_npu's recorder has of this process; nothing where it has not been loaded."""
+    """Return the dump of torch_npu's recorder for this process; an empty one if torch_npu is not loaded."""
     torch_npu = sys.modules.get("torch_npu")
     if torch_npu is None:
         return {"pg_config": {}, "entries": []}
@@ -195,7 +209,7 @@ def recorded_by_torch_npu() -> dict[str, Any]:
             includeCollectives=True, includeStackTraces=True, onlyActive=False
         )
     )
-    # torch_npu 2.10 leaves descriptions out, and puts this before torch's names of groups.
+    # torch_npu 2.10 leaves descriptions out, and puts `group_name_` before torch's names of groups.
     described = _descriptions()
     for name, group in dump["pg_config"].items():
         group["desc"] = described.get(name.removeprefix("group_name_"), group["desc"])
@@ -203,14 +217,14 @@ def recorded_by_torch_npu() -> dict[str, Any]:
 
 
 def _descriptions() -> dict[str, str]:
-    """What torch knows of the groups of this process, by their names there."""
+    """Return torch's descriptions of this process's groups, by torch's names of them."""
     from torch.distributed import distributed_c10d
 
     return {name: group.group_desc for group, name in distributed_c10d._world.pg_names.items()}
 
 
 def _call(entry: Mapping[str, Any]) -> Call:
-    """A call from an entry of the recorder."""
+    """Make a call from an entry of the recorder."""
     frames = entry.get("frames", ())
     # torch_npu 2.10 leaves the name out; it is that of the innermost function of torch.distributed.
     functions = (frame["name"] for frame in frames if "/torch/distributed/" in frame["filename"])
@@ -229,12 +243,12 @@ def _call(entry: Mapping[str, Any]) -> Call:
 
 
 def _about(description: str) -> str:
-    """What torch's `group_desc` says; torch_npu writes `undefined` where there is none."""
+    """Return torch's `group_desc`; empty if there is none, for which torch_npu writes `undefined`."""
     return "" if description == "undefined" else str(description)
 
 
 def _caller(frames: Sequence[Mapping[str, Any]]) -> str:
-    """The innermost frame that is not torch's own, or where there is none, as in a backward pass, the outermost."""
+    """Describe the innermost frame outside torch; if there is none, as in a backward pass, the outermost one."""
     for frame in [*(each for each in frames if not any(part in each["filename"] for part in _OF_TORCH)), *frames[-1:]]:
         return f"{Path(frame['filename']).name}:{frame['line']} in {frame['name']}"
     return "unknown"

@@ -1,5 +1,5 @@
-"""The driver's side: a thread that follows the heartbeats, names who has stopped, ends the run in the end, and keeps
-the run's own heartbeat in its folder."""
+"""The driver's side: a thread that reads the heartbeats, names the processes that stopped, ends the run if they do not
+recover, and writes the run's own heartbeat into its folder."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _JOIN_S = 10.0
 
 
 class Records(Protocol):
-    """What is written of stops and of progress; `records.RunRecords` and `measure.run_files.RunFiles` have it."""
+    """Writer of stops and of progress; implemented by `records.RunRecords` and `measure.run_files.RunFiles`."""
 
     def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None: ...
     def heartbeat(self, progress: int, step: int | None, process: str, phase: str | None) -> None: ...
 
 
 class Watcher:
-    """What the thread does at every turn.
+    """The work of the thread at every interval.
 
     Args:
         watch: the processes and their limits.
-        received: the newest sign of every process.
-        files: where stops are written.
+        received: returns the newest heartbeat of every process.
+        files: writes stops and progress.
         end: called once, when the second limit is passed.
     """
 
@@ -45,7 +45,7 @@ class Watcher:
         self.sentence = ""
 
     def look(self) -> None:
-        """Take in all signs; name those that have stopped since the last look, and those that go on again."""
+        """Read all heartbeats; name the processes that have stopped since the last look, and those that recovered."""
         for content in self._received():
             self._watch.hear(Sign.unpacked(content))
         self._show_progress()
@@ -66,7 +66,7 @@ class Watcher:
             self._end()
 
     def _show_progress(self) -> None:
-        """Write the run's heartbeat where anybody has made progress since it was written."""
+        """Write the run's heartbeat if any process has made progress since it was last written."""
         newest, progress = self._watch.newest, self._watch.progress
         if newest is None or progress == self._shown:
             return
@@ -94,11 +94,11 @@ def watching(
     isolated_ray: bool,
     end: Callable[[], None] = lambda: _thread.interrupt_main(signal.SIGTERM),
 ) -> Iterator[Watcher]:
-    """Watch over the Ray job of this process in the block.
+    """Watch the Ray job of this process for hangs while the block runs.
 
-    When the second limit is passed `end` is called in another thread. By default the main thread is interrupted as by
-    SIGTERM, for which it must have a handler; `Watcher.sentence` then says why. The store of a Ray that goes on
-    afterwards is cleared; `isolated_ray` goes itself.
+    When the second limit is passed, `end` is called in another thread. By default the main thread is interrupted as by
+    SIGTERM, for which it must have a handler; `Watcher.sentence` then says why. Afterwards the heartbeats in Ray are
+    deleted, unless `isolated_ray` says that Ray ends with the run.
     """
     from post_training.hang_detection.ray_store import RayStore
 
@@ -128,7 +128,7 @@ def watching(
 
 
 def _kill_if_here(stop: Stop) -> None:
-    """End a process of this machine that does not answer: it cannot be asked to, and Ray's own way is to ask."""
+    """Kill a process on this machine that does not answer; Ray would only ask it to end, which it cannot hear."""
     sign = stop.sign
     if sign is None or not stop.silent or sign.host != os.uname().nodename:
         return

@@ -1,10 +1,10 @@
-"""Who has stopped: the heartbeats of all processes against the limits, without a clock and a network of its own.
+"""Compare the heartbeats of all processes with the limits, and find those that stopped; uses no clock or network.
 
-Limits judge silence, the time without progress, and never the length of a phase. Where one rank stops, all others soon
+Limits apply to silence and to time without progress, never to the length of a phase. If one rank stops, all others soon
 wait for it in a collective, and none of them makes progress. So a process that sends nothing is named before one that
-says that it waits; if all send, one that computes is named before those that wait; and only if all wait, each for
-another, all are named. A rank that waits is as alive as the most recent progress of any rank: the others wait as long
-as the slowest pipeline stage or writer of a checkpoint needs, and that is healthy.
+reports that it waits; if all send, one that computes is named before those that wait; and only if all wait, each for
+another, are all named. A waiting rank counts as progressing while any rank does: the others wait as long as the slowest
+pipeline stage or writer of a checkpoint needs, and that is healthy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ START = "start"
 
 @dataclass
 class Seen:
-    """What is known of a process: its last sign, and when (by the watcher's clock) it came and last moved."""
+    """The state of a process.
+
+    Attributes:
+        heard_at: when its last heartbeat came, by the watcher's clock.
+        moved_at: when it last made progress, by the watcher's clock.
+        sign: its last heartbeat; None before the first.
+    """
 
     heard_at: float
     moved_at: float
@@ -28,16 +34,22 @@ class Seen:
 
     @property
     def phase(self) -> str | None:
-        """The phase it was last heard of in."""
+        """The phase of its last heartbeat; `start` before the first."""
         return START if self.sign is None else self.sign.phase
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A process that has stopped. `silent`: it sends nothing; otherwise it sends and makes no progress.
+    """A process that has stopped.
 
-    seconds: since it was last heard, or since its last progress. beyond_end: the second limit is passed too.
-    step: of the training loop. waiting: the ranks that wait for it. sign: its last one.
+    Attributes:
+        phase: the phase of its last heartbeat.
+        seconds: since its last heartbeat if it is silent, otherwise since its last progress.
+        silent: whether it sends nothing; otherwise it sends heartbeats but makes no progress.
+        beyond_end: whether the second limit is passed too.
+        step: of the training loop.
+        waiting: the ranks that wait for it.
+        sign: its last heartbeat.
     """
 
     name: str
@@ -51,11 +63,11 @@ class Stop:
 
     @property
     def who(self) -> str:
-        """`rank 3`, the trainer, or another process by its name."""
+        """`rank 3`, `the trainer`, or the name of another process."""
         return "the trainer" if self.name == TRAINER else f"rank {self.name}" if self.name.isdigit() else self.name
 
     def sentence(self) -> str:
-        """What a person has to know, as a clause."""
+        """Describe the stop for a person, as a clause."""
         if self.sign is None:
             return f"{self.who} has not started for {self.seconds:.0f} s"
         what = "has not answered" if self.silent else "has made no progress"
@@ -69,12 +81,12 @@ class Stop:
 
 
 class Watch:
-    """The processes of a run. Hand it every sign with `hear`, and ask `stopped` now and then.
+    """The processes of a run. Pass every heartbeat to `hear`, and call `stopped` from time to time.
 
     Args:
         settings: the limits.
         ranks: how many workers there will be.
-        clock: seconds, from any beginning.
+        clock: returns seconds since an arbitrary moment.
     """
 
     def __init__(self, settings: WatchSettings, ranks: int, clock: Callable[[], float]):
@@ -83,10 +95,10 @@ class Watch:
         self.progress = 0
         """Heartbeats so far that showed progress, of all processes together."""
         self.newest: Sign | None = None
-        """The last of them."""
+        """The last heartbeat that showed progress."""
 
     def hear(self, sign: Sign) -> None:
-        """Take in the newest sign of a process; one that was taken in before says nothing."""
+        """Take in the newest heartbeat of a process; one that was taken in before changes nothing."""
         now = self._clock()
         if sign.name not in self._seen:
             self._seen[sign.name] = Seen(now, now)
@@ -99,22 +111,22 @@ class Watch:
         elif sign.phase != last.phase:  # the training loop begins or ends to wait for its workers, and does no work
             seen.moved_at = now
         seen.heard_at, seen.sign = now, sign
-        if sign.name == TRAINER:  # which asks for its workers next
+        if sign.name == TRAINER:  # it asks for its workers next
             for rank in range(self._ranks):
                 self._seen.setdefault(str(rank), Seen(now, now))
 
     @property
     def step(self) -> int | None:
-        """The step that the training loop is in."""
+        """The current step of the training loop."""
         trainer = self._seen[TRAINER].sign
         return trainer.step if trainer else None
 
     def stopped(self) -> list[Stop]:
-        """Those that are to blame for what is beyond its first limit, by rank; empty if nothing is."""
+        """Return the processes to blame if any is beyond its first limit, by rank; empty if none is."""
         over = {name for name, seen in self._seen.items() if self._is_beyond(seen, self._settings.warn_s)}
         if not over:
             return []
-        # One that was between two phases when it stopped is beyond no limit of its own yet.
+        # A silent process that stopped between two phases is not beyond a limit of its own yet.
         silent = {name for name, seen in self._seen.items() if self._is_silent(seen) and (seen.sign or name in over)}
         computing = {name for name in over if not _waits(self._seen[name])}
         blamed = silent or computing or over
@@ -142,7 +154,7 @@ class Watch:
         return limit is not None and now - self._moved_at(seen) > limit
 
     def _moved_at(self, seen: Seen) -> float:
-        """When a process, or whoever a waiting one may wait for, last made progress."""
+        """Return when a process last made progress; for a waiting one, when any that it may wait for did."""
         if not _waits(seen):
             return seen.moved_at
         return max(each.moved_at for name, each in self._seen.items() if each is seen or name != TRAINER)
@@ -153,7 +165,7 @@ def _waits(seen: Seen) -> bool:
 
 
 def _order(name: str) -> tuple[bool, bool, int, str]:
-    """Ranks by number, then other processes, then the trainer."""
+    """Return a sort key: ranks by number, then other processes, then the trainer."""
     return (name == TRAINER, not name.isdigit(), int(name) if name.isdigit() else 0, name)
 
 

@@ -1,4 +1,4 @@
-"""Progress inside a phase, counted where upstream's code finishes a unit of work.
+"""Count progress inside a phase, wherever upstream code finishes a unit of work.
 
 | phase | unit |
 |---|---|
@@ -29,12 +29,12 @@ _optimizer_hooks: list[Any] = []
 def with_progress(schedule: Callable[..., Any]) -> Callable[..., Any]:
     """Return Megatron's forward-backward `schedule` with progress at every forward, every backward and its end.
 
-    Every pipeline stage counts its own micro batches; a stage that waits for another one counts none.
+    Every pipeline stage counts its own micro batches; a stage that waits for another counts none.
     """
 
     def run(*, forward_step_func: Callable[..., Any], **options: Any) -> Any:
         outputs = schedule(forward_step_func=_counted(forward_step_func), **options)
-        process_signs().progress()  # gradients are reduced over ranks: the optimizer's step is a stretch of its own
+        process_signs().progress()  # gradients are reduced over ranks; the optimizer's step is counted separately
         return outputs
 
     return run
@@ -93,7 +93,7 @@ def count_optimizer_steps() -> None:
 
 @dataclass(frozen=True)
 class CountedScore:
-    """A reward function whose every return is progress. It is pickled where verl's `prime` manager sends it away."""
+    """A reward function that counts progress at every return. verl's `prime` manager pickles it for other processes."""
 
     score: Callable[..., Any]
 
@@ -104,7 +104,7 @@ class CountedScore:
 
 
 def count_answers(manager: Any) -> None:
-    """Let a reward manager of verl's count every answer that it scores; one without `compute_score` stays as it is.
+    """Make a reward manager of verl count every answer that it scores; one without `compute_score` stays as it is.
 
     `naive` and `dapo` call it once an answer, `batch` once a batch. `prime` calls it in other processes, and counts in
     `single_compute_score`.

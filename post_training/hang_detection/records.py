@@ -1,4 +1,4 @@
-"""What a hang detector writes into the folder of a run: who stopped, and that the run makes progress."""
+"""The hang detector's files in the folder of a run: the processes that stopped, and the run's heartbeat."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class RunRecords:
         self._folder = folder
 
     def fault(self, kind: str, message: str, step: int | None, **facts: Any) -> None:
-        """Append a stop; `facts` are further keys."""
+        """Append a fault; `facts` are further keys."""
         said = masked({"message": message, **facts})
         append_object(self._folder / FAULTS, {"time": time.time(), "kind": kind, "step": step, **said})
 
     def heartbeat(self, progress: int, step: int | None, process: str, phase: str | None) -> None:
-        """Replace the run's heartbeat: how often any process has made progress, and which one did last."""
+        """Replace the run's heartbeat: the progress of all processes together, and which one made the last."""
         content = {"progress": progress, "time": time.time(), "step": step, "process": process, "phase": phase}
         replace_object(self._folder / HEARTBEAT, content)

@@ -1,7 +1,7 @@
-"""From the calls of a hung run: who waits for whom, which rank is to blame, and the schedule made again.
+"""Analyse the calls of a hung run: find who waits for whom and which rank is to blame, and replay the schedule.
 
-Ranks meet in equal numbers of a group. A rank that waits in call 7 of a group waits for the members that have not
-entered call 7. Nothing more is needed to tell four causes apart:
+Ranks meet in calls of the same number of a group. A rank that waits in call 7 of a group waits for the members that
+have not entered call 7. Nothing more is needed to tell four causes apart:
 
     skipped     two ranks have different collectives under one number
     no answer   a member has written nothing, or has stopped writing
@@ -20,7 +20,7 @@ from functools import cached_property
 from post_training.hang_detection.calls import Call, Group, RankCalls
 
 SKIPPED, NO_ANSWER, COMPUTES, ORDER, DEVICE = "skipped", "no answer", "computes", "order", "device"
-# Calls that may be skipped or added at once and are recognised as that.
+# Calls that are compared to recognise skipped or added ones; up to one less is recognised at once.
 _MOST_SHIFT = 8
 # A rank that hangs writes its file every few seconds.
 _OUTDATED_S = 60
@@ -31,7 +31,13 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Blame:
-    """The cause of a hang. ranks: to blame; empty where it is none of theirs. sentence: what a person has to know."""
+    """The cause of a hang.
+
+    Attributes:
+        cause: one of the constants above.
+        ranks: those to blame; empty if none of them is.
+        sentence: explains the hang to a person.
+    """
 
     cause: str
     ranks: tuple[int, ...]
@@ -43,7 +49,7 @@ class Schedule:
     """The collectives that the ranks of a hung run called.
 
     Args:
-        written: by rank.
+        written: what each rank wrote, by rank.
     """
 
     written: Mapping[int, RankCalls]
@@ -55,7 +61,7 @@ class Schedule:
 
     @cached_property
     def by_place(self) -> dict[Place, dict[int, Call]]:
-        """For each call those of the ranks that have it."""
+        """The ranks' own records of each call, by rank."""
         found: dict[Place, dict[int, Call]] = {}
         for rank, own in self.written.items():
             for call in own.calls:
@@ -64,7 +70,7 @@ class Schedule:
 
     @cached_property
     def _oldest(self) -> dict[tuple[int, str], int]:
-        """The lowest number of a group that a rank's buffer still has."""
+        """The lowest call number of each group that a rank's buffer still has."""
         found: dict[tuple[int, str], int] = {}
         for rank, own in self.written.items():
             for call in own.calls:
@@ -72,32 +78,36 @@ class Schedule:
         return found
 
     def was_entered(self, rank: int, place: Place) -> bool:
-        """Whether a rank has entered a call, by what is written; one older than its buffer it has."""
+        """Return whether a rank has entered a call, according to the files.
+
+        A call older than the rank's buffer counts as entered. A rank without a file has entered every call that
+        finished on another rank.
+        """
         calls, oldest = self.by_place.get(place, {}), self._oldest.get((rank, place[0]))
         finished_elsewhere = rank not in self.written and any(call.finished_ns is not None for call in calls.values())
         return rank in calls or (oldest is not None and place[1] < oldest) or finished_elsewhere
 
     def missing(self, place: Place) -> tuple[int, ...]:
-        """Members of a group that have not entered a call."""
+        """Return the members of a group that have not entered a call."""
         members = self.groups[place[0]].ranks if place[0] in self.groups else tuple(self.by_place[place])
         return tuple(rank for rank in members if not self.was_entered(rank, place))
 
     def written_at(self, rank: int) -> float:
-        """When a rank wrote last, in unix seconds; 0 if it never did."""
+        """Return when a rank last wrote, in unix seconds; 0 if it never did."""
         return self.written[rank].time if rank in self.written else 0.0
 
     @property
     def waiting(self) -> dict[int, Call]:
-        """Of each rank that waits, the call that it waits in."""
+        """The call that each waiting rank waits in, by rank."""
         return {rank: call for rank, own in self.written.items() if (call := own.waits_for) is not None}
 
     def called(self, call: Call) -> str:
-        """A call in words."""
+        """Describe a call in words."""
         return f"{call.name} {call.number} of {self.groups.get(call.group, Group(call.group, '', ()))}"
 
 
 def blame(schedule: Schedule) -> Blame | None:
-    """The cause of a hang; None where no rank waits in a collective."""
+    """Find the cause of a hang; None if no rank waits in a collective."""
     waiting = schedule.waiting
     if not waiting:
         return None
@@ -121,7 +131,7 @@ def blame(schedule: Schedule) -> Blame | None:
 
 
 def _different(schedule: Schedule) -> Blame | None:
-    """The first call of a group under which ranks have different collectives."""
+    """Find the first call for which ranks have different collectives under the same number."""
     for place in sorted(
         schedule.by_place, key=lambda each: min(c.entered_ns for c in schedule.by_place[each].values())
     ):
@@ -140,7 +150,7 @@ def _different(schedule: Schedule) -> Blame | None:
 
 
 def _shift(schedule: Schedule, odd: int, usual: Call, place: Place) -> str:
-    """Whether the odd rank is ahead of the others, by the calls that it skipped, or behind."""
+    """Say whether the odd rank skipped calls, and so is ahead of the others, or made additional ones."""
     group, number = place
     member = next(rank for rank, call in schedule.by_place[place].items() if call.kind == usual.kind)
 
@@ -149,7 +159,7 @@ def _shift(schedule: Schedule, odd: int, usual: Call, place: Place) -> str:
         return [call.kind for call in found if call is not None]
 
     def alike(one: list[tuple[object, ...]], other: list[tuple[object, ...]]) -> int:
-        """How many calls are the same; 0 where one of them differs."""
+        """Return how many calls are the same; 0 if one of them differs."""
         pairs = list(zip(one, other, strict=False))
         return len(pairs) if all(own == their for own, their in pairs) else 0
 
@@ -165,7 +175,7 @@ def _shift(schedule: Schedule, odd: int, usual: Call, place: Place) -> str:
 
 
 def _out_of_order(schedule: Schedule, missing: Collection[int]) -> Blame:
-    """Every rank waits for another: the one whose step from its last call to this one was never made before."""
+    """Blame a rank when each waits for another: the one that never before went from its last call to this one."""
     known: set[tuple[object, ...]] = set()
     steps: dict[int, tuple[object, ...]] = {}
     for rank, own in schedule.written.items():
@@ -178,7 +188,7 @@ def _out_of_order(schedule: Schedule, missing: Collection[int]) -> Blame:
             known.add(step)
             before = call
     new = {rank for rank in steps if rank in missing and steps[rank] not in known}
-    if not new or new >= set(missing):  # all do something new, or nobody: those are odd whom the most wait for
+    if not new or new >= set(missing):  # all or none do something new: blame those whom the most wait for
         counts = Counter(
             rank for call in schedule.waiting.values() for rank in schedule.missing((call.group, call.number))
         )
@@ -201,7 +211,12 @@ def _missing_in(schedule: Schedule, call: Call) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Replay:
-    """A schedule made again. events: (rank, "enters" or "finishes", call), in order. stopped: where ranks wait."""
+    """A replayed schedule.
+
+    Attributes:
+        events: (rank, "enters" or "finishes", call), in order.
+        stopped: the call that each waiting rank waits in.
+    """
 
     events: tuple[tuple[int, str, Call], ...]
     stopped: Mapping[int, Place]
@@ -210,17 +225,17 @@ class Replay:
 def replay(schedule: Schedule, seed: int) -> Replay:
     """Run the schedule with ranks that take turns at random.
 
-    A rank enters its calls in their order. It is known to have waited for a call where that had finished before it
-    entered the next one; of others nobody knows, so none is held up by them. A call finishes when all members have
+    A rank enters its calls in their order. If a call had finished before the rank entered the next one, the rank waits
+    for it here too; otherwise it is not known whether it waited, so it goes on. A call finishes when all members have
     entered it.
 
     Args:
         schedule: the calls.
-        seed: of the turns.
+        seed: of the random turns.
     """
     turns, events = random.Random(seed), list[tuple[int, str, Call]]()
     position = dict.fromkeys(schedule.written, 0)
-    # Of each rank the calls that it has entered and that have not finished, and when they had in the run.
+    # By rank: calls that it has entered and that have not finished, with the time at which they finished in the run.
     under_way: dict[int, dict[Place, int | None]] = {rank: {} for rank in schedule.written}
     entered = Counter[Place]()
 
@@ -250,14 +265,14 @@ def replay(schedule: Schedule, seed: int) -> Replay:
 
 
 def stopped_in_run(schedule: Schedule) -> dict[int, Place]:
-    """Where the ranks waited in the run itself."""
+    """Return the call that each rank waited in, in the run itself."""
     return {rank: (call.group, call.number) for rank, call in schedule.waiting.items()}
 
 
 def _can_finish(schedule: Schedule, place: Place) -> bool:
-    """Whether a call finishes once all that are written have entered it.
+    """Return whether a call finishes once all ranks that have it in their files have entered it.
 
-    Different collectives under one number met only where the run says so.
+    Different collectives under one number meet only if they finished in the run.
     """
     calls = schedule.by_place[place].values()
     alike = len({call.kind for call in calls}) == 1
@@ -265,7 +280,7 @@ def _can_finish(schedule: Schedule, place: Place) -> bool:
 
 
 def _sized(call: Call) -> str:
-    """A call with the sizes of what was given."""
+    """Format a call with the sizes of its inputs."""
     return f"{call.name}({', '.join('x'.join(map(str, size)) for size in call.sizes)})"
 
 

@@ -1,4 +1,4 @@
-"""The limits of the hang detector: seconds without progress by phase, and what they must satisfy."""
+"""The limits of the hang detector: seconds without progress by phase, and the rules that they must satisfy."""
 
 from __future__ import annotations
 

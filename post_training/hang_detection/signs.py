@@ -1,8 +1,8 @@
-"""The heartbeat of one process: a thread of its own sends it, so it goes on whatever the process computes.
+"""The heartbeat of one process: a thread of its own sends it, so it continues whatever the process computes.
 
-A heartbeat says which phase the process is in, how often it has made progress, and where its code is. What the thread
-can see of a process that hangs is worth more than what the process itself could still say: a stopped process sends
-nothing at all, and one that waits for others says so.
+A heartbeat says which phase the process is in, how often it has made progress, and where its code is. The thread can
+report on a main thread that hangs and cannot report itself: a stopped process sends nothing at all, and one that waits
+for others is seen to wait.
 """
 
 from __future__ import annotations
@@ -24,17 +24,27 @@ Send = Callable[[str, bytes], None]
 
 TRAINER = "trainer"
 NO_PHASE = ""
-"""In it a process has no limit: another one does what it waits for."""
+"""A phase without limits: the process waits for work that another one does."""
 WAITS = "waits in "
 _WAITING_CALLS = ("wait(", "synchronize(", "ray.get(")
 _COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
-# Frames beneath a collective that belong to its implementation, and not to what was asked for.
+# Innermost frames to search for a collective, since those beneath it belong to its implementation.
 _INNERMOST = 8
 
 
 @dataclass(frozen=True)
 class Sign:
-    """One heartbeat. `serial` counts signs, `moves` progress; `phase` is None between the calls of a worker."""
+    """One heartbeat.
+
+    Attributes:
+        name: the rank, `trainer`, or the name of another process.
+        serial: counts heartbeats.
+        moves: counts progress.
+        phase: None between the calls of a worker.
+        where: the place of the process's code, as in `place_of`.
+        step: of the training loop.
+        started: when the process began, as in `process_start`.
+    """
 
     name: str
     serial: int
@@ -47,17 +57,17 @@ class Sign:
     started: float
 
     def packed(self) -> bytes:
-        """As bytes."""
+        """Return the heartbeat as bytes."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def unpacked(cls, content: bytes) -> Sign:
-        """Out of what `packed` returned."""
+        """Read a heartbeat from the bytes that `packed` returned."""
         return cls(**json.loads(content))
 
 
 class Signs:
-    """What the sender thread of a process reads: its phase and its progress. Phases nest; the innermost counts."""
+    """Phase and progress of a process, as its sender thread reads them. Phases nest; the innermost counts."""
 
     def __init__(self) -> None:
         self._phases: list[str] = []
@@ -69,7 +79,7 @@ class Signs:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The block is this phase, or none with `NO_PHASE`."""
+        """Mark the block as this phase; `NO_PHASE` marks it as none."""
         if not self._phases:
             self.works_in = threading.get_ident()
         self._phases.append(name)
@@ -84,14 +94,14 @@ class Signs:
         """Count one finished unit of work: a micro batch, an optimizer step, an answer, a part of a file.
 
         Args:
-            of: count only while the process is in this phase. A thread that works beside the main one says so: what it
-                finishes must not hide that the main thread hangs in another phase.
+            of: count only while the process is in this phase. Threads beside the main one set it: their progress must
+                not hide that the main thread hangs in another phase.
         """
         if of is None or self._phases[-1:] == [of]:
             self._moves += 1
 
     def now(self, name: str, serial: int, where: str) -> Sign:
-        """The sign of this moment, in which the process is at `where`."""
+        """Return the heartbeat of this moment, at which the process is at `where`."""
         phase = self._phases[-1] if self._phases else None
         if name == TRAINER and where.startswith(f"{WAITS}ray"):
             phase = None  # for the workers, who have phases of their own
@@ -100,7 +110,7 @@ class Signs:
 
 
 def process_signs() -> Signs:
-    """Those of this process."""
+    """Return the phase and progress of this process."""
     return process_context().of(Signs)
 
 
@@ -115,7 +125,7 @@ def start_in_ray(name: str, interval_s: float) -> None:
 
 
 def start_sending(name: str, interval_s: float, send: Send) -> None:
-    """Give a sign every `interval_s` seconds from now on, the first at once; only the first call counts."""
+    """Send a heartbeat every `interval_s` seconds from now on, the first at once; only the first call counts."""
     signs = process_signs()
     if signs.sender is not None:
         return
@@ -134,7 +144,8 @@ def start_sending(name: str, interval_s: float, send: Send) -> None:
 
 
 def place_of(frames: Mapping[int, FrameType], main: int | None) -> str:
-    """Where a process is: its working thread, or the collective of another one, as of a backward pass on a device."""
+    """Return where a process is: where its working thread is or, if that does not wait, the collective that another
+    thread is in, as in a backward pass on a device."""
     where = place(frames.get(main) if main is not None else None)
     if where.startswith(WAITS):
         return where
@@ -152,9 +163,9 @@ def _in_collective(frame: FrameType | None) -> bool:
 
 
 def place(frame: FrameType | None) -> str:
-    """Where a thread is, for a person: `waits in all_reduce` of a collective or of Ray, else file, line and function.
+    """Return where a thread is, for a person: `waits in all_reduce` for a collective or Ray, else file, line, function.
 
-    Python sees a collective where it was called; a wait for the device or for a request shows in the line itself.
+    A collective shows in Python's frames; a wait for the device or for a request shows in the source line itself.
     """
     if frame is None:
         return "unknown"
@@ -175,5 +186,5 @@ def place(frame: FrameType | None) -> str:
 
 
 def process_start(pid: int) -> float:
-    """When a process began, in the kernel's clock ticks since boot: together with its number it names it for ever."""
+    """Return when a process began, in the kernel's clock ticks since boot; with the pid, it identifies the process."""
     return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

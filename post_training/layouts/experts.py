@@ -1,7 +1,8 @@
-"""Where the routed experts of a layer lie: as Megatron's GroupedMLP and as vLLM-Ascend's FusedMoE keep them.
+"""Layout of a layer's routed experts in Megatron's GroupedMLP and in vLLM-Ascend's FusedMoE.
 
-In training, two ranks of TP x EP and four experts of hidden size 8 and width 3: rank 1 has experts 2 and 3, `weight1`
-of shape (8, 12) is read as (2, 8, 6), and columns 0 to 2 of its second matrix are the transposed gate_proj of expert 3.
+Example of training with two ranks of TP x EP and four experts of hidden size 8 and width 3: rank 1 has experts 2 and 3,
+`weight1` of shape (8, 12) is read as (2, 8, 6), and columns 0 to 2 of its second matrix are the transposed gate_proj of
+expert 3.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from post_training.layouts.layout import (
 
 @dataclass(frozen=True)
 class Experts:
-    """The routed experts of one layer: how many, and the sizes of each."""
+    """Number and sizes of the routed experts of one layer."""
 
     count: int
     hidden: int
@@ -27,7 +28,7 @@ class Experts:
 
 
 def megatron_experts(experts: Experts, placement: TrainPlacement, rank: int, layer: int, local: str) -> list[Shard]:
-    """Routed experts as GroupedMLP keeps them: weight1 (expert, hidden, gate|up), weight2 (expert, width, hidden)."""
+    """Return the experts of a GroupedMLP: weight1 is (expert, hidden, gate|up), weight2 is (expert, width, hidden)."""
     width, hidden = experts.width, experts.hidden
     if placement.moe_tp_extend_ep:
         group, index, interval = placement.tp * placement.ep, placement.tp_ep_rank(rank), (0, width)
@@ -40,7 +41,7 @@ def megatron_experts(experts: Experts, placement: TrainPlacement, rank: int, lay
 
 
 ExpertViews = list[tuple[LocalView, LocalView, LocalView]]
-"""Where gate, up and down projection of every local expert lie in the two local weights."""
+"""Views of gate, up and down projection of every local expert in the two local weights."""
 
 
 @lru_cache(maxsize=64)
@@ -57,7 +58,7 @@ def _grouped_expert_views(count: int, hidden: int, rows: int) -> ExpertViews:
 
 
 def _expert_shards(layer: int, first: int, views: ExpertViews, bounds: Slice, local: tuple[str, str]) -> list[Shard]:
-    """The shards of consecutive experts; `bounds` is the region of gate and up, and transposed that of down."""
+    """Return the shards of consecutive experts; `bounds` is the region of gate and up, and transposed that of down."""
     down_bounds = (bounds[1], bounds[0])
     shards = []
     for expert, (gate, up, down) in enumerate(views, first):
@@ -69,7 +70,7 @@ def _expert_shards(layer: int, first: int, views: ExpertViews, bounds: Slice, lo
 
 
 def rollout_experts(experts: Experts, placement: RolloutPlacement, rank: int, layer: int) -> list[Shard]:
-    """Routed experts: w13_weight is (expert, gate|up, hidden) and w2_weight is (expert, hidden, width)."""
+    """Return experts of a FusedMoE: w13_weight is (expert, gate|up, hidden), w2_weight is (expert, hidden, width)."""
     width, interval = experts.width, (0, experts.width)
     if placement.ep == 1:
         parts = placement.tp * placement.dp
@@ -79,7 +80,7 @@ def rollout_experts(experts: Experts, placement: RolloutPlacement, rank: int, la
 
 @lru_cache(maxsize=1 << 14)
 def _rollout_layer_experts(hidden: int, layer: int, experts: tuple[int, int], interval: tuple[int, int]) -> list[Shard]:
-    """Instances have the same shards; sharing them spares the planner half of its reading."""
+    """Cached, because instances have the same shards; sharing them halves the planner's reading."""
     local = f"model.layers.{layer}.mlp.experts."
     views = _rollout_expert_views(experts[1] - experts[0], interval[1] - interval[0])
     return _expert_shards(

@@ -1,8 +1,8 @@
-"""What a rank of FSDP2 holds: of every parameter one slice, which torch's placement of the shards gives.
+"""The shards of an FSDP2 rank: one slice of every parameter, as given by torch's placements.
 
 Names are those of the model's `state_dict`, which for transformers' models are HF names with two exceptions. Newer
 transformers put decoder and vision tower into modules of their own (`published_names`), and transformers 5 packs the
-experts of a layer into one parameter for each projection:
+experts of a layer into one parameter per projection:
 
     mlp.experts.gate_up_proj (experts, 2 * width, hidden)      gate_proj above up_proj
     mlp.experts.down_proj    (experts, hidden, width)
@@ -26,20 +26,21 @@ _PACKED = re.compile(r"(?P<prefix>.*\.mlp\.experts\.)(?P<weight>gate_up_proj|dow
 
 
 def local_tensors(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The local part of every tensor of a `state_dict`, on the device where it lies."""
+    """Return the local part of every tensor of a `state_dict`, on its device."""
     return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
 
 
 def fsdp_shards(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[Shard]:
-    """The shards of this rank.
+    """Return the shards of this rank.
 
     Args:
         state: the model's `state_dict`, of DTensors and of plain tensors, which every rank has whole.
-        shapes: of the model's HuggingFace tensors. What is none of them, such as the second name of a tied embedding,
-            has no shard.
+        shapes: of the model's HuggingFace tensors. Other tensors, such as the second name of a tied embedding, get no
+            shard.
 
     Raises:
-        ValueError: a tensor is sharded in a way that is no bounds, or packed experts are not sharded by expert.
+        ValueError: a tensor is sharded in a way that bounds cannot express, or packed experts are not sharded by
+            expert.
     """
     shards: list[Shard] = []
     for name, value in state.items():

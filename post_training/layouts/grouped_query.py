@@ -1,7 +1,7 @@
 """Layouts of decoders whose query heads share key and value heads in groups (GQA), dense or with experts in each layer.
 
-HF names and shapes are those of transformers; every linear weight is [out, in]. Megatron's names are those of
-its transformer_engine spec, where a norm belongs to the projection after it: verl knows no others.
+HF names and shapes are those of transformers; every linear weight is [out, in]. Megatron's names are those of its
+transformer_engine spec, where a norm belongs to the projection after it: verl supports no other spec.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,14 @@ HEAD_NORMS = ("q_norm", "k_norm")
 
 @dataclass(frozen=True)
 class GroupedQueryShape:
-    """The sizes that decide every tensor shape. tied: the output layer is the embedding. bias: of q, k and v.
-    head_norms: the heads of query and key are normed. experts: of every layer, each `expert_width` wide; 0 for none."""
+    """The sizes that determine every tensor shape.
+
+    Attributes:
+        tied: whether the output layer is the embedding.
+        bias: whether q, k and v have a bias.
+        head_norms: whether the heads of query and key are normed.
+        experts: number of experts of every layer, each `expert_width` wide; 0 for none.
+    """
 
     hidden: int
     intermediate: int
@@ -51,7 +57,7 @@ class GroupedQueryShape:
 
     @classmethod
     def from_config(cls, config: Any, **more: Any) -> Self:
-        """Read a transformers config (or the mapping of its config.json), with fields that are the family's own."""
+        """Read a transformers config (or the mapping of its config.json); `more` are the family's own fields."""
         values = config if isinstance(config, Mapping) else config.to_dict()
         heads = values["num_attention_heads"]
         return cls(
@@ -77,7 +83,7 @@ class GroupedQueryShape:
 
 
 def table(shape: GroupedQueryShape) -> Table:
-    """All layouts of a model of these sizes. Files of a tied model may repeat the embedding as output layer."""
+    """Return all layouts of a model of these sizes. Files of a tied model may repeat the embedding as output layer."""
     return Table(
         layers=shape.layers,
         shapes=hf_shapes(shape),
@@ -88,7 +94,7 @@ def table(shape: GroupedQueryShape) -> Table:
 
 
 def hf_shapes(shape: GroupedQueryShape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every HuggingFace tensor."""
+    """Return name and shape of every HuggingFace tensor."""
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab, shape.hidden)}
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}."
@@ -112,7 +118,7 @@ def hf_shapes(shape: GroupedQueryShape) -> dict[str, tuple[int, ...]]:
 
 
 def megatron(shape: GroupedQueryShape, placement: TrainPlacement, rank: int) -> list[Shard]:
-    """The shards of one training rank.
+    """Return the shards of one training rank.
 
     With tied embeddings the last stage keeps a copy of the embedding, unless the first model chunk is also the last.
     Raises ValueError when the layer list does not add up or a width does not divide over the ranks.
@@ -158,7 +164,7 @@ def _head_norm(shape: GroupedQueryShape, hf_name: str, name: str, local: str) ->
 def _megatron_feed_forward(
     shape: GroupedQueryShape, placement: TrainPlacement, rank: int, layer: int, local: str
 ) -> list[Shard]:
-    """The norm in front of the experts is a module; that of a dense network belongs to its first projection."""
+    """Return norm and feed-forward: the norm before experts is a module, that of a dense network part of linear_fc1."""
     hf_name, hidden = f"model.layers.{layer}.", whole_slice((shape.hidden,))
     norm = f"{hf_name}post_attention_layernorm.weight"
     if shape.experts:
@@ -187,7 +193,7 @@ def _output_projection(shape: GroupedQueryShape, hf_name: str, local: str, tp: i
 
 
 def _grouped_qkv(shape: GroupedQueryShape, hf_name: str, local: str, tp: int, tp_rank: int) -> list[Shard]:
-    """Megatron's order of rows: for each query group its query heads, its key head, its value head.
+    """Return q, k and v in Megatron's order of rows: per query group its query heads, its key head, its value head.
 
     Four query heads of one row share two key heads, so that each group has the rows q q k v:
 
@@ -208,14 +214,14 @@ def _grouped_qkv(shape: GroupedQueryShape, hf_name: str, local: str, tp: int, tp
 
 
 def _fused_rows(shape: GroupedQueryShape, hf_name: str, local: str, rows: tuple[int, int], at: int) -> list[Shard]:
-    """These rows of a projection and of its bias, from row `at` on of the fused local weight and bias."""
+    """Place these rows of a projection and of its bias from row `at` on in the fused local weight and bias."""
     view = LocalView(index=((at, at + rows[1] - rows[0]),))
     weight = Shard(f"{hf_name}.weight", (rows, (0, shape.hidden)), f"{local}weight", view)
     return [weight, Shard(f"{hf_name}.bias", (rows,), f"{local}bias", view)] if shape.bias else [weight]
 
 
 def vllm_ascend(shape: GroupedQueryShape, placement: RolloutPlacement, rank: int) -> list[Shard]:
-    """The shards of one rollout rank. A tied output layer is the embedding itself and has no tensor of its own.
+    """Return the shards of one rollout rank. A tied output layer is the embedding itself, without a tensor of its own.
 
     Raises ValueError when a width does not divide over the ranks.
     """
@@ -233,7 +239,7 @@ def vllm_ascend(shape: GroupedQueryShape, placement: RolloutPlacement, rank: int
 
 @lru_cache(maxsize=4096)
 def _rollout_layer(shape: GroupedQueryShape, prefix: str, tp: int, tp_rank: int) -> list[Shard]:
-    """Everything of a layer except its routed experts."""
+    """Return all shards of a layer except its routed experts."""
     norms = (f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight")
     shards = [
         *(Shard(name, whole_slice((shape.hidden,)), name) for name in norms),
@@ -254,7 +260,7 @@ def _rollout_layer(shape: GroupedQueryShape, prefix: str, tp: int, tp_rank: int)
 
 
 def _stacked_qkv(shape: GroupedQueryShape, prefix: str, tp: int, tp_rank: int) -> list[Shard]:
-    """vLLM's order of rows: all query heads of the rank, its key heads, its value heads.
+    """Return q, k and v in vLLM's order of rows: all query heads of the rank, its key heads, its value heads.
 
     With more ranks than key heads, consecutive ranks share one: of four ranks, the third has the third query head, and
     the second key head, which the fourth has too.

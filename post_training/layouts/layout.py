@@ -1,7 +1,7 @@
-"""What a layout is: which slice of which HuggingFace tensor a rank holds, and where in its own memory.
+"""The layout of a model: which slice of which HuggingFace tensor each rank holds, and its place in the rank's memory.
 
-Every table (`deepseek_v3.py`) describes a rank as a list of `Shard`. Loading, resharding and verification read the same
-shards, so they cannot disagree about where a weight lives.
+Every sharding spec (`deepseek_v3.py`) describes a rank as a list of `Shard`. Loading, resharding and verification read
+the same shards, so they cannot disagree about the place of a weight.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ if TYPE_CHECKING:  # a table of numbers needs families of models and no torch
     import torch
 
 Slice = tuple[tuple[int, int], ...]
-"""A region of a tensor: one half-open interval `(start, stop)` for each dimension."""
+"""A region of a tensor: one half-open interval `(start, stop)` per dimension."""
 
 PADDING = ""
 """The HF name of memory that belongs to no HuggingFace tensor (padded vocabulary rows). Its content is zero."""
 
 EXPERT_MARK = ".mlp.experts."
-"""In the HF name of every routed expert's weight, and of no other tensor."""
+"""Part of the HF name of every routed expert's weight, and of no other tensor's."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalView:
     """A view into a local tensor: reshape, then index, then an optional transpose. Nothing is ever copied.
 
-    shape: the whole local tensor is first viewed with this shape; None keeps its own.
-    index: one entry for each leading dimension, an int (the dimension disappears) or `(start, stop)`.
-    transposed: swap the two dimensions that are left, for memory that keeps the transpose of the HuggingFace tensor.
+    Attributes:
+        shape: the whole local tensor is first viewed with this shape; None keeps its own.
+        index: one entry for each leading dimension, an int (the dimension disappears) or `(start, stop)`.
+        transposed: whether the two remaining dimensions are swapped, for memory that holds the transpose of the
+            HuggingFace tensor.
     """
 
     shape: tuple[int, ...] | None = None
@@ -55,10 +57,11 @@ WHOLE = LocalView()
 class Shard:
     """One slice of one HF tensor, held by one rank.
 
-    hf_name: name of the HuggingFace tensor, or PADDING.
-    bounds: the region of that tensor (for PADDING: only its extents count).
-    local: name of the tensor in the rank's own model.
-    view: how to find the region inside that local tensor; its shape equals the extents of `bounds`.
+    Attributes:
+        hf_name: name of the HuggingFace tensor, or PADDING.
+        bounds: the region of that tensor (for PADDING: only its extents count).
+        local: name of the tensor in the rank's own model.
+        view: the region inside that local tensor; its shape equals the extents of `bounds`.
     """
 
     hf_name: str
@@ -71,7 +74,7 @@ class Shard:
         return tuple(stop - start for start, stop in self.bounds)
 
     def locate(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The live memory of this shard. Raises KeyError for an absent tensor, ValueError for an unexpected shape."""
+        """Return this shard's live memory. Raises KeyError for an absent tensor, ValueError for an unexpected shape."""
         try:
             tensor = tensors[self.local]
         except KeyError:
@@ -93,12 +96,12 @@ class Shard:
 
 
 def whole_slice(shape: Iterable[int]) -> Slice:
-    """The slice that covers a tensor of this shape."""
+    """Return the slice that covers a tensor of this shape."""
     return tuple((0, extent) for extent in shape)
 
 
 def as_matrix(shape: Iterable[int]) -> tuple[int, ...]:
-    """The shape in which slices of a tensor are cut: one of more than two dimensions is a matrix with its first's rows.
+    """Return the shape in which slices are cut: more than two dimensions become a matrix with the first one's rows.
 
     >>> as_matrix((1280, 3, 2, 14, 14))  # the convolution of a vision tower
     (1280, 1176)
@@ -108,7 +111,7 @@ def as_matrix(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def share(extent: int, parts: int, index: int, what: str) -> tuple[int, int]:
-    """The interval that part `index` of `parts` equal parts has. Raises ValueError if `extent` does not divide."""
+    """Return the interval of part `index` of `parts` equal parts. Raises ValueError if `extent` does not divide."""
     if extent % parts:
         raise ValueError(f"{what}: {extent} cannot be divided by {parts}")
     size = extent // parts
@@ -117,7 +120,7 @@ def share(extent: int, parts: int, index: int, what: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LayerSlot:
-    """One transformer layer of one pipeline stage: global number, model chunk (virtual stage) and number inside it."""
+    """One transformer layer of a pipeline stage: global number, model chunk (virtual stage) and number in the chunk."""
 
     layer: int
     chunk: int
@@ -126,12 +129,13 @@ class LayerSlot:
 
 @dataclass(frozen=True)
 class TrainPlacement:
-    """How Megatron core_r0.8.0 lays its ranks out (parallel_state, order "tp-cp-ep-dp-pp", context parallel size 1).
+    """Megatron core_r0.8.0's order of ranks (parallel_state, order "tp-cp-ep-dp-pp", context parallel size 1).
 
-    tp, pp, ep, dp: sizes; `dp` counts all data parallel ranks, the expert parallel ones included, so `ep` divides it.
-    num_layer_list: layers of every stage; with `virtual_stages` chunks a stage, entry `chunk * pp + stage`.
-    moe_tp_extend_ep: whole experts over the TP x EP group; otherwise experts over EP and each expert cut over TP.
-    vocab_padded: rows of embedding and output layer over all TP ranks; None when the vocabulary is not padded.
+    Attributes:
+        tp, pp, ep, dp: sizes; `dp` counts all data parallel ranks, including expert parallel ones, so `ep` divides it.
+        num_layer_list: layers of every stage; with `virtual_stages` chunks per stage, entry `chunk * pp + stage`.
+        moe_tp_extend_ep: whole experts over the TP x EP group; otherwise experts over EP and each expert cut over TP.
+        vocab_padded: rows of embedding and output layer over all TP ranks; None if the vocabulary is not padded.
     """
 
     tp: int
@@ -171,7 +175,7 @@ class TrainPlacement:
         return self.dp_rank(rank) % self.ep
 
     def tp_ep_rank(self, rank: int) -> int:
-        """Rank in the tensor-and-expert group, where the tensor parallel index runs fastest."""
+        """Return the rank in the tensor-and-expert group, in which the tensor parallel index varies fastest."""
         return self.ep_rank(rank) * self.tp + self.tp_rank(rank)
 
     @cached_property
@@ -179,7 +183,7 @@ class TrainPlacement:
         return (0, *accumulate(self.num_layer_list))
 
     def layers(self, rank: int) -> tuple[LayerSlot, ...]:
-        """The transformer layers of this rank, in local order."""
+        """Return the transformer layers of this rank, in local order."""
         stage = self.pp_rank(rank)
         slots = []
         for chunk in range(self.virtual_stages):
@@ -189,20 +193,21 @@ class TrainPlacement:
         return tuple(slots)
 
     def chunk_prefix(self, chunk: int) -> str:
-        """Model chunks of one rank share parameter names; with virtual stages the chunk number tells them apart."""
+        """Return the prefix that tells apart equal names in a rank's chunks; empty without virtual stages."""
         return f"chunks.{chunk}." if self.virtual_stages > 1 else ""
 
 
 @dataclass(frozen=True)
 class RolloutPlacement:
-    """How vLLM 0.9.1 lays its ranks out: instance, then data parallel, then tensor parallel (fastest).
+    """vLLM 0.9.1's order of ranks: instance, then data parallel, then tensor parallel (fastest).
 
-    tp, dp: sizes inside one instance; `instances` independent copies fill the world.
-    ep: 1, or tp * dp when expert parallelism is enabled; with 1 every expert is cut over tp * dp.
-    shared_expert_replicated: vllm-ascend keeps the whole shared expert on every rank (enable_multistream_moe or
-        enable_prefill_optimizations); otherwise it is cut over tp.
-    lm_head_tp: vllm-ascend's own tensor parallel size of the output layer; None means tp.
-    vocab_multiple: vLLM pads the vocabulary to a multiple of this.
+    Attributes:
+        tp, dp: sizes inside one instance; `instances` independent copies fill the world.
+        ep: 1, or tp * dp if expert parallelism is enabled; with 1 every expert is cut over tp * dp.
+        shared_expert_replicated: whether vllm-ascend keeps the whole shared expert on every rank
+            (enable_multistream_moe or enable_prefill_optimizations); otherwise it is cut over tp.
+        lm_head_tp: vllm-ascend's own tensor parallel size of the output layer; None means tp.
+        vocab_multiple: vLLM pads the vocabulary to a multiple of this.
     """
 
     tp: int
@@ -227,7 +232,7 @@ class RolloutPlacement:
         return rank % self.tp
 
     def tp_dp_rank(self, rank: int) -> int:
-        """Rank in vLLM's expert group (data parallel x tensor parallel)."""
+        """Return the rank in vLLM's expert group (data parallel x tensor parallel)."""
         return rank % (self.tp * self.dp)
 
     @property
@@ -235,7 +240,7 @@ class RolloutPlacement:
         return self.lm_head_tp or self.tp
 
     def experts(self, rank: int, count: int) -> tuple[int, int]:
-        """The experts of this rank: equal shares, and the last rank of the group takes what is left over."""
+        """Return the experts of this rank, first and end: equal shares, and the last rank also takes the remainder."""
         if self.ep == 1:
             return 0, count
         size = count // self.ep
@@ -244,7 +249,7 @@ class RolloutPlacement:
 
 
 def vocabulary_shards(hf_name: str, local: str, valid: int, hidden: int, rows: tuple[int, int]) -> list[Shard]:
-    """The shards of a vocabulary-parallel weight that holds `rows` of a padded vocabulary with `valid` real rows."""
+    """Return the shards of a weight that holds `rows` of a padded vocabulary with `valid` real rows."""
     first, last = rows
     real = min(max(valid - first, 0), last - first)
     shards = []
@@ -259,7 +264,7 @@ def vocabulary_shards(hf_name: str, local: str, valid: int, hidden: int, rows: t
 def megatron_vocabulary_shards(
     hf_name: str, local: str, valid: int, hidden: int, placement: TrainPlacement, rank: int
 ) -> list[Shard]:
-    """Embedding or output layer of a training rank. Raises ValueError if its rows do not divide over `tp`."""
+    """Return embedding or output layer of a training rank. Raises ValueError if its rows do not divide over `tp`."""
     padded = placement.vocab_padded or valid
     rows = share(padded, placement.tp, placement.tp_rank(rank), "vocabulary rows over tensor parallel ranks")
     return vocabulary_shards(hf_name, local, valid, hidden, rows)
@@ -268,7 +273,7 @@ def megatron_vocabulary_shards(
 def rollout_vocabulary_shards(
     name: str, valid: int, hidden: int, placement: RolloutPlacement, parts: int, rank: int
 ) -> list[Shard]:
-    """Embedding or output layer of a rollout rank, padded as vLLM does it and divided over `parts` ranks.
+    """Return embedding or output layer of a rollout rank, padded as in vLLM and divided over `parts` ranks.
 
     Raises ValueError if its rows do not divide.
     """
@@ -278,14 +283,17 @@ def rollout_vocabulary_shards(
 
 
 def cut_shard(hf_name: str, dims: tuple[int, ...], local: str, dimension: int, parts: int, index: int) -> Shard:
-    """A whole local weight: part `index` of `parts` along `dimension`. Raises ValueError if it does not divide."""
+    """Return a shard that fills a local weight: part `index` of `parts` along `dimension`.
+
+    Raises ValueError if the dimension does not divide.
+    """
     bounds = list(whole_slice(dims))
     bounds[dimension] = share(dims[dimension], parts, index, hf_name)
     return Shard(hf_name, tuple(bounds), local)
 
 
 def gate_up_shards(prefix: str, local: str, hidden: int, width: int, parts: int, index: int) -> list[Shard]:
-    """gate_proj above up_proj in one local weight, each divided over `parts` ranks."""
+    """Return gate_proj above up_proj in one local weight, each divided over `parts` ranks."""
     interval = share(width, parts, index, prefix + "gate_proj.weight")
     rows = interval[1] - interval[0]
     bounds = (interval, (0, hidden))
@@ -296,7 +304,7 @@ def gate_up_shards(prefix: str, local: str, hidden: int, width: int, parts: int,
 
 
 def gated_shapes(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
-    """The three HuggingFace weights of a gated feed-forward network."""
+    """Return the three HuggingFace weights of a gated feed-forward network, with their shapes."""
     return {
         f"{prefix}gate_proj.weight": (width, hidden),
         f"{prefix}up_proj.weight": (width, hidden),
@@ -306,15 +314,17 @@ def gated_shapes(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, .
 
 @dataclass(frozen=True)
 class Table:
-    """The layouts of one model, bound to its sizes: all that loading, resharding and verification know of it.
+    """The sharding spec of one model, bound to its sizes: all that loading, resharding and verification know of it.
 
-    layers: transformer layers. shapes: name and shape of every HuggingFace tensor.
-    megatron, vllm_ascend: the shards of one rank; they raise ValueError for a placement that does not fit.
-    castable: endings of names whose type may differ between training and rollout.
-    float32: endings of names that training, rollout, checkpoints and exports keep in float32 in every job.
-    ignored_in_files: prefixes of tensors that a checkpoint may have and no layout uses.
-    prediction_layer: name and shape of the HuggingFace tensors of a layer for multi-token prediction, by its number;
-        None for a model that has no such layers.
+    Attributes:
+        layers: number of transformer layers.
+        shapes: name and shape of every HuggingFace tensor.
+        megatron, vllm_ascend: return the shards of one rank, or raise ValueError for a placement that does not fit.
+        castable: endings of names whose type may differ between training and rollout.
+        float32: endings of names that training, rollout, checkpoints and exports keep in float32 in every job.
+        ignored_in_files: prefixes of tensors that a checkpoint may have and no layout uses.
+        prediction_layer: returns name and shape of the HuggingFace tensors of a layer for multi-token prediction, by
+            its number; None for a model without such layers.
     """
 
     layers: int
@@ -347,7 +357,7 @@ def matrix_shards(shards: Iterable[Shard], shapes: Mapping[str, tuple[int, ...]]
     [(((0, 4), (0, 6)), (4, 6))]
 
     Raises:
-        ValueError: a shard has only part of such a tensor's row, or is part of a local tensor.
+        ValueError: a shard of such a tensor has only part of a row, or is only part of a local tensor.
     """
     return [shard if len(shard.bounds) <= 2 else _matrix_shard(shard, shapes[shard.hf_name]) for shard in shards]
 

@@ -1,4 +1,4 @@
-"""The live tensors of a model by local name, with the wrappers of the training framework taken off."""
+"""The live tensors of a model by local name, without the wrappers of the training framework."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,18 +10,18 @@ from torch import nn
 from post_training.layouts.layout import Shard
 
 ACTIVE_BUFFERS = ("expert_bias", "e_score_correction_bias")
-"""Buffers that are weights; every other buffer (rotary tables, masks) is derived and never moved."""
+"""Names of buffers that are weights; all other buffers (rotary tables, masks) are derived and never moved."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Take off wrappers such as Megatron's DistributedDataParallel and Float16Module; both call the model `module`."""
+    """Remove wrappers such as Megatron's DistributedDataParallel and Float16Module; both call the model `module`."""
     while isinstance(getattr(module, "module", None), nn.Module):
         module = module.module
     return module
 
 
 def weight_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and the buffers that are weights, each storage once, by the model's own names.
+    """Return parameters and the buffers that are weights, each storage once, by the model's own names.
 
     The values are the parameter objects themselves: read `.data` when it is needed, because offloading replaces it.
     """
@@ -31,14 +31,14 @@ def weight_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def rollout_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of a vLLM model."""
+    """Return the weights of a vLLM model."""
     return weight_tensors(unwrapped(model))
 
 
 def train_tensors(actor_module: nn.Module | Iterable[nn.Module]) -> dict[str, torch.Tensor]:
-    """The weights of verl's actor module: one Megatron model, or one for each virtual pipeline stage.
+    """Return the weights of verl's actor module: one Megatron model, or one per virtual pipeline stage.
 
-    With several, names start with `chunks.<number>.`, as `TrainPlacement.chunk_prefix` says.
+    If there are several, names start with `chunks.<number>.`, as in `TrainPlacement.chunk_prefix`.
     """
     if isinstance(actor_module, nn.Module) and not isinstance(actor_module, nn.ModuleList):
         chunks = [actor_module]
@@ -54,7 +54,7 @@ def train_tensors(actor_module: nn.Module | Iterable[nn.Module]) -> dict[str, to
 
 
 def wholly_covered(tensors: Mapping[str, torch.Tensor], shards: Iterable[Shard]) -> list[torch.Tensor]:
-    """The tensors of which a layout names every element: filling its shards leaves nothing of them as it was."""
+    """Return the tensors that the shards cover completely, so that filling the shards overwrites every element."""
     named: Counter[str] = Counter()
     for shard in shards:
         named[shard.local] += prod(shard.extents)

@@ -1,4 +1,4 @@
-"""How Megatron and vLLM laid out the ranks of this process group, in the terms of the reshard layouts."""
+"""Read how Megatron and vLLM laid out the ranks of this process group, in the terms of the reshard layouts."""
 
 from typing import Any
 
@@ -6,17 +6,20 @@ from post_training.layouts.layout import RolloutPlacement, TrainPlacement
 
 
 class PlacementError(RuntimeError):
-    """A parallel layout is in use that the reshard tables do not describe."""
+    """The sharding specs do not describe the parallel layout that is in use."""
 
 
 def train_placement(transformer_config: Any, whole_experts: bool = False) -> TrainPlacement:
-    """Read Megatron's placement; `transformer_config` is the training model's.
+    """Read Megatron's placement.
 
-    `whole_experts`: Megatron-core 0.16 spreads whole experts over tensor parallel ranks too, and counts these ranks in
-    the size of its expert parallel groups (expert_tensor_parallel_size=1). That size is a multiple of theirs.
+    Args:
+        transformer_config: the training model's.
+        whole_experts: Megatron-core 0.16 spreads whole experts over tensor parallel ranks too, and counts these ranks
+            in the size of its expert parallel groups (expert_tensor_parallel_size=1), which is a multiple of tp.
 
-    Raises PlacementError for stages of listed lengths that are virtual, and when Megatron numbers its ranks in another
-    order than the tables.
+    Raises:
+        PlacementError: num_layer_list is combined with virtual stages, or Megatron numbers its ranks in another order
+            than the sharding specs.
     """
     import torch.distributed as dist
     from megatron.core import parallel_state

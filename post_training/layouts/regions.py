@@ -1,6 +1,6 @@
-"""Layouts of many ranks, small to send and shared in memory.
+"""Layouts of many ranks, in a form that is small to send and shared in memory.
 
-A plan needs the regions that every rank holds, but only its own rank's places in memory. So ranks exchange numbers
+A plan needs the regions that every rank holds, but places in memory only for its own rank. So ranks exchange numbers
 instead of shards.
 """
 
@@ -20,8 +20,9 @@ _VECTOR = -1
 class Regions:
     """The regions of one rank's shards, in their order.
 
-    rows: for each (number of its tensor, row start, row stop, column start, column stop); of padding the number is -1,
-        of a vector the columns are.
+    Attributes:
+        rows: one row per shard: (number of its tensor, row start, row stop, column start, column stop). The number of
+            padding is -1, and so are the columns of a vector.
     """
 
     rows: np.ndarray
@@ -29,9 +30,12 @@ class Regions:
 
 @dataclass(frozen=True)
 class SideRegions:
-    """What all ranks of a group hold on one side, training's or the rollout's.
+    """The regions that all ranks of a group hold on one side, training or rollout.
 
-    names: of the model's tensors, by number. ranks: the regions of each rank. own: the shards of this rank.
+    Attributes:
+        names: of the model's tensors, by number.
+        ranks: the regions of each rank.
+        own: the shards of this rank.
     """
 
     names: Sequence[str]
@@ -39,7 +43,7 @@ class SideRegions:
     own: Sequence[Shard]
 
     def first_held(self, rank: int) -> set[str]:
-        """The tensors of this rank that no lower rank holds."""
+        """Return the tensors of this rank that no lower rank holds."""
         mine = self.ranks[rank].rows[:, 0]
         fresh = np.zeros(len(self.names) + 1, dtype=bool)
         fresh[mine] = True
@@ -49,15 +53,20 @@ class SideRegions:
 
 
 def regions_of(shards: Iterable[Shard], names: Sequence[str]) -> Regions:
-    """What others have to know of a rank. names: the model's tensors, in the order that all ranks have.
+    """Return the regions of a rank's shards, which other ranks need.
 
-    Raises ValueError for a shard of another tensor, or of more than two dimensions.
+    Args:
+        shards: of the rank.
+        names: the model's tensors, in the same order on all ranks.
+
+    Raises:
+        ValueError: a shard belongs to another tensor, or has more than two dimensions.
     """
     return _regions([list(shards)], names)[0]
 
 
 def _regions(layouts: Sequence[Sequence[Shard]], names: Sequence[str]) -> list[Regions]:
-    """Of each layout. Layouts share shard objects, so each object is read only once."""
+    """Return the regions of each layout. Layouts share shard objects, so each object is read only once."""
     numbers = {name: number for number, name in enumerate(names)} | {PADDING: -1}
     distinct = {id(shard): shard for shards in layouts for shard in shards}
     rows = np.array([_row(shard, numbers) for shard in distinct.values()], dtype=np.int32).reshape(-1, 5)
@@ -78,7 +87,7 @@ def _row(shard: Shard, numbers: dict[str, int]) -> tuple[int, ...]:
 
 
 def layouts_of(gathered: Sequence[Regions], names: Sequence[str]) -> list[list[Shard]]:
-    """The layouts of all ranks, which share equal shards. They say what a rank holds and not where.
+    """Return the layouts of all ranks, which share equal shards. Their shards have no place in memory.
 
     >>> whole = Shard("w", ((0, 4), (0, 3)), "model.w")
     >>> first, second = layouts_of([regions_of([whole], ["w"])] * 2, ["w"])
@@ -99,7 +108,7 @@ def layouts_of(gathered: Sequence[Regions], names: Sequence[str]) -> list[list[S
 
 
 def rollout_regions(table: Table, placement: RolloutPlacement) -> list[Regions]:
-    """The regions of all rollout ranks. Instances are copies of each other and share theirs."""
+    """Return the regions of all rollout ranks. Instances are copies of each other and share their regions."""
     alone = replace(placement, instances=1)
     layouts = [table.vllm_ascend(alone, rank) for rank in range(alone.world_size)]
     return _regions(layouts, tuple(table.shapes)) * placement.instances

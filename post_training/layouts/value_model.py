@@ -1,6 +1,6 @@
-"""The layout of a critic: that of its model, with one output a token where the model has its vocabulary.
+"""The layout of a critic: that of its model, with one output per token in place of the vocabulary.
 
-HF names are those of transformers' classes for token classification, as a critic on FSDP has them too.
+HF names are those of transformers' classes for token classification, which a critic on FSDP has too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _OUTPUT, _LOCAL, _NORM = "lm_head.weight", "output_layer.", "model.norm.weight"
 
 
 def value_table(table: Table) -> Table:
-    """The layouts of a critic with the model of `table`. Every tensor-parallel rank of the last stage has the head."""
+    """Return a critic's layouts for the model of `table`. Every tensor parallel rank of the last stage has the head."""
     (hidden,) = table.shapes[_NORM]
     head = {HEAD_WEIGHT: (1, hidden), HEAD_BIAS: (1,)}
 
@@ -31,7 +31,7 @@ def value_table(table: Table) -> Table:
 
 
 def without_head(shards: list[Shard]) -> list[Shard]:
-    """Those of `shards` that lie in the transformer, and not in what its last stage puts its hidden states through."""
+    """Return `shards` without those of the output layer, which the last stage applies to its hidden states."""
     return [shard for shard in shards if not shard.local.rpartition(_LOCAL)[1]]
 
 

@@ -14,10 +14,10 @@ _GATES = ("gate_proj", "up_proj")
 
 @dataclass(frozen=True)
 class VisionShape:
-    """The sizes that decide every tensor shape.
+    """The sizes that determine every tensor shape.
 
     Attributes:
-        merged: patches that are merged into one vision token, in one dimension.
+        merged: patches that are merged into one vision token, along one dimension.
         output: width of a vision token, which is the hidden size of the language model.
     """
 
@@ -33,7 +33,7 @@ class VisionShape:
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> Self:
-        """Read `vision_config` of a config.json. Raises KeyError for one without a size."""
+        """Read `vision_config` of a config.json. Raises KeyError if a size is missing."""
         return cls(
             hidden=values["hidden_size"],
             intermediate=values["intermediate_size"],
@@ -53,7 +53,7 @@ class VisionShape:
 
 
 def hf_shapes(shape: VisionShape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every HuggingFace tensor."""
+    """Return name and shape of every HuggingFace tensor."""
     shapes: dict[str, tuple[int, ...]] = {
         f"{PREFIX}patch_embed.proj.weight": (shape.hidden, shape.channels, shape.frames, shape.patch, shape.patch)
     }
@@ -76,7 +76,7 @@ def _linear(name: str, out: int, inputs: int) -> dict[str, tuple[int, ...]]:
 
 
 def vllm_ascend(shape: VisionShape, tp: int, tp_rank: int) -> list[Shard]:
-    """The shards of one rollout rank.
+    """Return the shards of one rollout rank.
 
     Raises:
         ValueError: a width does not divide over the ranks.
@@ -96,7 +96,7 @@ def vllm_ascend(shape: VisionShape, tp: int, tp_rank: int) -> list[Shard]:
 
 
 def _stacked_qkv(shape: VisionShape, name: str, dims: tuple[int, ...], tp: int, tp_rank: int) -> list[Shard]:
-    """A rank has its heads of the query, then of the key, then of the value.
+    """Return a rank's fused rows: its heads of the query, then of the key, then of the value.
 
     >>> shape = VisionShape(4, 1, 1, heads=4, channels=3, patch=1, frames=1, merged=1, output=1)
     >>> [(shard.bounds[0], shard.view.index[0]) for shard in _stacked_qkv(shape, "", (12,), 2, 1)]

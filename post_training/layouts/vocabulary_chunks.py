@@ -1,4 +1,4 @@
-"""How a shard of the vocabulary is cut into chunks whose logits fit into a given memory."""
+"""Cut a shard of the vocabulary into chunks whose logits fit into a given memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 # Float32, the type in which log-probs and entropy are computed.
 _LOGIT_BYTES = 4
-# Matrix units work on tiles: a narrower chunk wastes them, and the memory of one this wide is small beside the rest.
+# Matrix units work on tiles, which a narrower chunk would waste; one of this width takes comparatively little memory.
 _NARROWEST = 128
 
 

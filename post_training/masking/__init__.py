@@ -1,6 +1,6 @@
 """Masks secrets in everything that a run writes or prints: configurations, logs, checkpoints, bundles and reports.
 
-Needs nothing but the standard library: the launchers mask their dry runs with the Python of the machine.
+Needs only the standard library: the launchers mask their dry runs with the machine's Python.
 """
 
 from __future__ import annotations

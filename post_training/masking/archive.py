@@ -1,4 +1,4 @@
-"""An archive of text files that can be given away: secrets are masked, and only its user can read it."""
+"""An archive of text files that can be shared: secrets are masked, and only its owner can read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from post_training.masking.values import Secrets
 
 
 def write_archive(path: Path, folder: str, files: Mapping[str, Path]) -> None:
-    """Writes a tar.gz with masked copies of text files, by their names inside a folder of its own; mode 0600.
+    """Write a tar.gz with masked copies of text files, by their names inside its top folder `folder`; mode 0600.
 
     Raises:
         OSError: it cannot be written.

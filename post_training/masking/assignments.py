@@ -1,4 +1,4 @@
-"""Finds `NAME=value`, `"name": "value"` and `--name value` in a text where the name says that the value is a secret."""
+"""Find `NAME=value`, `"name": "value"` and `--name value` in a text if the name says that the value is a secret."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from post_training.masking.names import always_secret, names_secret, names_secret_in_prose, variable_holds_secret
 from post_training.masking.shapes import MASK
 
-# A name, its closing quote, and what assigns. The look-behind lets no run of word characters be tried twice.
+# A name, its closing quote, and the assignment. The look-behind prevents trying a run of word characters twice.
 _NAME = re.compile(
     r"(?<![\w./-])(?P<dashes>--)?(?P<name>[A-Za-z_][\w.-]{0,200})(?P<quote>\\?[\"']?)"
     r"(?P<sign>=(?!=)|[ \t]{1,3}=(?!=)[ \t]{0,3}|[ \t]{0,3}:(?!:|//)[ \t]{0,3}|(?(dashes)[ \t]{1,3}|(?!)))"
@@ -19,7 +19,7 @@ _ESCAPED_QUOTES = re.compile(r"\\\"[^\"\\\n]{0,20000}\\\"|\\'[^'\\\n]{0,20000}\\
 _GROUP = re.compile(r"\[[^\]\n]{0,20000}\]?|\{[^}\n]{0,20000}\}?")
 _BARE = re.compile(r"(?:\\.|[^\s'\"\\]){1,20000}")
 _CLOSING = ",;.)]}>"
-# What stands in the place of a secret, and what only says that there is none.
+# Values that take the place of a secret, or that only say that there is none.
 _NO_SECRET = re.compile(
     r"(?i)(?:bearer|basic|none|null|true|false|auto|yes|no|empty|missing|unset|~|\$\{.*|\$\w+|\*+.*)$"
 )
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?$")
 
 
 def secret_spans(text: str) -> Iterator[tuple[int, int]]:
-    """The begin and the end of every value that its name calls a secret, in order, quotes left out."""
+    """Yield begin and end of every value whose name marks it as a secret, in order and without quotes."""
     if not any(sign in text for sign in ("=", ":", "--")):
         return
     behind = 0
@@ -41,7 +41,7 @@ def secret_spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def mask_assignments(text: str) -> str:
-    """The text with every such value masked."""
+    """Return the text with every such value masked."""
     parts, behind = [], 0
     for begin, end in secret_spans(text):
         parts += [text[behind:begin], MASK]
@@ -53,14 +53,14 @@ def _is_secret(match: re.Match[str]) -> bool:
     sign, name = match["sign"].strip(), match["name"]
     if not sign:  # an option and its value
         return match["dashes"] == "--" and names_secret(name) and not match["quote"]
-    # A lone word with a blank before what assigns stands in a sentence or in a line of source.
+    # A word without quotes before a colon, or before a blank and an equals sign, may be prose or a line of source.
     if not match["quote"] and (sign == ":" or match["sign"][0] in " \t"):
         return names_secret_in_prose(name)
     return names_secret(name) or (name.isupper() and variable_holds_secret(name))
 
 
 def _value(text: str, match: re.Match[str]) -> tuple[int, int]:
-    """Where the value stands; a word in quotes, such as 'a.password=b c', ends with its quote."""
+    """Return begin and end of the value; in a quoted word, such as 'a.password=b c', it ends with the quote."""
     start = match.end()
     for form, quote in ((_QUOTED, 1), (_ESCAPED_QUOTES, 2)):
         if quoted := form.match(text, start):
@@ -86,5 +86,5 @@ def _is_worth_masking(name: str, value: str) -> bool:
     if not value or value.startswith(MASK) or _NO_SECRET.match(value):
         return False
     if not names_secret(name) and value.startswith("/") and os.path.exists(value):
-        return False  # where a key lies is no secret
+        return False  # the path of a key is no secret
     return always_secret(name) or not _NUMBER.match(value)

@@ -1,4 +1,4 @@
-"""Secrets that are recognised by their form alone: tokens of well-known services, addresses, headers and keys."""
+"""Mask secrets recognised by their form alone: tokens of well-known services, addresses, headers and keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 MASK = "***"
 _START = r"(?<![A-Za-z0-9])"
-# As their issuers document them; the lengths keep identifiers such as hf_config or sk-learn out.
+# As their issuers document them; the lengths exclude identifiers such as hf_config or sk-learn.
 _TOKENS = re.compile(
     _START + r"(?:gh[opsur]_[A-Za-z0-9]{16,255}|github_pat_[A-Za-z0-9_]{22,255}|gl(?:pat|ptt|rt|cbt|dt)-[\w-]{16,300}"
     r"|hf_[A-Za-z0-9]{20,100}|api_org_[A-Za-z0-9]{20,100}|(?:AKIA|ASIA|AGPA|AROA)[A-Z0-9]{16}|LTAI[A-Za-z0-9]{12,30}"
@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
     r"(?i)([?&](?:[a-z_-]{0,40}(?:token|secret|password|passwd|signature|credential)|(?:api[_-]?|access[_-]?|x-)?key|"
     r"auth|sig|sign|awsaccesskeyid|accesskeyid|code)=)[^&\s'\"#]{1,4000}"
 )
-# Whoever has such an address can post to it: Slack, Discord, Teams, Feishu, WeCom, DingTalk and the like.
+# Web hooks, to which anybody who knows the address can post: Slack, Discord, Teams, Feishu, WeCom, DingTalk and others.
 _HOOK = re.compile(
     r"(?i)(https?://[^\s/'\"]{1,250}/(?:[^\s?#'\"]{0,200}/)?(?:services|[\w-]{0,20}hooks?b?2?|robot/send)(?=[/?])/?)"
     r"[^\s'\"<>]{6,1000}"
@@ -43,7 +43,7 @@ def _assigned(name: str) -> Callable[[re.Match[str]], str]:
 
 
 def mask_shapes(text: str) -> str:
-    """Replaces everything in a text that has the form of a secret; linear in the length of the text."""
+    """Mask everything in a text that has the form of a secret, in time linear in its length."""
     if "-----BEGIN" in text:
         text = _mask_private_keys(text)
     if "://" in text:
@@ -56,7 +56,7 @@ def mask_shapes(text: str) -> str:
 
 
 def _mask_private_keys(text: str) -> str:
-    """Masks keys in PEM's form, also one whose end is missing."""
+    """Mask PEM keys, including one whose end is missing."""
     parts, behind = [], 0
     while begin := KEY_BEGINS.search(text, behind):
         end = KEY_ENDS.search(text, begin.end())

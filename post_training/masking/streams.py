@@ -1,4 +1,4 @@
-"""Masks secrets in what a process prints and in what it reads from the processes that it starts."""
+"""Mask secrets in a process's own output and in the output of the processes that it starts."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from typing import Any, BinaryIO, TextIO
 from post_training.masking.shapes import KEY_BEGINS, KEY_ENDS
 from post_training.masking.values import Secrets
 
-# A line that is longer is masked in parts, and what was printed without a line's end is shown after so many seconds.
+# A longer line is masked in parts, and text without a line ending is shown after `_SHOWN_AFTER_S` seconds.
 _LONGEST_LINE = 1 << 18
 _OVERLAP = 1 << 13
 _SHOWN_AFTER_S = 0.5
 _READ_BYTES = 1 << 16
 _LINE_END = re.compile(r"(\r\n|\r|\n)")
-# The end of a text that more text may make the first line of a private key.
+# The end of a text that may turn out to begin the first line of a private key.
 _KEY_MAY_BEGIN = re.compile(r"-----(?:B|BE|BEG|BEGI|BEGIN[^\r\n]*)$|-{1,5}$")
 
 
 class MaskingWriter:
-    """Takes text in pieces and hands masked lines on; a secret may be cut between two pieces.
+    """Takes text in chunks and passes masked lines on; a secret may be split over two chunks.
 
     Args:
-        secrets: what is masked.
-        write: gets the masked text, whole lines where there are any.
+        secrets: to be masked.
+        write: receives the masked text, whole lines if there are any.
     """
 
     def __init__(self, secrets: Secrets, write: Callable[[str], Any]) -> None:
         self._secrets, self._write, self._pending, self._is_in_key = secrets, write, "", False
 
     def feed(self, text: str) -> None:
-        """Hands the complete lines on."""
+        """Pass the complete lines on."""
         *lines, self._pending = _LINE_END.split(self._pending + text)
         for line, ending in zip(lines[::2], lines[1::2], strict=True):
             self._write(self._line(line + ending))
         if len(self._pending) > _LONGEST_LINE:
-            # The end is kept back masked: what is a secret there is not cut a second time.
+            # The end is kept back in masked form, so that a secret in it is not split again.
             whole = self._secrets.text(self._pending)
             self._write(whole[:-_OVERLAP])
             self._pending = whole[-_OVERLAP:]
 
     def flush(self, at_end: bool = False) -> None:
-        """Hands on what has no end of a line yet, unless it may belong to a private key.
+        """Pass on text without a line ending yet, unless it may belong to a private key.
 
         Args:
-            at_end: no more text comes.
+            at_end: whether no more text comes.
         """
         if self._is_in_key or (not at_end and _KEY_MAY_BEGIN.search(self._pending)):
             return
@@ -59,7 +59,7 @@ class MaskingWriter:
             self._write(self._secrets.text(pending))
 
     def _line(self, line: str) -> str:
-        """A masked line; those of a private key, which has many, are masked from its first to its last."""
+        """Mask a line; the many lines of a private key become one mask."""
         if self._is_in_key:
             self._is_in_key = KEY_ENDS.search(line) is None
             return ""
@@ -88,9 +88,9 @@ class _MaskedStream:
 
 @contextmanager
 def masked_output(secrets: Secrets | None = None) -> Iterator[Secrets]:
-    """Masks what this process prints by `print`, `logging` and `traceback` while the block lasts.
+    """Mask the output of `print`, `logging` and `traceback` of this process while the block lasts.
 
-    Ray prints what its workers say in the process that drives them, so that is masked too.
+    The output of Ray's workers is masked too, because Ray prints it in the driver.
     """
     known = secrets or Secrets()
     before = sys.stdout, sys.stderr
@@ -102,30 +102,30 @@ def masked_output(secrets: Secrets | None = None) -> Iterator[Secrets]:
 
 
 class _MaskingCopy:
-    """Takes bytes in pieces and hands them on masked; bytes that are no UTF-8 become U+FFFD."""
+    """Takes bytes in chunks and passes them on masked; bytes that are not UTF-8 become U+FFFD."""
 
     def __init__(self, secrets: Secrets, write: Callable[[bytes], Any]) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._writer = MaskingWriter(secrets, lambda text: write(text.encode()))
 
     def feed(self, content: bytes) -> None:
-        """Hands the complete lines on; no content is the end."""
+        """Pass the complete lines on; empty content means the end."""
         self._writer.feed(self._decoder.decode(content, final=not content))
         if not content:
             self._writer.flush(at_end=True)
 
     def flush(self) -> None:
-        """Hands on what has no end of a line yet."""
+        """Pass on text without a line ending yet."""
         self._writer.flush()
 
 
 def copy_masked(source: int, secrets: Secrets, write: Callable[[bytes], Any]) -> None:
-    """Reads a pipe to its end and hands on what comes out, masked, a line at a time.
+    """Read a pipe to its end and pass its content on, masked, line by line.
 
     Args:
         source: the descriptor to read.
-        secrets: what is masked.
-        write: gets the masked bytes.
+        secrets: to be masked.
+        write: receives the masked bytes.
     """
     copy = _MaskingCopy(secrets, write)
     while True:
@@ -139,7 +139,7 @@ def copy_masked(source: int, secrets: Secrets, write: Callable[[bytes], Any]) ->
 
 
 def copy_masked_file(source: BinaryIO, secrets: Secrets, write: Callable[[bytes], Any]) -> None:
-    """The same for a file, to its present end."""
+    """Do the same for a file, up to its present end."""
     copy = _MaskingCopy(secrets, write)
     while content := source.read(_READ_BYTES):
         copy.feed(content)

@@ -1,4 +1,4 @@
-"""Masks secrets in configurations and texts: by name, by form, and the values of this process's variables anywhere."""
+"""Mask secrets in configurations and texts: by name, by form, and the values of this process's variables anywhere."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from post_training.masking.assignments import mask_assignments
 from post_training.masking.names import always_secret, names_secret, variable_holds_secret
 from post_training.masking.shapes import MASK, mask_shapes
 
-# A value of so many characters is masked within a word too; a shorter one, down to the second number, as a whole word.
+# Values of at least `_LONG` characters are masked within words too; shorter ones, from `_SHORTEST` on, as whole words.
 _LONG, _SHORTEST = 8, 5
 _PLACEHOLDERS = frozenset("empty dummy false local none secret token token-abc123 prompt default disabled".split())
 _WORD_CHARACTER = "[A-Za-z0-9_]"
 
 
 class Secrets:
-    """The values that are secret for one process, masked wherever they stand as text.
+    """The secret values of one process, masked wherever they occur in text.
 
     Args:
-        environment: variables; the values of those whose name means a secret are masked (default: this process's).
+        environment: variables; the values of those whose names mark secrets are masked (default: this process's).
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -31,22 +31,22 @@ class Secrets:
         self._values: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         for name, value in variables.items():
-            if variable_holds_secret(name) and not os.path.exists(value):  # a path leads to a secret and is none
+            if variable_holds_secret(name) and not os.path.exists(value):  # the path of a secret is not one itself
                 self._keep(value)
 
     def learn(self, config: Any) -> None:
-        """Masks from now on what the names of a configuration call secret, wherever else it stands."""
+        """Mask from now on, wherever they occur, the values whose names in this configuration mark them as secrets."""
         for value in _secret_leaves(config):
             self._keep(str(value))
 
     def text(self, text: str) -> str:
-        """A text in which `***` stands for every secret; as it was where there is none."""
+        """Return a text with `***` for every secret; unchanged if there is none."""
         if self._pattern is not None:
             text = self._pattern.sub(MASK, text)
         return mask_assignments(mask_shapes(text))
 
     def value(self, value: Any) -> Any:
-        """A copy of plain values (mappings, lists, texts, numbers) without secrets; tuples become lists."""
+        """Return a copy of plain values (mappings, lists, texts, numbers) without secrets; tuples become lists."""
         if isinstance(value, Mapping):
             return {
                 self.text(name) if isinstance(name, str) else name: _hidden(name, each)
@@ -59,7 +59,7 @@ class Secrets:
         return self.text(value) if isinstance(value, str) else value
 
     def _keep(self, value: str) -> None:
-        """Adds a value, its lines where it has several, and the forms in which JSON and addresses write it."""
+        """Add a value, its lines if it has several, and its forms in JSON and in addresses."""
         parts = {value.strip(), *(line.strip() for line in value.splitlines() if len(line.strip()) >= 2 * _LONG)}
         for part in parts:
             if len(part) < _SHORTEST or part.lower() in _PLACEHOLDERS or set(part) <= {"*"}:
@@ -78,11 +78,11 @@ class Secrets:
 
 
 def masked(value: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """A copy of a configuration of plain values in which `***` stands for every secret.
+    """Return a copy of a configuration of plain values with `***` for every secret.
 
-    A secret is what stands under a key that names one (`api_key`, `DB_PASSWD`, ...), what has the form of one (tokens
-    of well-known services, the user of an address, headers, web hooks), and, anywhere, the value of a variable of the
-    `environment` (default: this process's) whose name says so.
+    A secret is any value under a key that names one (`api_key`, `DB_PASSWD`, ...), text in the form of one (tokens of
+    well-known services, the user of an address, headers, web hooks) and, anywhere, the value of a variable of the
+    `environment` (default: this process's) whose name marks it as secret.
 
     For example {"api_key": "abc", "proxy": "http://me:pw@host"} becomes {"api_key": "***", "proxy": "http://***@host"}.
     """
@@ -92,7 +92,7 @@ def masked(value: Any, environment: Mapping[str, str] | None = None) -> Any:
 
 
 def masked_text(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The same for a text, such as a log or a command; `NAME=value` in it counts as a key with its value."""
+    """Do the same for a text, such as a log or a command; `NAME=value` in it counts as a key with its value."""
     return Secrets(environment).text(text)
 
 
@@ -102,14 +102,14 @@ def _as_pattern(value: str) -> str:
 
 
 def _names_secret(name: Any, value: Any) -> bool:
-    """Whether a value stands under a name for a secret; a number does only where the name leaves nothing else."""
+    """Return whether the name marks the value as a secret; for a number it must be a name that always does."""
     if not isinstance(name, str) or value is None or isinstance(value, bool) or value == "":
         return False
     return always_secret(name) if isinstance(value, int | float) else names_secret(name)
 
 
 def _hidden(name: Any, value: Any) -> Any:
-    """The value with all its leaves masked, so that the page still shows how many there were."""
+    """Return the value with all its leaves masked, which still shows how many there were."""
     if isinstance(value, Mapping):
         return {key: _hidden(key, each) for key, each in value.items()}
     if isinstance(value, list | tuple):

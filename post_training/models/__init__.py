@@ -1,1 +1,1 @@
-"""One file for each family of models, and what Megatron builds them from."""
+"""One file per family of models, and the modules from which Megatron builds them."""

@@ -1,4 +1,4 @@
-"""The DeepSeek-V3 layout tables: HuggingFace files, Megatron (MindSpeed-LLM v2.0.0 names), vLLM-Ascend 0.9.1 rollout.
+"""The DeepSeek-V3 sharding specs: HuggingFace files, Megatron (MindSpeed-LLM v2.0.0 names), vLLM-Ascend 0.9.1 rollout.
 
 HF names and shapes are those of transformers' DeepseekV3ForCausalLM; every linear weight is [out, in].
 """
@@ -28,11 +28,11 @@ from post_training.models.sentences import invalid, reject
 from post_training.models.sizes import ModelSizes
 
 CASTABLE = (".mlp.gate.weight",)
-"""Endings of tensors that both sides may keep in different types: with `enable_super_kernel` vLLM-Ascend holds the
-router's weight in float32, which holds training's bfloat16 exactly."""
+"""Endings of tensors that both sides may keep in different types: with `enable_super_kernel` vLLM-Ascend keeps the
+router's weight in float32, which represents training's bfloat16 exactly."""
 
 FLOAT32 = (".mlp.gate.e_score_correction_bias",)
-"""Published in float32 near 5; bfloat16 rounds away what the biases decide (`post_training.models.expert_bias`)."""
+"""Published in float32 near 5; bfloat16 would round away the differences that matter (see `models.expert_bias`)."""
 
 
 _CONFIGURATION_KEYS = (
@@ -49,7 +49,7 @@ _AS_PUBLISHED = {
 
 
 def _layout_variants(config: Mapping[str, Any]) -> Iterator[str]:
-    """What the tables do not describe."""
+    """Yield a sentence for each value of a configuration that the sharding specs do not describe."""
     if config.get("q_lora_rank") is None:
         reason = "only DeepSeek models with q_lora_rank (V2, V3, R1) have a layout table, not V2-Lite"
         yield invalid("q_lora_rank", None, reason, "Set actor_rollout_ref.model.path to DeepSeek-V3 or R1")
@@ -60,7 +60,7 @@ def _layout_variants(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def variants(config: Mapping[str, Any]) -> Iterator[str]:
-    """What the tables do not describe, and what training has no modules for."""
+    """Yield a sentence for each value that the sharding specs do not describe or training has no modules for."""
     yield from _layout_variants(config)
     if config.get("num_nextn_predict_layers"):
         reason = "layers for multi-token prediction are not trained"
@@ -77,7 +77,7 @@ def variants(config: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class DeepseekV3Shape:
-    """The sizes that decide every tensor shape of DeepSeek-V3."""
+    """The sizes that determine every tensor shape of DeepSeek-V3."""
 
     hidden: int
     intermediate: int
@@ -99,7 +99,7 @@ class DeepseekV3Shape:
     def from_config(cls, config: Any) -> "DeepseekV3Shape":
         """Read a transformers DeepseekV3Config (or the mapping of its config.json).
 
-        Raises ValueError for a variant that these tables do not describe.
+        Raises ValueError for a variant that the sharding specs do not describe.
         """
         values = config if isinstance(config, Mapping) else config.to_dict()
         reject(_layout_variants(values))
@@ -137,7 +137,7 @@ class DeepseekV3Shape:
 
 
 def table(shape: DeepseekV3Shape) -> Table:
-    """All layouts of a DeepSeek-V3 of these sizes."""
+    """Return all layouts of a DeepSeek-V3 of these sizes."""
     return Table(
         layers=shape.layers,
         shapes=hf_shapes(shape),
@@ -151,7 +151,7 @@ def table(shape: DeepseekV3Shape) -> Table:
 
 
 def hf_shapes(shape: DeepseekV3Shape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every HuggingFace tensor, without the multi-token-prediction layers."""
+    """Return name and shape of every HuggingFace tensor, without the multi-token-prediction layers."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab, shape.hidden)}
     for layer in range(shape.layers):
         shapes |= _layer_shapes(shape, layer)
@@ -185,14 +185,14 @@ def _layer_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ..
 
 
 def ignored_in_files(shape: DeepseekV3Shape) -> tuple[str, ...]:
-    """Prefixes of tensors that a checkpoint may have and no layout uses: the multi-token-prediction layers."""
+    """Return prefixes of tensors that a checkpoint may have and no layout uses: the multi-token-prediction layers."""
     return tuple(f"model.layers.{shape.layers + extra}." for extra in range(shape.mtp_layers))
 
 
 def mtp_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every HuggingFace tensor of one layer for multi-token prediction.
+    """Return name and shape of every HuggingFace tensor of one layer for multi-token prediction.
 
-    layer: its number in the names; the first one follows the last layer of the model.
+    `layer` is its number in the names; the first one follows the last layer of the model.
     """
     prefix, sparse = f"model.layers.{layer}.", f"model.layers.{shape.dense_layers}."
     shallow = hf_shapes(replace(shape, layers=shape.dense_layers + 1))
@@ -207,9 +207,9 @@ def mtp_shapes(shape: DeepseekV3Shape, layer: int) -> dict[str, tuple[int, ...]]
 
 
 def megatron(shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> list[Shard]:
-    """The shards of one training rank.
+    """Return the shards of one training rank.
 
-    Raises ValueError when the layer list does not add up or a width does not divide over the ranks.
+    Raises ValueError if the layer list does not add up or a width does not divide over the ranks.
     """
     if sum(placement.num_layer_list) != shape.layers:
         raise ValueError(f"num_layer_list {placement.num_layer_list} does not add up to {shape.layers} layers")
@@ -240,7 +240,7 @@ def _experts(shape: DeepseekV3Shape) -> Experts:
 
 @lru_cache(maxsize=4096)
 def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp: int, tp_rank: int) -> list[Shard]:
-    """Everything of a layer except its routed experts."""
+    """Return all shards of a layer except its routed experts."""
     hf_name = f"model.layers.{slot.layer}."
     shapes = _layer_shapes(shape, slot.layer)
 
@@ -278,10 +278,10 @@ def _megatron_dense_part(shape: DeepseekV3Shape, slot: LayerSlot, local: str, tp
 
 
 def vllm_ascend(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) -> list[Shard]:
-    """The shards of one rollout rank, as the model keeps them after process_weights_after_loading.
+    """Return the shards of one rollout rank, as the model keeps them after process_weights_after_loading.
 
     The absorbed MLA weights (W_UK_T, W_UV) are derived from kv_b_proj and rebuilt by `mla_refresh`.
-    Raises ValueError when a width does not divide over the ranks.
+    Raises ValueError if a width does not divide over the ranks.
     """
     tp_rank = placement.tp_rank(rank)
     vocabulary = partial(
@@ -300,7 +300,7 @@ def vllm_ascend(shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) 
 def _rollout_dense_part(
     shape: DeepseekV3Shape, layer: int, tp: int, tp_rank: int, shared_expert_replicated: bool
 ) -> list[Shard]:
-    """Everything of a layer except its routed experts; only the fused gate_up_proj has a name of its own."""
+    """Return all shards of a layer except its routed experts; only the fused gate_up_proj has a name of its own."""
     prefix = f"model.layers.{layer}."
     cuts = {
         f"{prefix}self_attn.q_b_proj.weight": 0,
@@ -325,7 +325,7 @@ def _rollout_dense_part(
 
 
 def sizes(config: Mapping[str, Any]) -> ModelSizes:
-    """What plans and counts need of a DeepSeek-V3. Raises KeyError for a config.json without a size."""
+    """Return the sizes of a DeepSeek-V3 for plans and counts. Raises KeyError if config.json lacks a size."""
     nope, rope, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     latent, query = config["kv_lora_rank"], config.get("q_lora_rank") or 0
@@ -344,8 +344,8 @@ def sizes(config: Mapping[str, Any]) -> ModelSizes:
         + latent * heads * (nope + value)
         + heads * value * hidden,
         score_width=heads * (nope + rope + value),
-        # Query, key, value and output of the operator, the input of the query's rotation, and the operator's largest
-        # scores and sums, which are 8 of each and in float32.
+        # Query, key, value and output of the operator, the input of the query's rotation, and the operator's maxima and
+        # sums of scores, 8 of each in float32.
         kept_by_heads=heads * (2 * (nope + rope) + 2 * value + rope + 32),
         kept_whole=query + latent + rope,
         cache_by_heads=0,

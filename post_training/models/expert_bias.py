@@ -1,6 +1,6 @@
-"""The bias with which a router chooses experts, in float32 whatever the type of its model.
+"""Keep a router's bias for choosing experts in float32, whatever the type of its model.
 
-DeepSeek-V3 publishes values near 5 in float32; neighbouring bfloat16 numbers are 0.016 to 0.031 apart there.
+DeepSeek-V3 publishes values near 5 in float32, where neighbouring bfloat16 numbers are 0.016 to 0.031 apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXPERT_BIAS = "expert_bias"
 
 @contextmanager
 def float32_expert_bias(model: nn.Module) -> Iterator[None]:
-    """Keep every `expert_bias` of `model` float32 while the block casts or moves the model; devices do change."""
+    """Keep every `expert_bias` of `model` float32 while the block casts or moves the model; its device may change."""
     import torch
 
     kept = {

@@ -1,4 +1,4 @@
-"""Which placements of a decoder with routed experts this project's Megatron modules implement."""
+"""Check whether this project's Megatron modules implement a placement of a decoder with routed experts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from dataclasses import dataclass
 class ExpertPlacement:
     """Sizes of a decoder with experts and of the parallel groups that train it.
 
-    num_layer_list: layers of each stage; empty for equal shares. dense_layers: the leading layers without experts.
-    groups, chosen_groups, chosen: groups of experts, and how many groups and experts a token takes.
-    whole_experts: whether experts are spread over TP x EP whole (moe_tp_extend_ep).
+    Attributes:
+        num_layer_list: layers of each stage; empty for equal shares.
+        dense_layers: number of leading layers without experts.
+        groups: number of groups of experts.
+        chosen_groups, chosen: groups and experts that are chosen for a token.
+        whole_experts: whether whole experts are spread over TP x EP (moe_tp_extend_ep).
     """
 
     layers: int
@@ -36,7 +39,7 @@ class ExpertPlacement:
 
 
 def expert_placement_findings(placement: ExpertPlacement) -> Iterator[str]:
-    """A sentence for each combination that the modules cannot honour."""
+    """Yield a sentence for each combination that the modules cannot honour."""
     yield from _pipeline_findings(placement)
     if placement.experts:
         yield from _expert_findings(placement)
@@ -72,7 +75,7 @@ def _expert_findings(placement: ExpertPlacement) -> Iterator[str]:
         # Every tensor-parallel rank would dispatch the same tokens and expert gradients would count them TP times.
         yield "experts with tensor parallelism need sequence_parallel=True"
     if placement.expert_parallel > 1 and placement.layers_on_first_stage <= placement.dense_layers:
-        # Stages with experts reduce the gradient norm of their expert optimizer over all stages, and a stage without
+        # Stages with experts reduce the gradient norm of their expert optimizer over all stages, but a stage without
         # experts has no such optimizer and would never take part.
         yield (
             f"the first pipeline stage has {placement.layers_on_first_stage} layers, all dense: with expert "

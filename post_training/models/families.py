@@ -1,6 +1,6 @@
-"""What the rest of the project knows of a family of models, and which family a model belongs to.
+"""Descriptions of model families for the rest of the project, and the lookup of a model's family.
 
-Each module of this folder that has a FAMILY is one family; nothing else names it.
+Each module of this folder with a FAMILY is one family; no other code names it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "max_position_embeddings",
 )  # fmt: skip
-# What verl's own builder of Megatron models scales positions by.
+# Kinds of position scaling that verl's own builder of Megatron models has.
 _VERL_ROTARY = frozenset({"default", "linear"})
 TEXT_CONFIG = "text_config"
 _ANOTHER = "Set actor_rollout_ref.model.path to another model"
 
 
 def _no_variants(config: Mapping[str, Any]) -> Iterator[str]:
-    """All models of the family are described."""
+    """Yield nothing: the family describes all of its models."""
     yield from ()
 
 
@@ -38,9 +38,10 @@ def _no_variants(config: Mapping[str, Any]) -> Iterator[str]:
 class MegatronModel:
     """How Megatron builds a family with this project's modules; both functions import Megatron when they are called.
 
-    config: (hf_config, dtype, **overrides of the transformer's configuration) -> that configuration.
-    build: (configuration, hf_config, pre_process, post_process, freeze_moe_router=...) -> one pipeline stage.
-    rotary: kinds of `rope_scaling` that it computes, "default" being none.
+    Attributes:
+        config: (hf_config, dtype, **overrides of the transformer's configuration) -> that configuration.
+        build: (configuration, hf_config, pre_process, post_process, freeze_moe_router=...) -> one pipeline stage.
+        rotary: kinds of `rope_scaling` that it computes; "default" means no scaling.
     """
 
     config: Callable[..., Any]
@@ -50,8 +51,14 @@ class MegatronModel:
 
 @dataclass(frozen=True)
 class MindspeedModel:
-    """How MindSpeed-LLM builds it. arguments: hf_config -> those of its options that describe the model, which raises
-    ValueError for one that it cannot represent. config: completes Megatron's configuration. build: as of Megatron."""
+    """How MindSpeed-LLM builds a family.
+
+    Attributes:
+        arguments: hf_config -> MindSpeed-LLM's options that describe the model; raises ValueError for a model that they
+            cannot represent.
+        config: completes Megatron's configuration.
+        build: as in `MegatronModel`.
+    """
 
     arguments: Callable[[Any], dict[str, Any]]
     config: Callable[[Any], Any]
@@ -60,18 +67,27 @@ class MindspeedModel:
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """Everything that differs between families; a part that a family lacks is rejected by the part that needs it.
+    """Everything that differs between families; code that needs a part rejects families that lack it.
 
-    name: as its authors write it. architecture: the one in its config.json. model_types: of config.json; further ones
-    are those whose sizes are the same. table, sizes: of the values of a config.json; ValueError for a variant that they
-    do not describe, KeyError where one is missing. published: values of config.json by the name that a user types, as
-    far as layouts need them. megatron: None where verl's own model is trained. shards: of the values of a config.json,
-    what the forms of MindSpeed-LLM's shards are derived from; None where there are none. balances_router: whether its
-    experts can be dealt out by force. rollout_graphs: the graphs in which vLLM-Ascend decodes it.
-    positive: values of config.json beside those of every model that must be integers above 0. variants: of the values
-    of a config.json, a sentence for each one that this project cannot train. trained_with: verl's back-ends that have
-    the model. reads_images: whether prompts may hold images, for which its folder has a processor. Functions of a
-    config.json get it as `decoder_values` returns it.
+    Functions of a config.json receive its values as `decoder_values` returns them.
+
+    Attributes:
+        name: as its authors write it.
+        architecture: the one in its config.json.
+        model_types: of config.json; any after the first are other types with the same sizes.
+        table, sizes: functions of a config.json; they raise ValueError for a variant that they do not describe, and
+            KeyError if a value is missing.
+        shards: function of a config.json; returns the shape from which the forms of MindSpeed-LLM's shards are derived.
+            None if there are none.
+        megatron: None if verl's own model is trained.
+        mindspeed: None if MindSpeed-LLM does not train the family.
+        published: values of config.json by the name that a user types, as far as layouts need them.
+        balances_router: whether tokens can be dealt out to its experts by force.
+        rollout_graphs: the graphs in which vLLM-Ascend decodes it.
+        positive: keys of config.json, besides those of every model, whose values must be integers above 0.
+        variants: function of a config.json; yields a sentence for each value that this project cannot train.
+        trained_with: verl's back-ends that have the model.
+        reads_images: whether prompts may contain images, for which the model's folder has a processor.
     """
 
     name: str
@@ -92,11 +108,11 @@ class ModelFamily:
 
     @property
     def rotary(self) -> frozenset[str]:
-        """The kinds of rope_scaling that the family's Megatron model computes, "default" being none."""
+        """The kinds of rope_scaling that the family's Megatron model computes; "default" means no scaling."""
         return _VERL_ROTARY if self.megatron is None else self.megatron.rotary
 
 
-# Beyond them, what is computed of a model takes hours or more memory than there is.
+# Computations for larger models would take hours, or more memory than there is.
 _SIZE_RANGES: Mapping[str, tuple[int, int]] = {
     "hidden_size": (1, 1 << 20),
     "vocab_size": (1, 1 << 24),
@@ -126,7 +142,7 @@ _REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_he
 
 @cache
 def families() -> tuple[ModelFamily, ...]:
-    """All families, by the names of their modules."""
+    """Return all families, in the order of their modules' names."""
     modules = (
         importlib.import_module(f"{__package__}.{each.name}")
         for each in pkgutil.iter_modules([str(Path(__file__).parent)])
@@ -136,9 +152,9 @@ def families() -> tuple[ModelFamily, ...]:
 
 
 def find_family(config: Any) -> ModelFamily | None:
-    """The family of a model, from its transformers config or the mapping of its config.json; None if it has none.
+    """Return the family of a model, by its transformers config or the mapping of its config.json; None if it has none.
 
-    The first of `architectures` decides, and `model_type` where there are none.
+    The first of `architectures` decides, or `model_type` if there are none.
     """
     architecture = _architecture(config)
     for family in families():
@@ -148,7 +164,7 @@ def find_family(config: Any) -> ModelFamily | None:
 
 
 def family_of(config: Any) -> ModelFamily:
-    """The same. Raises ValueError for a model without a family."""
+    """Return the same. Raises ValueError for a model without a family."""
     family = find_family(config)
     if family is None:
         raise ValueError(unknown_architecture(config))
@@ -156,7 +172,7 @@ def family_of(config: Any) -> ModelFamily:
 
 
 def unknown_architecture(config: Any) -> str:
-    """The sentence for a model without a family, with the architectures that have one."""
+    """Return the sentence that rejects a model without a family and lists the known architectures."""
     known = ", ".join(each.architecture for each in families())
     return invalid(
         "architectures",
@@ -167,9 +183,10 @@ def unknown_architecture(config: Any) -> str:
 
 
 def variant_findings(family: ModelFamily, config: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each value of a config.json with which this project cannot train the model, whatever the job.
+    """Yield a sentence for each value of a config.json with which this project cannot train the model in any job.
 
-    Training and rollout both compute in bfloat16 or float32, without dropout, and every token sees all earlier ones.
+    Training and rollout both compute in bfloat16 or float32, without dropout, and every token attends to all earlier
+    ones.
     """
     yield from family.variants(config)
     for key in (*_SIZES, *family.positive):
@@ -198,10 +215,10 @@ def variant_findings(family: ModelFamily, config: Mapping[str, Any]) -> Iterator
 
 
 def decoder_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a config.json with those of the decoder at its top, as models of text have them.
+    """Return the values of a config.json with those of the decoder at its top level, as in text-only models.
 
-    Published files of models with images have them there. What transformers 4.52 or later writes has them in
-    `text_config` (and perhaps at the top too), of which transformers and vLLM then read that one alone.
+    Published files of models with images have them there. Files written by transformers 4.52 or later have them in
+    `text_config` (and perhaps at the top level too), and transformers and vLLM then read only `text_config`.
     """
     nested = config.get(TEXT_CONFIG)
     if not isinstance(nested, Mapping):
@@ -220,23 +237,23 @@ def _field(config: Any, name: str) -> Any:
 
 
 def table_for(config: Any) -> Table:
-    """The table of a model, from its transformers config or the mapping of its config.json.
+    """Return the sharding spec of a model, by its transformers config or the mapping of its config.json.
 
-    Raises ValueError for an architecture without a table, or for a variant that its table does not describe.
+    Raises ValueError for an architecture without a spec, or for a variant that its spec does not describe.
     """
     family = family_of(config)
     return _described(family, family.table, config if isinstance(config, Mapping) else config_values(config))
 
 
 def config_values(config: Any) -> dict[str, Any]:
-    """A transformers config as its config.json was published: transformers 5 calls `num_experts` num_local_experts."""
+    """Return a transformers config under published names: transformers 5 calls `num_experts` num_local_experts."""
     values = config.to_dict()
     aliases = getattr(config, "attribute_map", {})
     return {name: values[own] for name, own in aliases.items() if own in values} | values
 
 
 def shard_shape_of(config: Mapping[str, Any]) -> Any:
-    """What the forms of a model's shards are derived from. Raises ValueError for a family without shards."""
+    """Return the shape that determines the forms of a model's shards. Raises ValueError for a family without shards."""
     family = family_of(config)
     if family.shards is None:
         known = " and ".join(each.name for each in families() if each.shards)
@@ -248,7 +265,7 @@ def shard_shape_of(config: Mapping[str, Any]) -> Any:
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
-    """Check that the sizes of a config.json are whole numbers that a model can have; null: the part is absent.
+    """Check that the sizes of a config.json are whole numbers that a model can have; null means an absent part.
 
     Raises:
         ValueError: one is not; one sentence.
@@ -264,7 +281,7 @@ def check_sizes(config: Mapping[str, Any]) -> None:
 
 
 def sizes_of(config: Mapping[str, Any]) -> ModelSizes:
-    """The sizes of the model that a config.json describes. ValueError for a model without them."""
+    """Return the sizes of the model that a config.json describes. Raises ValueError if it has none."""
     family = family_of(config)
     return _described(family, family.sizes, config)
 

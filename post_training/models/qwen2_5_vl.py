@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: a decoder of Qwen2.5 whose prompts may hold images, and the vision tower that reads these."""
+"""Qwen2.5-VL: a decoder of Qwen2.5 whose prompts may contain images, and the vision tower that reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from post_training.models.families import ModelFamily
 from post_training.models.sentences import invalid, reject
 from post_training.models.sizes import ModelSizes, VisionSizes, grouped_attention_sizes
 
-# In vLLM's model, where the decoder is a module of its own.
+# Prefix in vLLM's model, in which the decoder is a module of its own.
 _DECODER = "language_model."
 _AGAIN = "Copy the file again"
 _VISION_SIZES = (
@@ -46,7 +46,7 @@ def _no_megatron(placement: TrainPlacement, rank: int) -> list[Shard]:
 
 
 def _vision(config: Mapping[str, Any]) -> VisionShape:
-    """The sizes of the tower. Raises ValueError for sizes that no tower of this decoder has."""
+    """Return the sizes of the tower. Raises ValueError for sizes that no tower of this decoder has."""
     reject(_vision_findings(config))
     return VisionShape.from_config(config["vision_config"])
 
@@ -66,7 +66,7 @@ def _sizes(config: Mapping[str, Any]) -> ModelSizes:
 
 
 def _variants(config: Mapping[str, Any]) -> Iterator[str]:
-    """Decoder and vision tower fit together, and positions have three parts."""
+    """Yield a sentence if decoder and vision tower do not fit together, or positions do not have three parts."""
     yield from _vision_findings(config)
     if not _is_size(config.get("hidden_size")) or not _is_size(config.get("num_attention_heads")):
         return  # another rule rejects that

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: the attention of Qwen3, and in every layer experts that a softmax over all of them chooses."""
+"""Qwen3-MoE: the attention of Qwen3, and in every layer experts chosen by a softmax over all of them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

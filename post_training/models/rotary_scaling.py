@@ -1,7 +1,8 @@
-"""How training and rollout read `rope_scaling` of a config.json, and whether they rotate by the same angles.
+"""Read `rope_scaling` of a config.json as training and rollout do, and check that they rotate by the same angles.
 
-transformers, vLLM and Megatron implement each kind of scaling themselves and disagree on some values. A `Rotation`
-holds what decides the angles and their amplitude; two equal rotations are equal tables of cosine and sine.
+transformers, vLLM and Megatron each implement every kind of scaling themselves and disagree on some values.
+A `Rotation` holds the values that determine the angles and their amplitude; equal rotations have equal tables of cosine
+and sine.
 
 Sources: transformers' modeling_rope_utils.py, vLLM's rotary_embedding.py and vLLM-Ascend's, and for YaRN
 https://arxiv.org/abs/2309.00071: the attention factor is 0.1 ln(s) + 1 of the configured factor s (equation 22).
@@ -24,12 +25,12 @@ class UnsupportedScaling(ValueError):
 
 @dataclass(frozen=True)
 class Rotation:
-    """What decides the rotary angles.
+    """The values that determine the rotary angles.
 
     Attributes:
         kind: The kind of scaling.
-        base: `rope_theta`; None is the default of the model's class in transformers, which both sides read.
-        numbers: What the kind depends on, by the names of YaRN, Llama 3 or linear scaling.
+        base: `rope_theta`; None means the default of the model's class in transformers, which both sides read.
+        numbers: Parameters of the kind, by the names of YaRN, Llama 3 or linear scaling.
         amplitude: Factor on cosine and sine.
     """
 
@@ -121,7 +122,7 @@ def by_megatron(model: Mapping[str, Any], kinds: frozenset[str]) -> Rotation:
 
 
 def difference(trained: Rotation, served: Rotation) -> tuple[str, Any, Any] | None:
-    """Return the first value in which two rotations differ, with both values; None where they agree."""
+    """Return the first value in which two rotations differ, with both values; None if they agree."""
     if trained.kind != served.kind:
         return "rope_type", trained.kind, served.kind
     if trained.base != served.base:
@@ -163,7 +164,7 @@ def _yarn(scaling: Mapping[str, Any], base: float | None, factor: float, amplitu
 
 
 def _yarn_of_transformers(scaling: Mapping[str, Any], base: float | None, longest: Any) -> Rotation:
-    """transformers takes the ratio of the two context lengths for the factor, whatever the factor says."""
+    """Return YaRN as in transformers, whose factor is the ratio of the two context lengths; it ignores `factor`."""
     original = _number(scaling, "original_max_position_embeddings")
     factor = _number({"max_position_embeddings": longest}, "max_position_embeddings") / original
     attention, first, second = (scaling.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
@@ -175,7 +176,7 @@ def _yarn_of_transformers(scaling: Mapping[str, Any], base: float | None, longes
 
 
 def _yarn_of_deepseek(scaling: Mapping[str, Any], base: float | None) -> Rotation:
-    """DeepSeek's own YaRN: two coefficients scale cosine and sine by their ratio."""
+    """Return DeepSeek's own YaRN: two coefficients scale cosine and sine by the ratio of their attention factors."""
     factor = _number(scaling, "factor")
     ratio = _temperature(factor, float(scaling.get("mscale", 1))) / _temperature(
         factor, float(scaling.get("mscale_all_dim", 0))
@@ -184,7 +185,7 @@ def _yarn_of_deepseek(scaling: Mapping[str, Any], base: float | None) -> Rotatio
 
 
 def _common(kind: str, scaling: Mapping[str, Any], base: float | None, model: Mapping[str, Any]) -> Rotation:
-    """What all implementations compute alike."""
+    """Return a rotation that all implementations compute alike. Raises UnsupportedScaling for other kinds."""
     if kind == "default":
         if "mrope_section" in scaling and model.get("model_type") not in _MULTIMODAL:
             raise UnsupportedScaling("mrope_section is for models with images. Set rope_scaling to null in config.json")

@@ -1,11 +1,11 @@
-"""Experts dealt out in turn: the i-th choice of a batch, counted over tokens and their places, is expert i mod experts.
+"""Deal experts out in turn: the i-th choice of a batch, counted over tokens and their choices, is expert i mod experts.
 
-For 3 tokens, 2 experts a token and 4 experts:
+For 3 tokens, 2 experts per token and 4 experts:
 
     token 0 -> 0, 1     token 1 -> 2, 3     token 2 -> 0, 1
 
-Over n choices no expert has more than one token more than another, and where n is a multiple of the number of experts
-all have the same. MindSpeed-LLM v2.0.0 deals in the same way with `--fix-router`.
+Over n choices the loads of two experts differ by at most one token, and are equal if n is a multiple of the number of
+experts. MindSpeed-LLM v2.0.0 deals in the same way with `--fix-router`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # families of models are listed without torch, from all modules of this folder
     import torch
 
-# Sigmoid and softmax alike leave the others, up to 1 away from this, a share that vanishes in bfloat16.
+# With sigmoid and with softmax, the share of the others, up to 1 away from this, vanishes in bfloat16.
 CHOSEN, OTHERS = 20.0, -20.0
 
 
 def dealt_experts(tokens: int, per_token: int, experts: int, device: torch.device) -> torch.Tensor:
-    """int64 [tokens, per_token]: the experts of each token."""
+    """Return the experts of each token, int64 [tokens, per_token]."""
     import torch
 
     return torch.arange(tokens * per_token, device=device).view(tokens, per_token) % experts
 
 
 def logits_for_dealt_experts(logits: torch.Tensor, per_token: int) -> torch.Tensor:
-    """[tokens, experts] logits of which any router chooses `dealt_experts`, in the type of `logits`.
+    """Return [tokens, experts] logits from which any router chooses `dealt_experts`, in the type of `logits`.
 
-    They move with `logits` by no more than 1, so that these are still computed, in a graph too, and NaN among them
-    shows. Where a router chooses from some groups of experts only, those of a token lie in one group if `per_token`
-    divides a group, and in two neighbouring ones otherwise.
+    They vary with `logits` by at most 1, so that `logits` are still computed, in a graph too, and NaN in them shows. If
+    a router chooses only from some groups of experts, those of a token are in one group if `per_token` divides a group,
+    and in two neighbouring ones otherwise.
     """
     import torch
 
@@ -44,9 +44,9 @@ def logits_for_dealt_experts(logits: torch.Tensor, per_token: int) -> torch.Tens
 
 
 def balanced(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`apply` of vLLM-Ascend's fused experts, choosing the dealt ones; it calls that with keywords alone.
+    """Wrap `apply` of vLLM-Ascend's fused experts, called only with keywords, to choose the dealt experts.
 
-    A bias on the choice of experts is a learned balance, which has nothing left to do.
+    A bias on the choice of experts is a learned balance, which is not needed here and set to zero.
     """
 
     def apply_balanced(*, router_logits: torch.Tensor, top_k: int, **options: Any) -> Any:

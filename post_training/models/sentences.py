@@ -1,4 +1,4 @@
-"""The sentences in which a model's config.json is rejected, the same wherever that happens."""
+"""The sentences that reject a model's config.json, the same for all checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def invalid(key: str, value: Any, reason: str, remedy: str) -> str:
-    """`KEY=VALUE of the model's config.json is invalid: REASON. REMEDY.`, the value as JSON and shortened."""
+    """Return `KEY=VALUE of the model's config.json is invalid: REASON. REMEDY.` with the value as shortened JSON."""
     text = json.dumps(value, default=repr)
     shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
     return f"{key}={shown} of the model's config.json is invalid: {reason}. {remedy}."

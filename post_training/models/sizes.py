@@ -1,4 +1,4 @@
-"""What plans and counts know of a model besides its weights: the widths that decide work, activations and caches."""
+"""Sizes of a model besides its weights, for plans and counts: widths that determine work, activations and caches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class VisionSizes:
 
     Attributes:
         patch: pixel values of one patch.
-        patches_per_token: patches that the merger makes one image token of.
-        block: what the HF names of the tensors of its first block begin with.
+        patches_per_token: patches that the merger combines into one image token.
+        block: prefix of the HF names of its first block's tensors.
     """
 
     depth: int
@@ -28,14 +28,22 @@ class VisionSizes:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Widths are elements a token; `kept_*` is what the backward of an attention needs beside inputs of matrices.
+    """Sizes of a decoder and of its vision tower, if there is one. Widths are elements per token.
 
-    kept_by_heads, cache_by_heads: divided over tensor-parallel ranks. kept_whole, cache_whole: on each of them.
-    cache_heads: the heads that the cache is divided by, at most. dense_layers: how many layers, the first ones, have
-    no experts. attention_weights: elements of the matrices of one layer's attention. score_width: widths of query and
-    value together, of all heads. rollout_attention: elements of weights that the rollout derives, of all heads and a
-    layer. rotary: elements of the rollout's rotary tables. mla: whether the attention is multi-head latent attention.
-    vision: of the tower in front of the decoder, which all other sizes describe; None for a model of text.
+    Attributes:
+        dense_layers: number of leading layers without experts.
+        attention_weights: elements of the matrices of one layer's attention.
+        score_width: widths of query and value together, of all heads.
+        kept_by_heads: width that the backward of attention needs besides the inputs of matrices, divided over
+            tensor-parallel ranks.
+        kept_whole: the same, on each of these ranks.
+        cache_by_heads: width of the cache of a layer that is divided over tensor-parallel ranks.
+        cache_whole: the same, on each of these ranks.
+        cache_heads: most ranks over which the cache can be divided.
+        rollout_attention: elements of a layer's weights that the rollout derives, of all heads.
+        rotary: elements of the rollout's rotary tables.
+        mla: whether the attention is multi-head latent attention.
+        vision: the tower in front of the decoder, which all other sizes describe; None for a text-only model.
     """
 
     hidden: int
@@ -60,12 +68,12 @@ class ModelSizes:
     vision: VisionSizes | None = None
 
     def cache(self, tp: int) -> int:
-        """Elements that a token has in the cache of one layer, on one of `tp` ranks."""
+        """Return the elements that a token has in the cache of one layer, on one of `tp` ranks."""
         return self.cache_whole + self.cache_by_heads // min(tp, self.cache_heads)
 
     @property
     def weights_met(self) -> int:
-        """Weights that one token is multiplied with: all but embeddings, and of the experts those that it goes to."""
+        """Weights that one token is multiplied with: all except embeddings, and of experts only its own."""
         expert_layers = self.layers - self.dense_layers
         feed_forward = self.dense_layers * 3 * self.intermediate
         feed_forward += expert_layers * (self.experts + 3 * (self.expert_width * self.experts_per_token))
@@ -74,9 +82,9 @@ class ModelSizes:
 
 
 def grouped_attention_sizes(config: Mapping[str, Any], dense_layers: int, **experts: int) -> ModelSizes:
-    """The sizes of a model whose query heads share key and value heads in groups (GQA).
+    """Return the sizes of a model whose query heads share key and value heads in groups (GQA).
 
-    Raises KeyError for a config.json without a size.
+    Raises KeyError if config.json lacks a size.
     """
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
@@ -89,8 +97,8 @@ def grouped_attention_sizes(config: Mapping[str, Any], dense_layers: int, **expe
         intermediate=config["intermediate_size"],
         attention_weights=hidden * width * (2 * heads + 2 * kv_heads),
         score_width=2 * heads * width,
-        # Query, key, value and output of the operator, inputs of two rotations, and the operator's largest scores and
-        # sums, which are 8 of each and in float32.
+        # Query, key, value and output of the operator, inputs of two rotations, and the operator's maxima and sums of
+        # scores, 8 of each in float32.
         kept_by_heads=(3 * heads + 3 * kv_heads) * width + heads * 32,
         kept_whole=0,
         cache_by_heads=2 * kv_heads * width,

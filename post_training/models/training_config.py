@@ -1,7 +1,7 @@
-"""The config.json of a model that is trained and served in bfloat16, made from the published one.
+"""Make the config.json of a model that is trained and served in bfloat16 from the published one.
 
 Published files of large models describe how their weights are stored: in FP8, with layers that predict further tokens
-(multi-token prediction). Neither is trained here, and both transformers and vLLM would act on what the file says.
+(multi-token prediction). Neither is trained here, but both transformers and vLLM would act on these values.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ PREDICTED_FURTHER = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modu
 
 
 def training_config(published: Mapping[str, Any]) -> dict[str, Any]:
-    """A published configuration without quantisation and without layers of multi-token prediction.
+    """Return a published configuration without quantisation and without layers of multi-token prediction.
 
-    Groups inside, such as the text_config of a model with images, are treated alike. Other values stay, in their order.
+    Nested groups, such as the text_config of a model with images, are treated alike. Other values stay, in their order.
     """
     made: dict[str, Any] = {}
     for name, value in published.items():

@@ -1,1 +1,1 @@
-"""Run a command and end everything that it started, and find the processes below one."""
+"""Run a command and end everything that it started, and find the descendants of a process."""

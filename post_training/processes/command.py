@@ -1,4 +1,4 @@
-"""Running a command so that nothing of it is left afterwards, whatever it starts and however it ends."""
+"""Run a command so that no process of it is left afterwards, whatever it starts and however it ends."""
 
 import ctypes
 import os
@@ -25,10 +25,10 @@ from post_training.processes.descendants import (
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.2
-# How long a stopped command may take to end by itself, and its remaining processes after it.
+# Seconds that a stopped command may take to end by itself, and its remaining processes after it.
 _GRACE_S = 20.0
 _REMAINING_GRACE_S = 3.0
-# And the rest of what they printed to reach the log; no process is left that could hold it up.
+# Seconds that the rest of their output may take to reach the log; no process is left that could hold it up.
 _COPIED_S = 10.0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -44,7 +44,7 @@ class Interrupted(Exception):
 class SignalFlag:
     """Remembers the signals that ask for an end, instead of raising wherever the program happens to be.
 
-    It says at once that it has one: what runs may take its time to end.
+    It acknowledges a signal at once, because the running processes may take a while to end.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class SignalFlag:
 
 
 def _outlives_terminal(number: int) -> bool:
-    """Whether this is the signal of a terminal that closes, and `nohup` has told this process not to mind it."""
+    """Return whether this is SIGHUP, sent by a closing terminal, and `nohup` made this process ignore it."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
@@ -83,12 +83,12 @@ def run_to_the_end(
     while_running: Callable[[], None] = lambda: None,
     check: Callable[[], None] = lambda: None,
 ) -> int:
-    """Runs a command with its output in ``log`` and returns its exit status (negative: the signal that ended it).
+    """Run a command with its output in ``log`` and return its exit status (negative: the signal that ended it).
 
     Secrets in the output are masked before they reach the log. ``while_running`` is called a few times a second, and
-    once after the end; ``check`` only while the command runs, which it may end by raising. The command gets a session
-    of its own; when it has ended, failed or been interrupted, every process that it started and left is ended too.
-    Processes that ran below this one before are left alone.
+    once after the end; ``check`` is called only while the command runs, and may end it by raising. The command gets a
+    session of its own; when it has ended, failed or been interrupted, all remaining processes that it started are ended
+    too. Earlier descendants of this process are left alone.
 
     Raises:
         Interrupted: a signal in ``signals`` ended the run.
@@ -106,7 +106,7 @@ def run_to_the_end(
             )  # fmt: skip
         finally:
             os.close(sink)
-        # Started after the command: it is forked from a process without a second thread of ours.
+        # Started after the command, which must be forked while this process has no second thread of ours.
         copying = threading.Thread(target=_copy, args=(source, Secrets(variables), output), daemon=True)
         copying.start()
         try:
@@ -124,7 +124,7 @@ def run_to_the_end(
 
 
 def _copy(source: int, secrets: Secrets, log: BinaryIO) -> None:
-    """Copies what a command prints into its log until all of its processes have closed the pipe."""
+    """Copy a command's output into its log until all of its processes have closed the pipe."""
     lost = False
 
     def write(content: bytes) -> None:
@@ -133,7 +133,7 @@ def _copy(source: int, secrets: Secrets, log: BinaryIO) -> None:
             log.write(content)
             log.flush()
         except (OSError, ValueError) as error:
-            # A full disk must not block the command; who asks for its end finds the disk full.
+            # A full disk must not block the command; whoever looks into its end finds the disk full.
             if not lost:
                 print(f"warning: the log is not complete: {error}", file=sys.stderr)
             lost = True
@@ -149,7 +149,7 @@ def _end_with_parent() -> None:
 
 
 def _end(leader: subprocess.Popen[bytes], signals: SignalFlag, earlier: Collection[int]) -> None:
-    """Ends the command and what is left of it: first politely, then by SIGKILL; a second signal shortens the wait."""
+    """End the command and its remaining processes: first by SIGTERM, then by SIGKILL; a second signal cuts the wait."""
     asked = len(signals.received)
     if leader.poll() is None:
         leader.terminate()
@@ -164,7 +164,7 @@ def _end(leader: subprocess.Popen[bytes], signals: SignalFlag, earlier: Collecti
 
 
 def _remaining(leader: subprocess.Popen[bytes], earlier: Collection[int]) -> list[int]:
-    """Returns the processes of the command that still run, after collecting the exit status of those that ended."""
+    """Return the processes of the command that still run, after collecting the exit status of those that ended."""
     leader.poll()
     reap_adopted([leader.pid, *earlier])
     return [process for process in descendants(os.getpid()) if process not in earlier]

@@ -15,12 +15,12 @@ _POLL_S = 0.05
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant that loses its own, so that all of them can be found."""
+    """Make this process the parent of every descendant that loses its own, so that all of them can be found."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def descendants(process: int) -> list[int]:
-    """Returns the running (not zombie) processes below ``process``, parents first."""
+    """Return the running (not zombie) processes below ``process``, parents first."""
     children: dict[int, list[int]] = {}
     zombies = set()
     for entry in os.listdir("/proc"):
@@ -41,7 +41,7 @@ def descendants(process: int) -> list[int]:
 
 
 def runs(process: int) -> bool:
-    """Whether a process of that number runs; one that has ended and was not yet reaped does not."""
+    """Return whether a process with that pid runs; one that has ended but was not yet reaped does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -49,7 +49,7 @@ def runs(process: int) -> bool:
 
 
 def reap_adopted(kept: Collection[int] = ()) -> None:
-    """Collects the exit status of ended children, except of those in ``kept``."""
+    """Collect the exit status of ended children, except of those in ``kept``."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     for child in map(int, children):
         if child not in kept:
@@ -60,9 +60,9 @@ def reap_adopted(kept: Collection[int] = ()) -> None:
 
 
 def end_descendants(kept: Collection[int], grace_s: float, kill_s: float) -> list[int]:
-    """Waits until nothing runs below this process but ``kept``; kills what is left after ``grace_s``.
+    """Wait until only ``kept`` run below this process; kill the others after ``grace_s`` seconds.
 
-    Returns the processes that still run ``kill_s`` after they were killed; empty unless the kernel holds them.
+    Returns the processes that still run ``kill_s`` seconds after they were killed; empty unless the kernel holds them.
     """
 
     def left() -> list[int]:
@@ -71,7 +71,7 @@ def end_descendants(kept: Collection[int], grace_s: float, kill_s: float) -> lis
 
     wait_until(lambda: not left(), grace_s)
     deadline = time.monotonic() + kill_s
-    # What is being killed may start another process meanwhile.
+    # A process that is being killed may start another one meanwhile.
     while (remaining := left()) and time.monotonic() < deadline:
         for process in remaining:
             send(process, signal.SIGKILL)
@@ -80,7 +80,7 @@ def end_descendants(kept: Collection[int], grace_s: float, kill_s: float) -> lis
 
 
 def wait_until(reached: Callable[[], bool], limit_s: float) -> bool:
-    """Waits until ``reached`` returns true, at most ``limit_s`` seconds; returns whether it did."""
+    """Wait until ``reached`` returns true, at most ``limit_s`` seconds; return whether it did."""
     deadline = time.monotonic() + limit_s
     while not reached():
         if time.monotonic() >= deadline:
@@ -90,7 +90,7 @@ def wait_until(reached: Callable[[], bool], limit_s: float) -> bool:
 
 
 def send(process: int, number: int) -> None:
-    """Sends a signal, unless the process has gone."""
+    """Send a signal, unless the process has gone."""
     try:
         os.kill(process, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The end of what a command printed."""
+"""The last lines of a command's output."""
 
 from pathlib import Path
 
@@ -6,23 +6,23 @@ _CRASH = "Fatal Python error: "
 
 
 def last_error(log: Path) -> str:
-    """Returns the sentence after the last ``error: `` of a log, or its last words."""
+    """Return the sentence after the last ``error: `` of a log, or else its last words."""
     text = log.read_text(errors="replace")
     errors = [line for line in text.splitlines() if line.startswith("error: ")]
     return errors[-1].removeprefix("error: ") if errors else last_words(text) or "it printed nothing"
 
 
 def last_words(text: str) -> str:
-    """Returns the last line that is not empty, "" where there is none.
+    """Return the last line that is not empty, "" if there is none.
 
-    If Python crashed, it is the line that names the crash: Python prints its threads and all module names after it.
+    If Python crashed, return the line that names the crash: Python prints its threads and all module names after it.
     """
     crashes = [line for line in text.splitlines() if line.startswith(_CRASH)]
     return crashes[-1] if crashes else _last_line(text)
 
 
 def last_line(log: Path) -> str:
-    """Returns the last line of a log that is not empty; "" where there is none."""
+    """Return the last line of a log that is not empty; "" if there is none."""
     return _last_line(log.read_text(errors="replace"))
 
 

@@ -1,1 +1,1 @@
-"""Starting a failed run again: why it failed, what the policy says of that, and when it is enough."""
+"""Restart failed runs: find the cause, apply the policy, and decide when to give up."""

@@ -1,6 +1,6 @@
-"""Why a run failed: its exit code, the sentence that it ended with, and what its processes printed, as one cause.
+"""Derive the cause of a failed run from its exit code, the sentence that it ended with, and its processes' output.
 
-The messages by which causes are told are in `signs.py`.
+The messages by which causes are recognised are in `signs.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from post_training.start_status import Cause
 # Exit codes of the entry point and of the launchers (see their --help).
 _REFUSED, _NO_RAY, _NODES_MISSING, RAY_ENDED = 2, 3, 4, 5
 _SIGNALLED = 128
-# SIGHUP, SIGINT, SIGQUIT and SIGTERM: as the status of who handled them, and of who was ended by them.
+# SIGHUP, SIGINT, SIGQUIT and SIGTERM: the exit status of a process that handled them, and of one that they ended.
 _ASKED_TO_END = (129, 130, 131, 143, -1, -2, -3, -15)
 _SIGBUS = 7
 
@@ -32,7 +32,12 @@ _TASK = re.compile(r"ray::\w+\.(\w+)\(\)")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed. sentence: for a person. stage: of a step, where the log names the task that failed."""
+    """Why a run failed.
+
+    Attributes:
+        sentence: explains the failure to a person.
+        stage: of a training step; None if the log does not name the task that failed.
+    """
 
     cause: Cause
     sentence: str
@@ -42,14 +47,14 @@ class Failure:
 def classify(
     code: int, sentence: str, log: str, faults: Sequence[Mapping[str, Any]] = (), reason: Cause | None = None
 ) -> Failure:
-    """The cause of a run's end.
+    """Determine the cause of a run's end.
 
     Args:
         code: exit status, not 0; negative for a signal.
-        sentence: what the run said in the end; may be empty.
-        log: the end of what it printed.
-        faults: what it wrote into `faults.jsonl`.
-        reason: the cause that the run itself gave.
+        sentence: the last error that the run reported; may be empty.
+        log: the end of its output.
+        faults: the entries of its `faults.jsonl`.
+        reason: the cause that the run itself reported.
     """
     found = _find_sign(sentence, log)
     said = sentence or (found[1] if found else last_words(log)) or f"it ended with exit status {code}"
@@ -78,7 +83,7 @@ def classify(
 
 
 def _find_sign(sentence: str, log: str) -> tuple[Sign, str] | None:
-    """The first sign that the run's sentence has, else its log, and its last line there; secondary signs come last."""
+    """Find the first sign in the run's sentence, else in its log, and the last line with it; secondary signs last."""
     for secondary in (False, True):
         for text in (sentence, log):
             for sign in SIGNS:
@@ -94,7 +99,7 @@ def _line_around(text: str, match: re.Match[str]) -> str:
 
 
 def _stage(log: str) -> Stage | None:
-    """The stage whose task failed last, by Ray's name of it: ``ray::WorkerDict.actor_rollout_update_actor()``."""
+    """Return the stage whose task failed last, by Ray's task name: ``ray::WorkerDict.actor_rollout_update_actor()``."""
     for task in reversed(_TASK.findall(log)):
         for stage, name in _STAGES:
             if re.search(name, task):

@@ -1,4 +1,4 @@
-"""Whether a failed run is started again, when, and with which settings."""
+"""Decide whether a failed run is started again, when, and with which settings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ _LONGEST_WAIT_S = 3600.0
 class Attempt:
     """How a start of the run ended.
 
-    step: the last training step that ended, 0 if none did. checkpoint: the step of the newest complete checkpoint, 0 if
-    there is none. config: the resolved configuration, empty if the run did not come so far. nodes: that it ran on; None
-    where that never changes.
+    Attributes:
+        step: the last training step that ended, 0 if none did.
+        checkpoint: the step of the newest complete checkpoint, 0 if there is none.
+        config: the resolved configuration, empty if the run failed before writing it.
+        nodes: number of nodes that it ran on; None if that never changes.
     """
 
     failure: Failure
@@ -31,7 +33,7 @@ class Attempt:
 
     @property
     def what_failed(self) -> tuple[str, int, int | None]:
-        """By which a failure is known again. One node less is another job: two nodes may be lost after one step."""
+        """Key by which a repeated failure is recognised. It includes the nodes, as two may be lost after one step."""
         return self.failure.cause, self.step, self.nodes
 
 
@@ -51,7 +53,7 @@ class Enough:
 
 
 class Supervision:
-    """What one supervised run has met so far. Ask ``decide`` after every start that failed."""
+    """The failures of one supervised run so far. Call ``decide`` after every start that failed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -60,7 +62,7 @@ class Supervision:
         self._overrides: dict[str, int | float] = {}
 
     def decide(self, attempt: Attempt) -> Again | Enough:
-        """What follows from a failed attempt."""
+        """Decide what follows a failed attempt."""
         policy, failure, last = self._policy, attempt.failure, self._last
         self._last = attempt
         if last is None or attempt.checkpoint > last.checkpoint:

@@ -1,4 +1,4 @@
-"""What to do about which failure: a file with ``retry_options``."""
+"""The action for each cause of failure, from a file with ``retry_options``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from post_training.user_files import FileError, read_yaml
 Action = Literal["retry", "retry_with_backoff", "reduce_batch_size", "stop"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
-# A failure that the next start would meet again, or that would be hidden by it.
+# Failures that the next start would meet again, or would hide.
 NEVER_RETRIED: tuple[Cause, ...] = (
     "bad_configuration",
     "reward_error",
@@ -41,15 +41,18 @@ _KEYS = ("enable_retry", "max_retry_times", "interval_seconds", "policy_sets")
 
 
 class PolicyError(ValueError):
-    """A policy that cannot be used; the message is one sentence."""
+    """A policy cannot be used; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Policy:
     """When and how often a run is started again.
 
-    max_retry_times: since the newest checkpoint. interval_seconds: the wait before a start; with backoff it doubles
-    from one to the next. actions: by cause.
+    Attributes:
+        enable_retry: whether it is started again at all.
+        max_retry_times: most restarts since the newest checkpoint.
+        interval_seconds: the wait before a restart; with backoff it doubles each time.
+        actions: by cause.
     """
 
     enable_retry: bool = True
@@ -59,10 +62,10 @@ class Policy:
 
 
 def read_policy(path: Path) -> Policy:
-    """Read a policy; causes that it does not list are dealt with as usual.
+    """Read a policy; causes that it does not list keep their default action.
 
     Raises:
-        PolicyError: no such file, no such key, or a value that cannot be; with the remedy.
+        PolicyError: no such file, an unknown key, or an invalid value; with the remedy.
     """
     try:
         content = read_yaml(path, _POLICY_BYTES)

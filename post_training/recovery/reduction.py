@@ -1,4 +1,4 @@
-"""A job that takes less memory of its dies and computes the same: smaller micro batches, fewer sequences in flight.
+"""Make a job use less device memory for the same computation: smaller micro batches, fewer sequences in flight.
 
 The batches of a step stay as they are. With the exact loss (``overlay.exact_loss``) the gradients of an update do not
 depend on how its mini batch is cut, so a smaller micro batch changes them by no more than the order of a sum.
@@ -17,26 +17,26 @@ EXACT_LOSS = "actor_rollout_ref.overlay.exact_loss.enabled"
 _UPDATE = (f"{_ACTOR}.ppo_micro_batch_size_per_gpu",)
 _CRITIC = ("critic.ppo_micro_batch_size_per_gpu",)
 _LOG_PROB = (f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{_REF}.log_prob_micro_batch_size_per_gpu")
-# With dynamic batches these count instead: tokens of a micro batch, by the switch that makes them count.
+# With dynamic batches these keys apply instead: the switch that turns them on, and the tokens of a micro batch.
 _TOKENS = {
     _UPDATE[0]: (f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_max_token_len_per_gpu"),
     _CRITIC[0]: ("critic.use_dynamic_bsz", "critic.ppo_max_token_len_per_gpu"),
     _LOG_PROB[0]: (f"{_ROLLOUT}.log_prob_use_dynamic_bsz", f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"),
     _LOG_PROB[1]: (f"{_REF}.log_prob_use_dynamic_bsz", f"{_REF}.log_prob_max_token_len_per_gpu"),
 }
-# The engine's own key: verl hands on what is in engine_kwargs, and not its max_num_seqs beside it. A configuration need
-# not have it, so Hydra adds it; without it vLLM takes 256.
+# The engine's own key: verl passes engine_kwargs to it, but not the max_num_seqs beside them. A configuration need not
+# have the key, so Hydra adds it; without it vLLM takes 256.
 _SEQUENCES, _CACHE_SHARE = f"{_ROLLOUT}.engine_kwargs.vllm.max_num_seqs", f"{_ROLLOUT}.gpu_memory_utilization"
 _USUAL_SEQUENCES = 256
 _LEAST_CACHE_SHARE = 0.1
 
 
 def reduced(config: Mapping[str, Any], stage: Stage | None) -> dict[str, int | float]:
-    """New values of keys that halve what the stage takes at once; empty where nothing is left to halve.
+    """Return new values of the keys that halve what the stage takes at once; empty if nothing is left to halve.
 
     Args:
         config: the job's resolved configuration.
-        stage: where memory ran out; None where nobody knows, and all micro batches are halved.
+        stage: where memory ran out; None if unknown, which halves all micro batches.
     """
     if stage == "rollout":
         return _rollout(config)
@@ -55,7 +55,7 @@ def _micro_batch(config: Mapping[str, Any], key: str) -> dict[str, int | float]:
     size = at(config, key)
     if not isinstance(size, int) or size < 2:
         return {}
-    # The largest smaller divisor, so that whatever the size divided the new one divides too: 8 -> 4, 9 -> 3, 7 -> 1.
+    # The largest smaller divisor, so that the new size divides whatever the old one did: 8 -> 4, 9 -> 3, 7 -> 1.
     return {key: size // next(factor for factor in range(2, size + 1) if size % factor == 0)}
 
 
@@ -70,5 +70,5 @@ def _rollout(config: Mapping[str, Any]) -> dict[str, int | float]:
 
 
 def _longest(config: Mapping[str, Any]) -> int:
-    """Tokens of the longest sequence, which no micro batch can be smaller than."""
+    """Return the tokens of the longest sequence, the least that a micro batch must hold."""
     return int(at(config, "data.max_prompt_length") or 0) + int(at(config, "data.max_response_length") or 0)

@@ -1,7 +1,7 @@
-"""The messages by which a failure is told: real ones, each with the public report or document that it comes from.
+"""Messages by which failures are recognised: real ones, each with the public report or document that it comes from.
 
 A message is kept as a pattern of its fixed part. The order of the table is the order of precedence: consequences of a
-failure, such as connections that break when a worker dies, come after it. `docs/failure-signs.md` is made from it.
+failure, such as connections that break when a worker dies, come after it. `docs/failure-signs.md` is generated from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DRIVER_CODES = (
 )
 _HCCP_CODES = f"{_HIASCEND}/zh/canncommercial/850/maintenref/troubleshooting/atlaserrorcode_15_0252.html"
 
-# What precedes a code of CANN's runtime in lines of torch_npu, vLLM-Ascend and CANN. A bare number may be a metric.
+# Text before a code of CANN's runtime in lines of torch_npu, vLLM-Ascend and CANN. A bare number may be a metric.
 _BEFORE_CODE = (
     r"(?:error code(?: is)?[: ]\s*|runtime result = |ErrCode=|WithHandleV2 failed: "
     r"|aclrt\w+(?:\([^)]*\))? failed: |\bret = )"
@@ -38,11 +38,15 @@ _BEFORE_CODE = (
 
 @dataclass(frozen=True)
 class Sign:
-    """A message and what it says of a run that failed.
+    """A message, and the cause that it indicates for a failed run.
 
-    pattern: a regular expression of the message's fixed part. example: such a line as it was published. source: where.
-    secondary: what another failure drags along, which counts where no other sign is found in all that the run said.
-    stage: in which it can only be; None where the message does not tell.
+    Attributes:
+        pattern: regular expression of the message's fixed part.
+        example: such a line as it was published.
+        source: where it was published.
+        secondary: whether it may be the consequence of another failure; it then counts only if the run's whole output
+            has no other sign.
+        stage: the only stage in which it occurs; None if the message does not tell.
     """
 
     cause: Cause
@@ -59,12 +63,13 @@ class Sign:
 
 
 def _codes(numbers: Iterable[int]) -> str:
-    """The pattern of these codes of CANN's runtime (aclError)."""
+    """Return the pattern of these codes of CANN's runtime (aclError)."""
     return rf"{_BEFORE_CODE}(?:{'|'.join(map(str, numbers))})\b"
 
 
 def _named(*codes: str) -> str:
-    """The pattern of CANN's lettered codes, which precede their text (`EI0006: ...`) or follow a name in brackets."""
+    """Return the pattern of CANN's lettered codes, which precede their text (`EI0006: ...`) or follow a name in
+    brackets."""
     return rf"(?<![\w.])(?:{'|'.join(codes)})(?![\w.])"
 
 
@@ -73,11 +78,11 @@ _MEMORY = (200000, 207001, 207018, 245000)
 _LINKS = (507056, 507057, 507904)
 _HARDWARE = (507010, 507013, 507033, 507051, 507052, 507053, 507054, 507055, 507899, 507901)
 _SURROUNDINGS = (107001, 207000, 207004, 207005, 207006, *range(207007, 207012), 207019, 507008)
-# All of the runtime (1, 2, 5 with 07), of its interface (00), of the graph engine (45) and of operators (61).
+# All codes of the runtime (1, 2, 5 with 07), of its interface (00), of the graph engine (45) and of operators (61).
 _OTHERS = r"(?:[125](?:00|07|45)|[135]61)\d{3}"
 
 SIGNS: tuple[Sign, ...] = (
-    # Host: /dev/shm before the disks, for both say that no space is left.
+    # Host: /dev/shm before the disks, because both report that no space is left.
     Sign(
         "host_memory",
         r"No space left on device.{0,80}/dev/shm|unable to write to file </torch_\w+>",
@@ -133,7 +138,7 @@ SIGNS: tuple[Sign, ...] = (
         "full.",
         "https://docs.ray.io/en/releases-2.46.0/ray-core/api/doc/ray.exceptions.ObjectStoreFullError.html",
     ),
-    # Memory of the dies.
+    # Device memory.
     Sign(
         "OOM",
         r"(?:NPU|CUDA|HIP) out of memory|CUDA error: out of memory",
@@ -230,7 +235,7 @@ SIGNS: tuple[Sign, ...] = (
         "EL0009 Insufficient Stream Resources",
         _DRIVER_CODES,
     ),
-    # A die, and what it was given to do.
+    # Dies and the operators on them.
     Sign(
         "device_error",
         _codes(_HARDWARE),
@@ -280,7 +285,7 @@ SIGNS: tuple[Sign, ...] = (
         "have been killed.",
         f"{_GITHUB}/ray-project/ray/issues/45570",
     ),
-    # Somebody waited too long. A rank that failed otherwise has said so above.
+    # Timeouts. A rank that failed for another reason matches a pattern above.
     Sign(
         "hang",
         _codes(_TIMEOUTS),
@@ -321,7 +326,7 @@ SIGNS: tuple[Sign, ...] = (
         "operation to complete",
         f"{_GITHUB}/meta-pytorch/torchtune/issues/2676",
     ),
-    # What other failures drag along; in this order.
+    # Consequences of other failures, in this order.
     Sign(
         "operator_error",
         r"(?<!\w)E[A-Z\d]\d{4}\b.{0,80}Inner Error!|\(E[ZEHI]9\d{3}\)|(?<![\w.])EZ\d{4}(?![\w.])"
@@ -450,7 +455,7 @@ SIGNS: tuple[Sign, ...] = (
         "https://man7.org/linux/man-pages/man3/errno.3.html",
         secondary=True,
     ),
-    # Last, because a library that looks for another one may log the same and go on.
+    # Last, because a library that looks for an optional one may log the same and continue.
     Sign(
         "bad_configuration",
         r"(?m)^(?:\([^)]*\) )?(?:ModuleNotFoundError: No module named|OSError: .* does not appear to have a file)",

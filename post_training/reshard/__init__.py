@@ -1,1 +1,1 @@
-"""Training weights to rollout weights: the plan, its buckets, and the exchange on the ranks that hold both."""
+"""Reshard training weights into rollout weights: the plan, its buckets, and the exchange on ranks that hold both."""

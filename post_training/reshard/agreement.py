@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other once, before the first transfer, so that all go on or all stop."""
+"""One-time agreement of a group's ranks before the first transfer, so that all continue or all stop."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,13 @@ Types = dict[str, torch.dtype]
 
 @dataclass(frozen=True)
 class OwnSide:
-    """One side of this rank: its live tensors, its shards, and the HF names that it tells the others the types of."""
+    """One side of this rank.
+
+    Attributes:
+        tensors: live tensors by local name.
+        shards: of this rank.
+        told: HF names whose types this rank reports to the others.
+    """
 
     tensors: Tensors
     shards: Sequence[Shard]
@@ -25,15 +31,15 @@ class OwnSide:
 
     @classmethod
     def of(cls, tensors: Tensors, layouts: Layouts, rank: int) -> "OwnSide":
-        """From the layouts of all ranks."""
+        """Make the side from the layouts of all ranks."""
         lower = {shard.hf_name for shards in layouts[:rank] for shard in shards}
         return cls(tensors, layouts[rank], {shard.hf_name for shard in layouts[rank]} - lower)
 
 
 def agree_on_types(sides: Sequence[OwnSide], group: dist.ProcessGroup) -> list[Types]:
-    """The type of every HF tensor, for each side. Each tensor is told by the first rank that holds it.
+    """Return the type of every HF tensor, for each side. The first rank that holds a tensor reports its type.
 
-    Two object collectives. Raises LayoutError on every rank when some rank's tensors do not fit its layout, or when two
+    Two object collectives. Raises LayoutError on every rank if some rank's tensors do not fit its layout, or if two
     ranks hold one tensor in different types.
     """
     rank = dist.get_rank(group)
@@ -59,12 +65,12 @@ def agree_on_types(sides: Sequence[OwnSide], group: dist.ProcessGroup) -> list[T
 
 
 def agree_on_plan(digest: str, group: dist.ProcessGroup) -> None:
-    """Raise LayoutError on every rank unless all ranks have the same digest. One object collective."""
+    """Raise LayoutError on every rank unless all ranks have the same plan digest. One object collective."""
     share_beside_plan(digest, None, group)
 
 
 def share_beside_plan(digest: str, told: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return `told` of every rank, if all have the same digest. Raises and costs as `agree_on_plan`."""
+    """Return `told` of every rank, if all have the same digest; errors and cost are those of `agree_on_plan`."""
     gathered = _gather((digest, told), group)
     majority, _ = Counter(made for made, _ in gathered).most_common(1)[0]
     different = [rank for rank, (made, _) in enumerate(gathered) if made != majority]
@@ -86,7 +92,7 @@ def _raise_first(problems: Iterable[str]) -> None:
 
 
 def _types(tensors: Tensors, shards: Iterable[Shard]) -> Types:
-    """Type by HF name, after checking that every shard fits its live tensor."""
+    """Return types by HF name, after checking that every shard fits its live tensor."""
     for shard in shards:
         shard.locate(tensors)
     return {shard.hf_name: tensors[shard.local].dtype for shard in shards if shard.hf_name != PADDING}

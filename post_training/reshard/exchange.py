@@ -1,7 +1,7 @@
-"""Run a schedule: pack from live weights, one `all_to_all_single` of bytes a bucket, scatter into live weights.
+"""Run a schedule: pack from live weights, one `all_to_all_single` of bytes per bucket, scatter into live weights.
 
 Packing reads through the layout's view and scattering writes through it, so a transpose, a fused neighbour or a
-declared change of type costs no pass of its own and touches only what travels.
+declared cast needs no separate pass and touches only the bytes that travel.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,20 +20,20 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Side:
-    """The live tensors and the layout of one side of a rank, and the type in which its shards travel."""
+    """The live tensors and the layout of one side of a rank, and the types in which its shards travel."""
 
     tensors: Tensors
     shards: Sequence[Shard]
     wire_types: Mapping[str, torch.dtype]
 
     def region(self, chunk: Chunk) -> torch.Tensor:
-        """The live memory of a chunk."""
+        """Return the live memory of a chunk."""
         held = self.shards[chunk.shard].locate(self.tensors)
         rows, columns = chunk.narrow
         return held[slice(*rows)] if held.dim() == 1 else held[slice(*rows), slice(*columns)]
 
     def staged(self, buffer: torch.Tensor, chunk: Chunk, shape: torch.Size) -> torch.Tensor:
-        """The memory of a chunk in a staging buffer of bytes, in its wire type."""
+        """Return the memory of a chunk in a staging buffer of bytes, in its wire type."""
         wire_type = self.wire_types[self.shards[chunk.shard].hf_name]
         return buffer[chunk.start : chunk.stop].view(wire_type).view(shape)
 
@@ -41,7 +41,11 @@ class Side:
 class Staging:
     """Byte buffers for one or two buckets in flight, released together when the exchange is over.
 
-    least: bytes that a sending buffer has at least.
+    Args:
+        buckets: all that use the buffers.
+        slots: buckets in flight.
+        device: of the buffers.
+        least: minimum bytes of a sending buffer.
     """
 
     def __init__(self, buckets: Sequence[Bucket], slots: int, device: torch.device, least: int = 0) -> None:
@@ -55,7 +59,7 @@ class Staging:
 
 
 def pack(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
-    """Copy what the bucket sends from live tensors into the staging buffer, in the order and type of the wire.
+    """Copy the bucket's outgoing chunks from live tensors into the staging buffer, in wire order and wire type.
 
     Raises TransferError, which names the weight and the peer.
     """
@@ -68,13 +72,13 @@ def pack(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
 
 
 def pass_on(copies: np.ndarray | None, received: torch.Tensor, sent: torch.Tensor) -> None:
-    """Copy what a bucket sends on from the bytes of the bucket before; `copies` are `Bucket.forward`."""
+    """Copy the bytes of the previous bucket that this one forwards; `copies` is `Bucket.forward`."""
     for source, target, size in () if copies is None else copies.tolist():
         sent[target : target + size].copy_(received[source : source + size])
 
 
 def scatter(side: Side, direction: Direction, buffer: torch.Tensor) -> None:
-    """Copy what the bucket received from the staging buffer into live tensors.
+    """Copy the bucket's received chunks from the staging buffer into live tensors.
 
     Raises TransferError, which names the weight and the peer.
     """
@@ -100,8 +104,10 @@ class TransferError(RuntimeError):
 class Exchange:
     """All buckets of one leg of a plan on this rank.
 
-    leg: what to call it in an error. slots: 1 runs the buckets one after the other; 2 packs a bucket while the one
-    before it travels. progress: called after every bucket that arrived, for whoever detects hangs.
+    Attributes:
+        leg: its name in errors.
+        slots: 1 runs the buckets one after the other; 2 packs a bucket while the previous one travels.
+        progress: called after every bucket that arrived, for the hang detector.
     """
 
     leg: str
@@ -114,10 +120,10 @@ class Exchange:
     progress: Callable[[], None] = lambda: None
 
     def run(self, attempt: Attempt) -> int:
-        """Run all buckets and return the bytes of staging memory that were held.
+        """Run all buckets and return the bytes of staging memory used.
 
-        A failure of this rank is left in `attempt`. Raises what a collective does; HCCL's work is asynchronous, so that
-        may come in a later bucket than the one that failed, or after the last.
+        A failure of this rank is recorded in `attempt`. Exceptions of collectives are raised; HCCL's work is
+        asynchronous, so they may come in a later bucket than the one that failed, or after the last.
         """
         staging = Staging(self.buckets, self.slots, self.device)
         for number, received in self.arrivals(attempt, staging):
@@ -126,7 +132,7 @@ class Exchange:
         return staging.bytes
 
     def arrivals(self, attempt: Attempt, staging: Staging) -> Iterator[tuple[int, torch.Tensor]]:
-        """Run all buckets; yield the number of each and the bytes that it received, which the next one overwrites.
+        """Run all buckets; yield each one's number and received bytes, which the next one overwrites.
 
         Failures are those of `run`.
         """
@@ -142,7 +148,7 @@ class Exchange:
     def _launch(self, number: int, attempt: Attempt, staging: Staging) -> dist.Work:
         slot, step = number % self.slots, self.buckets[number]
         attempt.step(f"{self._where(number)}, ", pack, self.source, step.send, staging.send[slot])
-        # Relays need one slot: what arrived last is still where this bucket will arrive.
+        # Forwarding needs a single slot: the previous bucket is still in the buffer into which this one will arrive.
         attempt.step(f"{self._where(number)}, ", pass_on, step.forward, staging.receive[slot], staging.send[slot])
         return dist.all_to_all_single(
             staging.receive[slot][: step.receive.size],

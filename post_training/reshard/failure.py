@@ -1,7 +1,7 @@
-"""When a rank fails in a reshard, every rank raises.
+"""Make every rank raise when one rank fails in a reshard.
 
-Of a rank whose packing or writing raised they all say in which bucket, with which peer, at which weight; of one that is
-gone, who it is, and how far the others had come.
+If a rank's packing or writing raised, all ranks report the bucket, the peer and the weight; if a rank is gone, they
+report which one, and how far they had come themselves.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,10 +22,13 @@ class ReshardError(RuntimeError):
 
 
 class Attempt:
-    """One run on this rank. After its first failure it writes and reads no weights any more, but goes on taking part
-    in the collectives, so that nobody waits for it and all learn of the failure when they agree at the end.
+    """One run on this rank. After its first failure it neither reads nor writes weights, but still takes part in the
+    collectives, so that nobody waits for it and all learn of the failure when they agree at the end.
 
-    reached: where this rank last began a collective."""
+    Attributes:
+        failure: the first failure of this rank; empty if there is none.
+        reached: where this rank last began a collective.
+    """
 
     def __init__(self) -> None:
         self.failure = ""
@@ -43,10 +46,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class MembershipCheck:
-    """Finds out who is missing after a collective has failed, by the process group's store and without collectives.
+    """Finds missing ranks after a collective has failed, through the process group's store and without collectives.
 
-    name: the same on all ranks and used for one run only. seconds: how long the others are waited for, all together.
-    store: of a group with processes of several worlds, which its own rank 0 keeps; None for the store of this world.
+    Attributes:
+        name: the same on all ranks and used for one run only.
+        seconds: total wait for all other ranks.
+        store: of a group with processes of several worlds, kept by the group's rank 0; None for this world's store.
     """
 
     group: dist.ProcessGroup
@@ -55,7 +60,7 @@ class MembershipCheck:
     store: dist.Store | None = None
 
     def missing(self) -> list[int]:
-        """The ranks of the group that do not answer. Without its store, the rank that keeps the store is named."""
+        """Return the ranks of the group that do not answer; if the store is gone, the rank that keeps it."""
         ranks = range(dist.get_world_size(self.group))
         try:
             kept = dist.distributed_c10d._get_default_store() if self.store is None else self.store
@@ -77,10 +82,16 @@ class MembershipCheck:
 def agree_on_success(
     attempt: Attempt, group: dist.ProcessGroup, device: torch.device, stamp: int | None = None
 ) -> None:
-    """Raise ReshardError on every rank when the attempt of some rank failed, or had another stamp than the others'.
+    """Raise ReshardError on every rank if the attempt of any rank failed or had a different stamp.
 
-    One all-reduce of one integer, or of three; only when a rank failed, also an object collective with what it has to
-    say. stamp: the step whose weights this rank means, where ranks could differ.
+    One all-reduce of one integer, or of three with a stamp; only after a failure also an object collective that
+    distributes the message.
+
+    Args:
+        attempt: of this rank.
+        group: all ranks of the run.
+        device: for the all-reduce.
+        stamp: the step whose weights this rank sends, if ranks could differ.
     """
     failure = [int(bool(attempt.failure))]
     found = torch.tensor(failure if stamp is None else [*failure, stamp, -stamp], dtype=torch.int32, device=device)
@@ -100,10 +111,10 @@ def agree_on_success(
 
 @contextmanager
 def naming_the_missing(attempt: Attempt, membership: MembershipCheck) -> Iterator[None]:
-    """Whatever a collective raises inside becomes a ReshardError that names the ranks that do not answer.
+    """Turn exceptions of collectives in the block into a ReshardError that names the ranks that do not answer.
 
-    HCCL's work is asynchronous: what it says of a rank that is gone may reach a step first, and be followed by another
-    error, which says less. Both are kept.
+    HCCL's work is asynchronous: its error about a lost rank may surface in a step of the attempt first, followed by a
+    less informative one. Both are kept.
     """
     try:
         yield

@@ -1,36 +1,36 @@
-"""Which weights a rollout has: a counter that rejects generation with weights that are only half written."""
+"""Count the sets of rollout weights, to reject generation while a set is only partly written."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class WeightsNotWholeError(RuntimeError):
-    """Somebody wanted to generate while the rollout weights were no complete set."""
+    """Generation was requested while the rollout weights were not a complete set."""
 
 
 class WeightsGeneration:
-    """Counts sets of rollout weights: a set begins when the one before it is given up, and is committed when it is
-    complete. In between nobody may generate, however it came to that; only a complete set helps."""
+    """Counts sets of rollout weights: a set begins when the previous one is discarded, and is committed when it is
+    complete. In between generation is rejected for any reason, until a set is complete."""
 
     def __init__(self) -> None:
         self._begun = self._committed = 0
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, all weights are written. After an exception the set stays incomplete."""
+        """Begin a set, all of whose weights are written in the block. After an exception the set stays incomplete."""
         self.discard()
         yield
         self._committed = self._begun
 
     def discard(self) -> None:
-        """The weights are given up; what is in their memory means nothing until the next complete set."""
+        """Discard the weights: the content of their memory is invalid until the next complete set."""
         if self._begun == self._committed:
             self._begun += 1
 
     def require_whole(self) -> None:
         """Raise WeightsNotWholeError unless the last set that was begun is complete.
 
-        Before anything was begun or discarded, weights are somebody else's business and nothing is raised.
+        Before the first set was begun or discarded, the weights are not managed here and nothing is raised.
         """
         if self._begun != self._committed:
             raise WeightsNotWholeError(

@@ -1,12 +1,12 @@
-"""Training weights to a rollout that is another process on the same die.
+"""Hand training weights over to a rollout in another process on the same die.
 
-Training's process and the rollout's share the die and no process group: HCCL takes one rank for each device in a
+The training process and the rollout's share the die but no process group: HCCL allows one rank per device in a
 communicator. So the training ranks exchange among themselves, and each hands the bytes over to the process on its die,
-bucket by bucket, through whatever carries named tensors between the two. The rollout's process writes them into its
-live weights. Neither ever holds a gathered tensor.
+bucket by bucket, through any channel that carries named tensors between the two. The rollout process writes them into
+its live weights. Neither ever holds a gathered tensor.
 
-With training and rollout on separate dies, one group has ranks of both: those that train serve nothing, and those that
-serve hold nothing. Each of the latter hands over what it received.
+With training and rollout on separate dies, one group has ranks of both: training ranks serve nothing, and serving ranks
+hold no training weights. Each serving rank hands over the bytes that it received.
 
     training rank               same die         rollout worker
     Exporter.prepare()   ---- Manifest once --->  Importer(manifest)
@@ -49,20 +49,23 @@ from post_training.reshard.verification import Batch, Targets, batches, broadcas
 from post_training.tensor_parts import PART_ELEMENTS, zero_in_parts
 
 LOCAL, REMOTE, VERIFY, WHOLE = "local", "remote", "verify", "whole"
-"""Kinds of buckets, the first part of their names. A number follows; of `WHOLE`, the last one, the update's."""
+"""Kinds of buckets, the first part of their names. A number follows; for `WHOLE`, the last bucket, the update's."""
 
 
 class HandoverError(RuntimeError):
-    """An update did not arrive as it was announced; the rollout's weights are not whole."""
+    """An update did not arrive as announced; the rollout's weights are incomplete or differ."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that a rollout worker has to know of the updates of one run.
+    """Everything that a rollout worker needs to know about the updates of one run.
 
-    shards: its layout. wire_types: of each HF tensor in it. buckets: where the chunks of each bucket lie, by the
-    bucket's name, in the order in which they come. comparison: batches of all training weights, which follow the
-    buckets when an update is to be verified. digest: of the plan.
+    Attributes:
+        digest: of the plan.
+        shards: the worker's layout.
+        wire_types: of each HF tensor in it.
+        buckets: places of the chunks in each bucket, by the bucket's name, in order of arrival.
+        comparison: batches of all training weights, which follow the buckets if updates are verified.
     """
 
     digest: str
@@ -73,16 +76,18 @@ class Manifest:
 
     @property
     def names(self) -> list[str]:
-        """Of everything that an update brings before it is whole."""
+        """Names of all buckets of an update except the last, `WHOLE`."""
         return [*self.buckets, *(f"{VERIFY}/{number}" for number in range(len(self.comparison)))]
 
 
 @dataclass(frozen=True)
 class HandoverReport:
-    """What one update moved on this rank. Bytes are payload.
+    """Traffic of one update on this rank. Bytes are payload.
 
-    bytes_copied: those that stay on the die. staging_bytes: of device memory, for both directions together.
-    collectives: every one of the update, with the last, in which all ranks agree.
+    Attributes:
+        bytes_copied: bytes that stay on the die.
+        collectives: all of the update, including the last, in which all ranks agree.
+        staging_bytes: device memory for both directions together.
     """
 
     bytes_sent: int
@@ -95,7 +100,7 @@ class HandoverReport:
 
 @dataclass(frozen=True)
 class _Scheduled:
-    """The buckets of this rank, those of its own die and those between dies; payload in bytes, as in the report."""
+    """The buckets of this rank, within its own die and between dies; payload in bytes, as in the report."""
 
     digest: str
     local: Sequence[Bucket]
@@ -117,19 +122,19 @@ class Exporter:
     """The training side of one rank.
 
     Args:
-        train: what all ranks train.
+        train: regions that all ranks train.
         own_tensors: returns the live training tensors of this rank by local name. It is called at each update, so that
             offloading may replace them in between.
-        rollout: what the rollout worker on each rank's die serves.
+        rollout: regions that the rollout worker on each rank's die serves.
         rollout_tensors: shape and type of the worker's weights by local name, as tensors without memory.
         group: the training ranks.
-        device: where to stage.
+        device: for staging.
         bucket_bytes: upper bound of staging memory in each direction.
-        verify: let the worker compare every update with all training weights. That broadcasts the whole model.
+        verify: whether the worker compares every update with all training weights, which broadcasts the whole model.
         progress: called after every bucket.
         store: of a group with processes of several worlds; see `MembershipCheck`.
-        node_of: the node of every rank, numbered from 0. What several of a node need enters it once, see `relays`. None
-            means that all links are alike.
+        node_of: the node of every rank, numbered from 0. Bytes that several ranks of a node need enter it once, see
+            `relays`. None means that all links are alike.
     """
 
     def __init__(
@@ -156,9 +161,9 @@ class Exporter:
         self._train: dict[str, torch.Tensor] = {}
 
     def prepare(self) -> Manifest:
-        """Plan. Every rank of the group must call it; it exchanges three small objects.
+        """Plan the updates. Every rank of the group must call it; it exchanges three small objects.
 
-        Raises LayoutError on every rank when models, layouts or types do not fit each other.
+        Raises LayoutError on every rank if models, layouts or types do not fit each other.
         """
         rank = dist.get_rank(self._group)
         train, rollout = self._train_side, self._rollout_side
@@ -168,7 +173,7 @@ class Exporter:
             [OwnSide(tensors, side.own, side.first_held(rank)) for tensors, side in sides], self._group
         )
         plan = self._relayed_plan(wire_types) if self._node_of else self._direct_plan(wire_types)
-        # A worker that gets nothing in a bucket is told nothing.
+        # Buckets in which the worker receives nothing are left out.
         buckets = {
             f"{kind}/{number}": step.receive
             for kind, steps in ((LOCAL, plan.local), (REMOTE, plan.remote))
@@ -187,7 +192,7 @@ class Exporter:
         return manifest
 
     def _direct_plan(self, wire_types: Mapping[str, torch.dtype]) -> _Scheduled:
-        """Plan so that every rank receives what it needs from one that trains it."""
+        """Plan so that every rank receives each region directly from a rank that trains it."""
         rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
         train, rollout = self._train_side, self._rollout_side
         plan = make_rank_plan(train.ranks, rollout.ranks, train.names, partial(_itemsize, wire_types), rank)
@@ -209,7 +214,7 @@ class Exporter:
         )
 
     def _relayed_plan(self, wire_types: Mapping[str, torch.dtype]) -> _Scheduled:
-        """Plan so that what several ranks of a node need enters it once."""
+        """Plan so that bytes that several ranks of a node need enter it once."""
         assert self._node_of is not None
         rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
         train, rollout = self._train_side, self._rollout_side
@@ -249,12 +254,15 @@ class Exporter:
     def export(self, version: int, problem: str = "", stamp: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the buckets of one update by name: bytes on the device, which the next one overwrites.
 
-        Every rank of the group must exhaust it. `report` says afterwards what it moved. A rank that has a `problem`
-        takes part, so that all hear of it. A `stamp` is the step whose weights are meant, where ranks could
-        differ.
+        Every rank of the group must exhaust it; `report` then has the traffic.
+
+        Args:
+            version: number of the update.
+            problem: why this rank cannot send weights; it takes part nevertheless, so that all ranks learn of it.
+            stamp: the step whose weights are sent, if ranks could differ.
 
         Raises:
-            ReshardError: on every rank, when one of them fails, dies, does not come or has another stamp.
+            ReshardError: on every rank, if one of them fails, dies, does not come or has another stamp.
         """
         assert self._prepared is not None, "prepare() comes first"
         prepared, attempt = self._prepared, Attempt()
@@ -271,14 +279,14 @@ class Exporter:
         yield f"{WHOLE}/{version}", torch.zeros(ALIGNMENT, dtype=torch.uint8, device=self._device)
 
     def _refresh(self) -> None:
-        """Training may hold its weights in other tensors than before."""
+        """Look the weights up again: training may hold them in other tensors than before."""
         self._train.clear()
         self._train.update(self._own_tensors())
 
     def _own_buckets(
         self, prepared: _Prepared, attempt: Attempt, staging: Staging
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """What stays on the die: the worker cannot see training's memory, so it is staged too."""
+        """Yield the buckets that stay on the die, staged too because the worker cannot access training's memory."""
         for number, step in enumerate(prepared.local):
             if step.send.size:
                 where = f"in bucket {number + 1} of {len(prepared.local)} of the die's own, "
@@ -300,12 +308,12 @@ class Exporter:
 
 
 def _largest(buckets: Sequence[Bucket]) -> int:
-    """Bytes of staging memory for what these buckets send."""
+    """Return the bytes of staging memory that sending these buckets takes."""
     return max((step.send.size for step in buckets), default=0)
 
 
 def _itemsize(wire_types: Mapping[str, torch.dtype], name: str) -> int:
-    """Bytes of an element as it travels; 1 for a tensor that the rollout does not hold, since nothing of it travels."""
+    """Return the bytes of an element on the wire; 1 for a tensor that the rollout does not hold: it never travels."""
     return wire_types[name].itemsize if name in wire_types else 1
 
 
@@ -319,7 +327,7 @@ class Importer:
     Args:
         manifest: from the die's training rank.
         tensors: live weights by local name.
-        version: of the update that is expected.
+        version: number of the expected update.
     """
 
     def __init__(self, manifest: Manifest, tensors: Tensors, version: int) -> None:
@@ -356,10 +364,10 @@ class Importer:
             scatter(self._side, direction, content)
 
     def finish(self) -> None:
-        """Check that everything came.
+        """Check that the update is complete.
 
         Raises:
-            HandoverError: the update is not whole, or verification found weights that differ from training's.
+            HandoverError: a bucket is missing, or verification found weights that differ from training's.
         """
         missing = self._expected[self._arrived :]
         if missing:
@@ -372,5 +380,5 @@ class Importer:
 
 
 def without_memory(shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Any]:
-    """Tensors of these shapes and types that hold nothing, for `Exporter.rollout_tensors`."""
+    """Return tensors of these shapes and types on the meta device, for `Exporter.rollout_tensors`."""
     return {name: torch.empty(shape, dtype=kind, device="meta") for name, (shape, kind) in shapes.items()}

@@ -1,4 +1,4 @@
-"""The absorbed MLA weights of vLLM-Ascend: derived copies of kv_b_proj that must follow every change of it.
+"""Refresh the absorbed MLA weights of vLLM-Ascend: derived copies of kv_b_proj that must follow every change of it.
 
 AscendMLAImpl keeps, beside kv_b_proj (heads x (nope + value), latent), a key part `W_UK_T` (heads, nope, latent) and a
 value part `W_UV` (heads, latent, value). Upstream makes them once, after loading.
@@ -13,7 +13,7 @@ ABSORBED = ("W_UV", "W_UK_T")
 
 
 def absorbed_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Every derived weight of `model`. They are plain attributes and no parameters, so they have to be looked for."""
+    """Yield every derived weight of `model`. They are plain attributes, not parameters, and must be searched for."""
     for module in model.modules():
         implementation = getattr(module, "impl", None)
         for name in ABSORBED:

@@ -1,6 +1,6 @@
-"""Which regions the ranks of each side hold, and what a needed region and an owned one have in common.
+"""Find the regions that the ranks of each side hold, and the overlaps of needed regions with owned ones.
 
-Both plans begin here. Everything is numpy arrays, because 256 ranks of DeepSeek-V3 hold a third of a million shards.
+Both plans begin here. All data are numpy arrays, because 256 ranks of DeepSeek-V3 hold a third of a million shards.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,15 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class Holders:
-    """The distinct regions of one side and who holds each: entries `first[i]:first[i+1]` of `rank` and `shard`."""
+    """The distinct regions of one side.
+
+    Attributes:
+        name: number of each region's tensor.
+        bounds: of each region.
+        first: region i is held by the entries `first[i]:first[i+1]` of `rank` and `shard`.
+        rank: holders of the regions, one region after the other.
+        shard: position of the region in the layout of each holder.
+    """
 
     name: np.ndarray
     bounds: np.ndarray
@@ -37,9 +45,12 @@ class Holders:
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Regions that are needed and owned: entry by entry the positions in `needs` and `owners`, and what is common.
+    """Overlaps of needed with owned regions.
 
-    sizes: bytes of one element of each tensor.
+    Attributes:
+        need, owner: for each overlap, the position of its region in `needs` and in `owners`.
+        bounds: the common region.
+        sizes: bytes of one element of each tensor.
     """
 
     needs: Holders
@@ -70,7 +81,7 @@ def holders(layouts: Layouts, numbers: dict[str, int]) -> Holders:
     flat = list(chain.from_iterable(layouts))
     objects = np.fromiter(map(id, flat), dtype=np.int64, count=len(flat))
     _, first_seen, number = np.unique(objects, return_index=True, return_inverse=True)
-    # Names are numbered in the order of the layouts, which is the same on every rank, unlike addresses of objects.
+    # Number names in the order of the layouts, which is the same on every rank, unlike addresses of objects.
     content = [_region(flat[position], numbers) for position in np.sort(first_seen).tolist()]
     table = np.array(content, dtype=np.int64).reshape(-1, 5)
     row = np.argsort(np.argsort(first_seen))[number.reshape(-1)]
@@ -79,10 +90,12 @@ def holders(layouts: Layouts, numbers: dict[str, int]) -> Holders:
 
 @dataclass(frozen=True)
 class DistinctRanks:
-    """What all ranks of one side hold; ranks that hold the same regions are read once.
+    """The regions of all ranks of one side, in which ranks with the same regions, a kind, are stored once.
 
-    rows: of one rank of each kind after the other, as in `Regions`. counts: how many each kind has.
-    kind: of every rank.
+    Attributes:
+        rows: those of each kind, one kind after the other, as in `Regions`.
+        counts: rows of each kind.
+        kind: of every rank.
     """
 
     rows: np.ndarray
@@ -98,7 +111,7 @@ class DistinctRanks:
         return cls(rows, counts, np.array(kind, dtype=np.int64))
 
     def holders(self, numbers: np.ndarray) -> Holders:
-        """As `holders`. numbers: of the tensors; those in `rows` count them in the model's order."""
+        """Return what the function `holders` does. `numbers` renumbers the tensors, which `rows` has in model order."""
         table = self.rows.astype(np.int64)
         table[:, 0] = np.where(table[:, 0] < 0, -1, numbers[table[:, 0]])
         table[table[:, 3] < 0, 3:] = 0, 1
@@ -107,7 +120,7 @@ class DistinctRanks:
 
 
 def _grouped(table: np.ndarray, row: np.ndarray, counts: np.ndarray) -> Holders:
-    """The holders of the regions in `table`, where the shards of all ranks, `counts` of each, are its rows `row`."""
+    """Return the holders of the regions in `table`; the shards of all ranks, `counts` of each, are its rows `row`."""
     rank, shard = np.repeat(np.arange(len(counts)), counts), positions(counts)
     kept = np.flatnonzero(table[row, 0] >= 0)
     distinct, inverse = _distinct_rows(table)
@@ -120,7 +133,7 @@ def _grouped(table: np.ndarray, row: np.ndarray, counts: np.ndarray) -> Holders:
 
 
 def _distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows in ascending order, and which of them each row is.
+    """Return the distinct rows in ascending order, and the position of each row among them.
 
     >>> distinct, number = _distinct_rows(np.array([[2, 0, 1, 0, 1], [1, 5, 6, 0, 1], [2, 0, 1, 0, 1]]))
     >>> distinct.tolist(), number.tolist()
@@ -145,7 +158,7 @@ def _region(shard: Shard, numbers: dict[str, int]) -> tuple[int, int, int, int, 
 
 
 def pairs(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of positions with equal entries. `right` ascends.
+    """Return all pairs of positions with equal entries. `right` must ascend.
 
     >>> [side.tolist() for side in pairs(np.array([3, 5, 7]), np.array([3, 5, 5]))]
     [[0, 1, 1], [0, 1, 2]]
@@ -171,8 +184,8 @@ def widths(bounds: np.ndarray) -> np.ndarray:
 def find_overlaps(needs: Holders, owners: Holders, sizes: np.ndarray) -> Overlaps:
     """Join both sides by tensor and rows.
 
-    Regions ascend by tensor, then by first row: of those of a tensor that begin before a needed one ends, the last that
-    may reach into it are looked at, from the first whose own or whose predecessors' rows do.
+    Regions ascend by tensor, then by first row. For a needed region, the candidates are those owned regions of its
+    tensor that begin before it ends, from the first one at which this or an earlier region ends after it begins.
     """
     starts, stops = (owners.name << 32 | owners.bounds[:, column] for column in (0, 1))
     begin = np.searchsorted(np.maximum.accumulate(stops), needs.name << 32 | needs.bounds[:, 0], "right")
@@ -199,9 +212,9 @@ def check_disjoint(owners: Holders, names: tuple[str, ...]) -> None:
 
 
 def _cut_in_both(owners: Holders) -> np.ndarray:
-    """For each region, whether those of its tensor differ in rows and in columns.
+    """Return for each region whether the regions of its tensor differ both in rows and in columns.
 
-    Where they differ in one of both, they are intervals in ascending order, of which neighbours overlap if any do.
+    If they differ in only one of both, they are intervals in ascending order, whose neighbours overlap if any do.
     """
     if not len(owners.name):
         return np.zeros(0, dtype=bool)
@@ -224,7 +237,7 @@ def check_complete(overlaps: Overlaps, names: tuple[str, ...]) -> None:
 
 
 def positions(counts: np.ndarray) -> np.ndarray:
-    """0, 1, ... inside every run, for runs of these lengths.
+    """Return 0, 1, ... inside every run, for runs of these lengths.
 
     >>> positions(np.array([2, 3])).tolist()
     [0, 1, 0, 1, 2]
@@ -233,7 +246,7 @@ def positions(counts: np.ndarray) -> np.ndarray:
 
 
 def running(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """How much the entries before each one, with the same key, count together.
+    """Return for each entry the sum of `counts` over earlier entries with the same key.
 
     >>> running(np.array([7, 5, 7, 7]), np.array([2, 1, 3, 1])).tolist()
     [0, 0, 2, 5]
@@ -247,8 +260,8 @@ def running(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def rank_sets(held: Holders) -> np.ndarray:
-    """A number for every region, the same for regions that the same ranks hold."""
-    numbers = held.rank[held.first[:-1]]  # of a region that one rank holds, the rank
+    """Return a number for every region, equal for regions that the same ranks hold."""
+    numbers = held.rank[held.first[:-1]]  # for a region that one rank holds, the rank
     least, sets = int(held.rank.max(initial=0)) + 1, dict[bytes, int]()
     for region in np.flatnonzero(held.count > 1).tolist():
         ranks = held.rank[held.first[region] : held.first[region + 1]].tobytes()

@@ -1,6 +1,6 @@
-"""The way weights move when resharding is off: every tensor whole, on every rank, one after the other.
+"""Move weights without resharding: every tensor as a whole, to every rank, one after the other.
 
-This is what verl does for the models that it knows, and what our exchange is measured against.
+verl does this for the models that it supports; our exchange is measured against it.
 """
 
 from collections import defaultdict
@@ -23,10 +23,16 @@ def full_tensors(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every HuggingFace tensor of the model by name, whole, on every rank.
+    """Yield every HuggingFace tensor of the model by name, as a whole, on every rank.
 
-    tensors: live training tensors of this rank. layouts: training shards of all ranks. shapes: all HF tensors.
-    Each region is broadcast by its first holder. All ranks must exhaust the iterator.
+    The first holder of each region broadcasts it. All ranks must exhaust the iterator.
+
+    Args:
+        tensors: live training tensors of this rank.
+        layouts: training shards of all ranks.
+        shapes: of all HF tensors.
+        group: all ranks.
+        device: of the yielded tensors.
     """
     (types,) = agree_on_types([OwnSide.of(tensors, layouts, dist.get_rank(group))], group)
     holders: dict[str, dict[Slice, int]] = defaultdict(dict)

@@ -1,7 +1,7 @@
-"""From two layouts to transfers: which region of which tensor goes from which rank to which rank.
+"""Plan transfers from two layouts: which region of which tensor goes from which rank to which rank.
 
-The plan is a pure function of the layouts, so that every rank computes the same one without talking to the others; it
-is built from numpy arrays because 256 ranks of DeepSeek-V3 hold a third of a million shards.
+The plan is a pure function of the layouts, so every rank computes the same one without communication; it is built from
+numpy arrays because 256 ranks of DeepSeek-V3 hold a third of a million shards.
 """
 
 import hashlib
@@ -27,10 +27,14 @@ from post_training.reshard.overlaps import (
 
 @dataclass(frozen=True)
 class Transfers:
-    """Transfers as columns, one entry each; a slice is (row start, row stop, column start, column stop).
+    """Transfers as columns, with one entry per transfer.
 
-    source, target: ranks. source_shard, target_shard: positions in the layouts of those ranks.
-    name: number of the HF tensor. bounds: its region; a vector has the single column 0:1. bytes: on the wire.
+    Attributes:
+        source, target: ranks.
+        source_shard, target_shard: positions in the layouts of those ranks.
+        name: number of the HF tensor.
+        bounds: its region (row start, row stop, column start, column stop); a vector has the single column 0:1.
+        bytes: on the wire.
     """
 
     source: np.ndarray
@@ -45,25 +49,27 @@ class Transfers:
         return len(self.source)
 
     def select(self, chosen: np.ndarray) -> "Transfers":
-        """The transfers of a mask or an array of positions."""
+        """Return the transfers selected by a mask or an array of positions."""
         return Transfers(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     def between(self, world_size: int) -> np.ndarray:
-        """Bytes by source and target: an array (world_size, world_size) of int64."""
+        """Return bytes by source and target: an array (world_size, world_size) of int64."""
         pairs = self.source * world_size + self.target
         return np.bincount(pairs, self.bytes, world_size**2).astype(np.int64).reshape(world_size, world_size)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every rank sends, receives and copies.
+    """The transfers and copies of all ranks.
 
-    names: HF tensors by number. itemsize: bytes of one element of each, as it travels.
-    remote: transfers between ranks out of training weights, in the order in which each pair of ranks streams them.
-    relay: transfers that follow, inside a node, out of rollout weights that have arrived; `source_shard` is a position
-        in the rollout layout. Empty when all ranks are in one node.
-    local: transfers inside a rank, which need no communication.
-    digest: equal on two ranks if and only if they made the same plan.
+    Attributes:
+        names: HF tensors by number.
+        itemsize: bytes of one element of each, on the wire.
+        remote: transfers between ranks out of training weights, in the order in which each pair of ranks streams them.
+        relay: transfers that follow, inside a node, out of rollout weights that have arrived; `source_shard` is a
+            position in the rollout layout. Empty if all ranks are in one node.
+        local: transfers inside a rank, which need no communication.
+        digest: equal on two ranks if and only if they made the same plan.
     """
 
     world_size: int
@@ -80,12 +86,16 @@ def make_plan(
 ) -> Plan:
     """Plan the transfers that give every rollout shard its content.
 
-    train, rollout: layouts of all ranks; itemsize: bytes of one element of an HF tensor, as it travels.
-    node_of: the node of every rank, numbered from 0; None means that all are in one.
-
     A rank that holds a region itself copies it. Otherwise an owner in its node sends it, and owners take turns. A
-    region that nobody in a node holds enters it once, at the receiver with the least to pass on, which relays it.
-    Raises LayoutError when training shards overlap without being equal, or when a rollout shard has no complete source.
+    region that no rank of a node holds enters it once, at the receiver with the least to pass on, which relays it.
+
+    Args:
+        train, rollout: layouts of all ranks.
+        itemsize: bytes of one element of an HF tensor, on the wire.
+        node_of: the node of every rank, numbered from 0; None means that all are in one.
+
+    Raises:
+        LayoutError: training shards overlap without being equal, or a rollout shard has no complete source.
     """
     if len(train) != len(rollout):
         raise LayoutError(f"{len(train)} training ranks cannot be joined with {len(rollout)} rollout ranks")
@@ -104,17 +114,17 @@ def make_plan(
 
 
 def in_stream_order(transfers: Transfers, sizes: np.ndarray) -> Transfers:
-    """In the order in which pairs of ranks stream them, wide elements first: each is aligned to its own size."""
+    """Sort transfers as pairs of ranks stream them, wide elements first: each is then aligned to its own size."""
     bounds, name = transfers.bounds, transfers.name
     return transfers.select(np.lexsort((transfers.target_shard, bounds[:, 2], bounds[:, 0], name, -sizes[name])))
 
 
 def _route(overlaps: Overlaps, nodes: np.ndarray) -> tuple[Transfers, Transfers]:
-    """Give every receiver of every overlap its source: transfers out of training weights, and relays.
+    """Give every receiver of every overlap its source; return transfers out of training weights, and relays.
 
-    Two ranks train with half of the rows of `w` each and both serve all of them. There are two overlaps, one with each
-    half, and two receivers of each: `pair` is 0 0 1 1, `target` 0 1 0 1, `region` 0 0 1 1. The first and the last
-    receiver own what they need and copy it, the others get it from the rank that does:
+    Two ranks train half of the rows of `w` each and both serve all of them. There are two overlaps, one with each half,
+    and two receivers of each: `pair` is 0 0 1 1, `target` 0 1 0 1, `region` 0 0 1 1. The first and the last receiver
+    own the region that they need and copy it, the others receive it from its owner:
 
     >>> from post_training.layouts.layout import Shard
     >>> upper, lower = Shard("w", ((0, 2), (0, 3)), "w"), Shard("w", ((2, 4), (0, 3)), "w")
@@ -133,7 +143,7 @@ def _route(overlaps: Overlaps, nodes: np.ndarray) -> tuple[Transfers, Transfers]
     slot = np.repeat(needs.first[need], count) + positions(count)
     target, region = needs.rank[slot], owner[pair]
     chosen = _own_holding(owners, len(nodes), region, target)
-    # Turns go on over all overlaps that share a set of owners, so that remainders do not pile up on the first owner.
+    # Turns continue over all overlaps that share a set of owners, so that remainders do not pile up on the first owner.
     owner_set = rank_sets(owners)[region]
     remote = np.flatnonzero(chosen < 0)
     chosen[remote] = _holding_in_node(owners, nodes, region[remote], nodes[target[remote]], owner_set[remote])
@@ -161,7 +171,7 @@ def _route(overlaps: Overlaps, nodes: np.ndarray) -> tuple[Transfers, Transfers]
 
 
 def _own_holding(owners: Holders, world_size: int, region: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """The entry of `owners` by which `rank` holds `region` itself, or -1."""
+    """Return the entry of `owners` by which `rank` holds `region` itself, or -1."""
     keys = np.repeat(np.arange(len(owners.name)), owners.count) * world_size + owners.rank
     position = np.minimum(np.searchsorted(keys, region * world_size + rank), len(keys) - 1)
     return np.where(keys[position] == region * world_size + rank, position, -1)
@@ -170,7 +180,7 @@ def _own_holding(owners: Holders, world_size: int, region: np.ndarray, rank: np.
 def _holding_in_node(
     owners: Holders, nodes: np.ndarray, region: np.ndarray, node: np.ndarray, owner_set: np.ndarray
 ) -> np.ndarray:
-    """An entry of `owners` for each receiver, from its own node and in turns, or -1 where the node has none."""
+    """Return for each receiver an entry of `owners` in its own node, in turns, or -1 if the node has none."""
     width = int(nodes.max()) + 1
     held = np.repeat(np.arange(len(owners.name)), owners.count) * width + nodes[owners.rank]
     order = np.argsort(held, kind="stable")
@@ -184,12 +194,12 @@ def _holding_in_node(
 def _node_entries(
     pair: np.ndarray, node: np.ndarray, target: np.ndarray, volume: np.ndarray, world_size: int
 ) -> np.ndarray:
-    """For each receiver, the position of the receiver at which the region enters its node.
+    """Return for each receiver the position of the receiver at which the region enters its node.
 
     Large regions are placed first, each at the member that has least to relay so far (longest processing time first).
 
-    Ranks 2 and 3 of node 1 need two regions, rank 0 of node 0 the first one. That enters node 1 at rank 2, which then
-    has 8 bytes to pass on, so that the second one enters at rank 3, the receiver at position 4:
+    Ranks 2 and 3 of node 1 need two regions, rank 0 of node 0 the first one. It enters node 1 at rank 2, which then has
+    8 bytes to pass on, so the second one enters at rank 3, the receiver at position 4:
 
     >>> pair, node, target = np.array([0, 0, 0, 1, 1]), np.array([0, 1, 1, 1, 1]), np.array([0, 2, 3, 2, 3])
     >>> _node_entries(pair, node, target, np.array([8, 8, 8, 4, 4]), 4).tolist()

@@ -1,8 +1,8 @@
-"""What `make_plan` gives one rank, in time and memory that do not grow with everybody's transfers.
+"""Compute one rank's part of `make_plan`, in time and memory that do not grow with the transfers of all ranks.
 
-Where FSDP2 shards over 256 ranks, a plan has tens of millions of transfers, but few kinds of them. Regions that the
-same ranks need and the same ranks own have the same receivers, in the same order. Owners take turns, so how many
-receivers came before says who sends.
+If FSDP2 shards over 256 ranks, a plan has tens of millions of transfers, but few kinds of them. Regions that the same
+ranks need and the same ranks own have the same receivers, in the same order. Owners take turns, so the number of
+earlier receivers determines the sender.
 """
 
 import hashlib
@@ -31,11 +31,13 @@ from post_training.reshard.plan import Transfers, in_stream_order
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank sends, receives and copies, and how much travels between all.
+    """The transfers and copies of one rank, and the traffic of all.
 
-    remote, local: as of `Plan`, those from or to this rank. traffic: bytes by source and target of all ranks, with
-    what a rank copies on the diagonal. widest_row: bytes of the longest row of a region. digest: equal on two ranks if
-    and only if they planned from the same layouts.
+    Attributes:
+        remote, local: as in `Plan`, those from or to this rank.
+        traffic: bytes by source and target of all ranks; the diagonal has the bytes that ranks copy themselves.
+        widest_row: bytes of the longest row of a region.
+        digest: equal on two ranks if and only if they planned from the same layouts.
     """
 
     remote: Transfers
@@ -52,10 +54,16 @@ def make_rank_plan(
     itemsize: Callable[[str], int],
     rank: int,
 ) -> RankPlan:
-    """Plan as one rank of those that all have the same layouts.
+    """Plan the part of one rank; all ranks must have the same layouts.
 
-    train, rollout: regions of all ranks. names: of the tensors by their number. itemsize: bytes of one element of a
-    tensor, as it travels. Raises LayoutError as `make_plan`.
+    Args:
+        train, rollout: regions of all ranks.
+        names: of the tensors, by number.
+        itemsize: bytes of one element of a tensor, on the wire.
+        rank: the rank to plan for.
+
+    Raises:
+        LayoutError: as in `make_plan`.
     """
     joined = Joined.of(train, rollout, names, itemsize)
     overlaps, turns, sizes = joined.overlaps, joined.turns, joined.overlaps.sizes
@@ -71,7 +79,7 @@ def make_rank_plan(
 
 @dataclass(frozen=True)
 class Joined:
-    """Both sides of all ranks. digest: equal on two ranks if and only if they have the same layouts."""
+    """Both sides of all ranks, joined; `digest` is equal on two ranks if and only if they have the same layouts."""
 
     overlaps: Overlaps
     turns: "Turns"
@@ -87,7 +95,7 @@ class Joined:
     def of(
         cls, train: Sequence[Regions], rollout: Sequence[Regions], names: Sequence[str], itemsize: Callable[[str], int]
     ) -> "Joined":
-        """Raises LayoutError as `make_plan`."""
+        """Join the regions of all ranks; arguments and errors are those of `make_rank_plan`."""
         held, needed = DistinctRanks.of(train), DistinctRanks.of(rollout)
         # As in `make_plan`, tensors travel in the order in which the layouts name them first.
         order = _first_seen(np.concatenate([held.rows[:, 0], needed.rows[:, 0]]), len(names))
@@ -105,7 +113,7 @@ class Joined:
 
 
 def _first_seen(numbers: np.ndarray, count: int) -> np.ndarray:
-    """0 to count - 1 in the order in which `numbers` has them first, then those that it has not.
+    """Return 0 to count - 1 in the order of their first occurrence in `numbers`, then those that do not occur.
 
     >>> _first_seen(np.array([2, -1, 1, 2]), 4).tolist()
     [2, 1, 0, 3]
@@ -118,16 +126,20 @@ def _first_seen(numbers: np.ndarray, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Turns:
-    """Who receives the overlaps, and whose turn it is to send.
+    """The receivers of the overlaps, and the turns of their senders.
 
-    Overlaps are of one kind when the same ranks need them and the same ranks own them. For each kind, the arrays
-    `target` to `before` have one entry for each rank that needs it; those of kind k begin at `begin[k]`.
+    Overlaps are of one kind if the same ranks need them and the same ranks own them. For each kind, the arrays `target`
+    to `before` have one entry for each rank that needs it; those of kind k begin at `begin[k]`.
 
-    kind: of each overlap. turn: of each overlap, which of its owners sends to the first receiver.
-    need, owner: of each kind, the regions of an example.
-    target: a rank that needs the region. own: whether it owns it, and receives nothing.
-    before: how many receivers come before it. receivers: positions of the entries that are no owners.
-    first, count: of each kind, its first one of `receivers`, and how many.
+    Attributes:
+        kind: of each overlap.
+        turn: for each overlap, which of its owners sends to the first receiver.
+        need, owner: for each kind, the regions of an example.
+        target: a rank that needs the region.
+        own: whether it owns the region, and receives nothing.
+        before: number of receivers before it.
+        receivers: positions of the entries that are not owners.
+        first, count: for each kind, its first one in `receivers`, and how many it has.
     """
 
     kind: np.ndarray
@@ -157,7 +169,7 @@ class Turns:
         own = owned[of_kind * world_size + target]
         count = np.bincount(of_kind[~own], minlength=len(examples))
         first = np.cumsum(count) - count
-        # Turns go on over all overlaps that share a set of owners: remainders do not pile up on the first owner.
+        # Turns continue over all overlaps that share a set of owners: remainders do not pile up on the first owner.
         turn = np.zeros(len(kind), dtype=np.int64)
         several = np.flatnonzero(owners.count[overlaps.owner] > 1)
         turn[several] = running(owning[several], count[kind[several]]) % owners.count[overlaps.owner[several]]
@@ -178,13 +190,13 @@ class Turns:
 
 
 def _entries(held: Holders, regions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The entries of these regions one behind the other, and which of them each belongs to."""
+    """Return the entries of these regions, one region after the other, and the position of each one's region."""
     count = held.count[regions]
     return np.repeat(held.first[regions], count) + positions(count), np.repeat(np.arange(len(regions)), count)
 
 
 def _traffic(overlaps: Overlaps, turns: Turns, world_size: int) -> np.ndarray:
-    """Bytes by source and target. Overlaps of one kind and turn have the same senders and are counted as one."""
+    """Return bytes by source and target. Overlaps of one kind and turn have the same senders, so they are summed."""
     owners = overlaps.owners
     most = int(owners.count.max(initial=1))
     by_turn = np.bincount(turns.kind * most + turns.turn, overlaps.bytes, len(turns.count) * most)
@@ -202,7 +214,7 @@ def _traffic(overlaps: Overlaps, turns: Turns, world_size: int) -> np.ndarray:
 
 
 def own_transfers(overlaps: Overlaps, turns: Turns, rank: int) -> Transfers:
-    """The transfers from and to one rank."""
+    """Return the transfers from and to one rank."""
     needs, owners = overlaps.needs, overlaps.owners
     sent, place, own_entry = _with_entries(owners, overlaps.owner, rank)
     kind, count = turns.kind[sent], owners.count[overlaps.owner[sent]]
@@ -232,9 +244,9 @@ def own_transfers(overlaps: Overlaps, turns: Turns, rank: int) -> Transfers:
 
 
 def _with_entries(held: Holders, regions: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The overlaps, given their regions on one side, that a rank has a part in.
+    """Return the overlaps, given by their regions on one side, of which a rank holds the region.
 
-    With each come its place among those that hold the region, and its entry.
+    Each comes with the rank's place among the holders of the region, and with its entry.
     """
     entries = np.flatnonzero(held.rank == rank)
     region = np.searchsorted(held.first, entries, "right") - 1

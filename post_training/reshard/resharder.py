@@ -1,4 +1,4 @@
-"""Training weights to rollout weights on the ranks that hold both, every step, from one plan that is made once."""
+"""Reshard training weights into rollout weights every step, on ranks that hold both, with a plan that is made once."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,18 +29,22 @@ from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
 
 PLANNING_COLLECTIVES = 3
-"""Object collectives of the first run: tensor types, whether every rank can go on, and the digest of the plan."""
+"""Object collectives of the first run: tensor types, whether every rank can continue, and the digest of the plan."""
 
 
 @dataclass(frozen=True)
 class ReshardReport:
-    """What one run moved on this rank. Bytes are payload.
+    """Traffic of one run on this rank. Bytes are payload.
 
-    collectives: every collective of the run: one for each bucket, and one in which all agree that they succeeded.
-
-    bytes_copied: moved inside the rank. expert_bytes: the part of routed experts, whose memory order changes once:
-    where they are packed or copied. staging_bytes: largest staging memory. plan_seconds: 0 once the plan is cached.
-    values_changed_by_casts: elements, over all ranks and each once, that the rollout's type cannot hold exactly.
+    Attributes:
+        bytes_copied: moved inside the rank.
+        expert_bytes_sent, expert_bytes_received, expert_bytes_copied: the part of routed experts, whose memory order
+            changes once, when they are packed or copied.
+        collectives: all of the run: one per bucket, one in which all ranks agree on success, those of planning in the
+            first run, and one that counts changed values if types differ.
+        staging_bytes: largest staging memory.
+        plan_seconds: 0 once the plan is cached.
+        values_changed_by_casts: elements of all ranks, each counted once, that the rollout's type cannot hold.
     """
 
     bytes_sent: int
@@ -72,8 +76,10 @@ class LocalCopy:
 class _Prepared:
     """Everything that a run needs and that does not change from step to step.
 
-    held_types: of training's tensors. casts: the wire type of those that travel in another one, the same on all ranks.
-    cast_shards: what this rank counts of them, so that every element is counted once.
+    Attributes:
+        held_types: types of training's tensors.
+        casts: wire types of the tensors that travel in another type, the same on all ranks.
+        cast_shards: the shards of them whose changed values this rank counts, so that every element is counted once.
     """
 
     source: Side
@@ -95,19 +101,22 @@ class _Prepared:
 
 
 class Resharder:
-    """Gives every rollout rank the training weights, bit for bit, written into the live rollout tensors.
+    """Writes the training weights, bit for bit, into the live rollout tensors of every rank.
 
-    train_tensors, rollout_tensors: live tensors of this rank by local name. The tensor objects are kept and `.data` is
-        read at every run, so offloading may replace it in between.
-    train_layouts, rollout_layouts: shards of all ranks, by rank of `group`.
-    bucket_bytes: upper bound of staging memory in each direction. At most `PART_ELEMENTS` of it are used, so that no
-        collective and no copy counts 2**30 elements.
-    castable: endings of HF names whose type may differ between training and rollout; any other difference is an
-        error. A cast happens while packing, so the wire carries the rollout type; values that it changes are counted.
-    overlap: halve the buckets and pack one while the one before it travels; twice as many collectives.
-    ranks_per_node: what many ranks of a node need enters the node once and is relayed inside it; None means that links
-        between all ranks are alike, and every region comes straight from an owner.
-    progress: called after every bucket of a run.
+    Args:
+        train_tensors, rollout_tensors: live tensors of this rank by local name. The tensor objects are kept and `.data`
+            is read at every run, so offloading may replace it in between.
+        train_layouts, rollout_layouts: shards of all ranks, by rank of `group`.
+        group: all ranks.
+        bucket_bytes: upper bound of staging memory in each direction. At most `PART_ELEMENTS` of it are used, so that
+            no collective and no copy counts 2**30 elements.
+        castable: endings of HF names whose type may differ between training and rollout; any other difference is an
+            error. A cast happens while packing, so the wire carries the rollout type; values that it changes are
+            counted.
+        overlap: whether to halve the buckets and pack one while the previous one travels; this doubles the collectives.
+        ranks_per_node: regions that many ranks of a node need enter the node once and are relayed inside it; None means
+            that links between all ranks are alike, and every region comes directly from an owner.
+        progress: called after every bucket of a run.
     """
 
     def __init__(
@@ -136,8 +145,8 @@ class Resharder:
     def run(self) -> ReshardReport:
         """Move the weights. Every rank of the group must call it; the first call also plans.
 
-        Raises LayoutError on every rank when models, layouts or types do not fit each other, and ReshardError on every
-        rank when one of them fails, dies or does not come; then some rollout weights are old and some new.
+        Raises LayoutError on every rank if models, layouts or types do not fit each other, and ReshardError on every
+        rank if one of them fails, dies or does not come; then some rollout weights are old and some new.
         """
         begin = time.perf_counter()
         cold = self._prepared is None
@@ -172,7 +181,7 @@ class Resharder:
         )
 
     def _values_changed(self, prepared: _Prepared) -> int:
-        """Elements that a cast changes, over all ranks. One all-reduce if any type differs, none otherwise."""
+        """Count the elements that casts change, over all ranks. One all-reduce if any type differs, none otherwise."""
         if not prepared.casts:
             return 0
         changed = torch.zeros(1, dtype=torch.int64, device=prepared.device)
@@ -239,7 +248,7 @@ class Resharder:
         )
 
     def _agree_on_types(self) -> tuple[Types, Types]:
-        """The types in which training holds its tensors, and the rollout its own."""
+        """Return the types of training's tensors and of the rollout's."""
         rank = dist.get_rank(self._group)
         sides = [(self._train_tensors, self._train_layouts), (self._rollout_tensors, self._rollout_layouts)]
         held, needed = agree_on_types([OwnSide.of(*side, rank) for side in sides], self._group)
@@ -250,13 +259,13 @@ class Resharder:
 
 
 def changed_by_cast(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
-    """int64 scalar: how many of `values` the type `kind` cannot hold exactly. NaN stays NaN, which is no change."""
+    """Return how many of `values` the type `kind` cannot hold exactly, as an int64 scalar. NaN stays NaN: no change."""
     back = values.to(kind).to(values.dtype)
     return ((back != values) & ~(back.isnan() & values.isnan())).sum()
 
 
 def local_copies(plan: Plan, rank: int, train: Sequence[Shard], rollout: Sequence[Shard]) -> list[LocalCopy]:
-    """Everything that stays inside this rank."""
+    """Return all copies inside this rank."""
     mine = plan.local.select(np.flatnonzero(plan.local.target == rank))
     copies = []
     for source_at, target_at, bounds in zip(mine.source_shard, mine.target_shard, mine.bounds.tolist(), strict=True):
@@ -267,7 +276,7 @@ def local_copies(plan: Plan, rank: int, train: Sequence[Shard], rollout: Sequenc
 
 
 def clear_padding(padding: Iterable[Shard], target: Side) -> None:
-    """Memory that belongs to no HuggingFace tensor is zero."""
+    """Zero the memory that belongs to no HuggingFace tensor."""
     for shard in padding:
         zero_in_parts(shard.locate(target.tensors))
 
@@ -284,7 +293,7 @@ def _inside(region: tuple[tuple[int, int], ...], shard: Shard) -> tuple[slice, .
 
 
 def _expert_bytes(plan: Plan, legs: Iterable[Transfers], chosen: Callable[[Transfers], np.ndarray]) -> int:
-    """Bytes of routed experts in those transfers of `legs` that `chosen` marks."""
+    """Return the bytes of routed experts in those transfers of `legs` that `chosen` marks."""
     expert = np.array([EXPERT_MARK in name for name in plan.names], dtype=bool)
     return sum(int(leg.bytes[chosen(leg) & expert[leg.name]].sum()) for leg in legs)
 
@@ -301,11 +310,15 @@ def resharder_for(
     ranks_per_node: int | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> Resharder:
-    """A Resharder from the models themselves.
+    """Make a Resharder from the models themselves; see there for further arguments.
 
-    hf_config: transformers config of the model. train_modules: verl's actor module(s), wrapped or not.
-    group: all ranks, whose order is that of both placements. Raises ValueError for a model without a layout table and
-    for sizes that do not fit.
+    Args:
+        hf_config: transformers config of the model.
+        train_modules: verl's actor module(s), wrapped or not.
+        group: all ranks, in the order of both placements.
+
+    Raises:
+        ValueError: the model has no sharding spec, or sizes do not fit.
     """
     table = table_for(hf_config)
     world_size = dist.get_world_size(group)

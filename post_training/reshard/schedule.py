@@ -1,8 +1,8 @@
-"""Cutting transfers into buckets, so that no rank stages more than `bucket_bytes` in either direction.
+"""Cut transfers into buckets, so that no rank stages more than `bucket_bytes` in either direction.
 
 Each pair of ranks has one stream of bytes, the concatenation of its transfers. Bucket k of n carries the k-th of n
-equal parts of every stream, cut at rows. So n is as small as the busiest rank allows, and both ends cut alike by
-themselves.
+equal parts of every stream, cut at rows. So n is as small as the busiest rank allows, and both ends cut alike without
+communication.
 """
 
 from bisect import bisect_right
@@ -17,15 +17,17 @@ from post_training.reshard.overlaps import positions
 from post_training.reshard.plan import Transfers
 
 ALIGNMENT = 16
-"""Bytes: the part of each peer in a staging buffer starts at a multiple of this."""
+"""In bytes; the part of each peer in a staging buffer starts at a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of one transfer, as they lie in a staging buffer.
+    """Rows of one transfer in a staging buffer.
 
-    shard: position in the rank's own layout. narrow: (start, stop) of rows and columns relative to the shard's bounds.
-    start, stop: bytes in the staging buffer.
+    Attributes:
+        shard: position in the rank's own layout.
+        narrow: (start, stop) of rows and of columns, relative to the shard's bounds.
+        start, stop: bytes in the staging buffer.
     """
 
     shard: int
@@ -36,9 +38,10 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class ChunkTable:
-    """Chunks as rows of an array; where FSDP2 shards, an update has hundreds of thousands.
+    """Chunks as rows of an array; with FSDP2, an update has hundreds of thousands.
 
-    values: (chunks, 7) of int64: shard, start and stop of rows, of columns, and of bytes in the staging buffer.
+    Attributes:
+        values: (chunks, 7) of int64: shard, start and stop of rows, of columns, and of bytes in the staging buffer.
     """
 
     values: np.ndarray
@@ -61,11 +64,11 @@ class Direction:
 
     @property
     def chunk_bytes(self) -> int:
-        """Without what alignment adds."""
+        """Bytes without padding for alignment."""
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
     def peer(self, chunk: Chunk) -> int:
-        """The rank that a chunk goes to or comes from."""
+        """Return the rank that a chunk goes to or comes from."""
         return bisect_right(list(accumulate(self.splits)), chunk.start)
 
 
@@ -73,8 +76,9 @@ class Direction:
 class Bucket:
     """One bucket of one rank.
 
-    forward: (copies, 3) of int64: bytes of the bucket before, as it was received, that this one sends on. Where they
-    begin there and here, and how many. None where nobody passes anything on.
+    Attributes:
+        forward: (copies, 3) of int64: bytes of the previous bucket, as it was received, that this one forwards: their
+            start there, their start here, and their number. None if no rank forwards anything.
     """
 
     send: Direction
@@ -83,26 +87,26 @@ class Bucket:
 
     @property
     def send_bytes(self) -> int:
-        """Without what alignment adds."""
+        """Bytes that this bucket sends, without padding for alignment."""
         return self.send.chunk_bytes + (0 if self.forward is None else int(self.forward[:, 2].sum()))
 
 
 def shard_origins(shards: Iterable[Shard]) -> np.ndarray:
-    """First row and column of every shard: array (shards, 2); a vector has column 0."""
+    """Return first row and column of every shard: array (shards, 2); a vector has column 0."""
     rows = [(shard.bounds[0][0], shard.bounds[1][0] if len(shard.bounds) > 1 else 0) for shard in shards]
     return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
 
 def bucket_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> int:
-    """How many buckets keep every rank's staging within `bucket_bytes` in each direction.
+    """Return how many buckets keep every rank's staging within `bucket_bytes` in each direction.
 
-    Raises ValueError when the bucket cannot hold one row for every peer.
+    Raises ValueError if the bucket cannot hold one row for every peer.
     """
     return buckets_of_traffic(transfers.between(world_size), int(_row_bytes(transfers).max(initial=0)), bucket_bytes)
 
 
 def buckets_of_traffic(traffic: np.ndarray, widest_row: int, bucket_bytes: int) -> int:
-    """The same, from the bytes by source and target and those of the longest row."""
+    """Return the same from the bytes by source and target, and the bytes of the longest row."""
     busiest = int(max(traffic.sum(0).max(), traffic.sum(1).max()))
     if busiest == 0:
         return 0
@@ -122,9 +126,9 @@ def buckets_of_traffic(traffic: np.ndarray, widest_row: int, bucket_bytes: int) 
 def schedule(
     transfers: Transfers, world_size: int, rank: int, buckets: int, origins: tuple[np.ndarray, np.ndarray]
 ) -> list[Bucket]:
-    """The buckets of one rank.
+    """Return the buckets of one rank.
 
-    origins: the first row and column of every shard of the rank's source and target layout: arrays (shards, 2).
+    `origins` are the first row and column of every shard of the rank's source and target layout: arrays (shards, 2).
     """
     sent = transfers.select(np.flatnonzero(transfers.source == rank))
     received = transfers.select(np.flatnonzero(transfers.target == rank))
@@ -163,10 +167,10 @@ def _directions(
 def _cut(
     transfers: Transfers, begin: np.ndarray, buckets: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Cut streams, which lie one behind the other and begin at these transfers, into equal parts of whole rows.
+    """Cut consecutive streams, which begin at these transfers, into equal parts of whole rows.
 
-    Returns, in the order in which buckets carry them and each bucket its streams, of every piece: its part
-    `bucket * streams + stream`, its transfer, and its first and last row, from the start of the transfer.
+    Returns four columns with one entry per piece, ordered by bucket and stream: its part `bucket * streams + stream`,
+    its transfer, and its first row and the one after its last, from the start of the transfer.
 
     Transfers of 4 and 2 rows of 4 bytes are a stream of 24 bytes, which two buckets cut at byte 12, after 3 rows:
 
@@ -184,7 +188,7 @@ def _cut(
 
 
 def equal_streams(begin: np.ndarray, transfers: int, parts: int) -> np.ndarray:
-    """Streams for `cut_streams` that lie one behind the other, begin at these transfers and have as many parts."""
+    """Return consecutive streams for `cut_streams`, which begin at these transfers and have `parts` parts each."""
     return np.stack([begin, np.append(begin, transfers)[1:], np.full(len(begin), parts)], axis=1)
 
 
@@ -193,13 +197,17 @@ def cut_streams(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Cut streams into equal parts of whole rows.
 
-    rows, size: of each transfer, how many and their bytes together. streams: (streams, 3), the first transfer of each,
-    the one behind its last, and into how many parts it is cut. Returns of every piece, in ascending order: its part,
-    counted on from stream to stream, its transfer, and its first and last row, from the start of the transfer.
+    Args:
+        rows, size: number of rows and of bytes of each transfer.
+        streams: (streams, 3): the first transfer of each, the one after its last, and the number of its parts.
+
+    Returns:
+        Four columns with one entry per piece, in ascending order: its part, counted through all streams, its transfer,
+        and its first row and the one after its last, from the start of the transfer.
     """
     begin, stop, parts = streams.T
     edges = np.append(0, np.cumsum(size))
-    # By stream and part: the bytes at which it begins, the transfer at which that is, and the row.
+    # By stream and part: the byte at which the part begins, and the transfer and the row of that byte.
     stream, number = np.repeat(np.arange(len(streams)), parts + 1), positions(parts + 1)
     whole = (edges[stop] - edges[begin])[stream]
     marks = edges[begin][stream] + whole * number // np.maximum(parts, 1)[stream]

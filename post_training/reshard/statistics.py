@@ -1,6 +1,6 @@
-"""What a reshard costs, computed from the layouts alone: no weights, no process group.
+"""Compute the cost of a reshard from the layouts alone, without weights or a process group.
 
-Beside the plan stand the lower bound, and the per-tensor algorithm that the recipe's authors published.
+The plan is compared with the lower bound, and with the per-tensor algorithm that the recipe's authors published.
 """
 
 import time
@@ -29,12 +29,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class PlanStatistics:
-    """Bytes are by rank unless they say node. `bound_*`: needed and not held by the rank itself.
+    """Costs of one reshard; bytes are per rank unless named by node.
 
-    collectives: of one reshard when the plan is cached: one for each bucket, and one in which all ranks agree that they
-    succeeded. object_collectives: those that carry Python objects instead of weights.
-    node_ingress: bytes that cross into a node. staging_peak: of the rank with most traffic. regions: received ones.
-    plan_seconds: CPU seconds of one rank for the layouts of all ranks and the plan.
+    Attributes:
+        bound_received, bound_expert_received: bytes that a rank needs and does not hold itself.
+        node_ingress: bytes that cross into a node.
+        collectives: of one reshard with a cached plan: one per bucket, and one in which all ranks agree on success.
+        object_collectives: those that carry Python objects instead of weights.
+        staging_peak: of the rank with most traffic.
+        regions: received ones.
+        plan_seconds: CPU seconds of one rank for the layouts of all ranks and the plan.
     """
 
     ranks: int
@@ -63,11 +67,13 @@ class PlanStatistics:
 
 @dataclass(frozen=True)
 class PerTensorStatistics:
-    """The published algorithm on the same layouts; bytes by rank, collectives that one rank takes part in.
+    """Costs of the published algorithm on the same layouts; bytes are per rank.
 
-    collectives: a pipeline broadcast for each training tensor, a gather for each tensor of a stage that is cut over
-    tensor parallel ranks, and an all-to-all for each of the two expert tensors of a layer.
-    object_collectives: calls that announce a tensor (its name; its shape and type), not the messages inside them.
+    Attributes:
+        collectives: those of one rank: a pipeline broadcast for each training tensor, a gather for each tensor of a
+            stage that is cut over tensor parallel ranks, and an all-to-all for each of the two expert tensors of a
+            layer.
+        object_collectives: calls that announce a tensor (its name; its shape and type), not the messages inside them.
     """
 
     received: Spread
@@ -86,7 +92,7 @@ def plan_statistics(
     ranks_per_node: int = 16,
     relay: bool = False,
 ) -> tuple[PlanStatistics, Plan]:
-    """Plan without running. relay: regions enter a node once. Raises ValueError when the placements do not fit."""
+    """Plan without running; with `relay`, regions enter a node once. Raises ValueError if the placements do not fit."""
     begin = time.process_time()
     ranks = range(train.world_size)
     held = [table.megatron(train, rank) for rank in ranks]
@@ -132,7 +138,7 @@ def _staging_peak(plan: Plan, rank: int, counts: Sequence[int], held: Sequence[S
 
 
 def _missing_bytes(held: Sequence[Shard], needed: Sequence[Shard], itemsize: int) -> tuple[int, int]:
-    """Bytes of the rollout shards that the rank does not hold in training: all but experts, experts."""
+    """Return the bytes of rollout shards that the rank does not hold in training: all but experts, and experts."""
     own: dict[str, list[Slice]] = {}
     for shard in held:
         own.setdefault(shard.hf_name, []).append(shard.bounds)
@@ -167,12 +173,12 @@ def _node_ingress(traffic: np.ndarray, nodes: np.ndarray) -> np.ndarray:
 def per_tensor_statistics(
     table: Table, train: TrainPlacement, rollout: RolloutPlacement, itemsize: int = 2
 ) -> PerTensorStatistics:
-    """The published way: one tensor after the other, from the description in the recipe's technical report.
+    """Compute the costs of the published algorithm, as described in the recipe's technical report: tensor by tensor.
 
     A tensor that is cut over tensor parallel ranks is gathered inside its stage; every stage broadcasts its tensors to
     the others; experts are broadcast as they are stored and then sent inside the tensor-and-expert group to the ranks
     that serve them. As in verl, two object collectives announce each tensor. Raises ValueError unless experts are laid
-    out by moe_tp_extend_ep, for which it was published.
+    out by moe_tp_extend_ep, for which the algorithm was published.
     """
     if not train.moe_tp_extend_ep:
         raise ValueError("the published algorithm is described for moe_tp_extend_ep only")
@@ -205,7 +211,7 @@ def per_tensor_statistics(
         expert_received=Spread.of(np.array(experts)),
         collectives=tensors * (train.pp > 1) + gathers + 2 * len(expert_layers),
         object_collectives=2 * tensors,
-        # The gathered parts, their concatenation and the rank's own part of the largest tensor live at once.
+        # The gathered parts, their concatenation and the rank's own part of the largest tensor exist at the same time.
         staging_peak=int(max(dense.values()) * (2 + 1 / train.tp)) if train.tp > 1 else max(dense.values()),
     )
 
@@ -219,7 +225,7 @@ def _layer(name: str) -> int:
 
 
 def _local_names(table: Table, train: TrainPlacement, stage: int) -> dict[str, int]:
-    """The training tensors of one stage, and over how many ranks of a tensor parallel group each is cut."""
+    """Return the training tensors of one stage, with the number of tensor parallel ranks over which each is cut."""
     rank = stage * train.tp * train.dp
     shapes = table.shapes
     names: dict[str, int] = {}

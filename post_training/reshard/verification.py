@@ -1,7 +1,7 @@
-"""Comparing rollout weights with training weights bit for bit, without the planner.
+"""Compare rollout weights with training weights bit for bit, without the planner.
 
 Every training shard is broadcast by its first holder and compared wherever its slice meets a rollout shard. This shares
-only the layout tables with the exchange, so a fault in planning, cutting, packing or scattering cannot hide itself.
+only the sharding specs with the exchange, so a fault in planning, cutting, packing or scattering cannot hide itself.
 """
 
 import itertools
@@ -30,12 +30,19 @@ def differing_tensors(
     batch_bytes: int,
     device: torch.device,
 ) -> list[str]:
-    """The HF names of which any rank's rollout bytes differ from the training bytes, sorted; same on every rank.
+    """Return the sorted HF names whose rollout bytes differ from the training bytes on any rank; the same on all ranks.
 
-    train.wire_types: the types in which training holds its tensors. Where the rollout holds another one, values are
-    compared, in the wider of the two: a weight that was rounded on its way differs.
-    NaN is equal to nothing: a tensor that holds one differs even where both sides have the same bits.
-    batch_bytes: how much is broadcast at once (at least one shard). Padding that is not zero is reported by local name.
+    If a rollout tensor has another type, values are compared in the wider of the two, so a weight that was rounded on
+    its way differs. NaN equals nothing: a tensor with NaN differs even if both sides have the same bits. Padding that
+    is not zero is reported by local name.
+
+    Args:
+        train: training side; its `wire_types` are the types in which training holds its tensors.
+        rollout: rollout side.
+        train_layouts: training shards of all ranks.
+        group: all ranks.
+        batch_bytes: bytes to broadcast at once (at least one shard).
+        device: for broadcasts.
     """
     targets = Targets(rollout)
     found = targets.dirty_padding()
@@ -48,7 +55,7 @@ def differing_tensors(
 
 @dataclass(frozen=True)
 class Batch:
-    """Training shards that are broadcast at once by one holder, with the bytes of each in the buffer."""
+    """Training shards that one holder broadcasts at once, with the bytes of each in the buffer."""
 
     holder: int
     shards: list[tuple[Shard, int]]
@@ -59,7 +66,7 @@ class Batch:
 
 
 def batches(layouts: Layouts, wire_types: Mapping[str, torch.dtype], batch_bytes: int) -> Iterator[Batch]:
-    """Every training weight once, in batches of at most `batch_bytes` (at least one shard); the same on every rank."""
+    """Yield every training weight once, in batches of at most `batch_bytes` (or one shard); the same on every rank."""
     for holder, shards in enumerate(first_copies(layouts)):
         batch = Batch(holder, [])
         for shard in shards:
@@ -74,7 +81,7 @@ def batches(layouts: Layouts, wire_types: Mapping[str, torch.dtype], batch_bytes
 
 
 def broadcast(batch: Batch, train: Side, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
-    """The bytes of a batch on every rank, each weight in its wire type. All ranks of the group must call it."""
+    """Return the bytes of a batch on every rank, each weight in its wire type. All ranks of the group must call it."""
     buffer = torch.zeros(batch.size, dtype=torch.uint8, device=device)
     if dist.get_rank(group) == batch.holder:
         for shard, region in _regions(batch, buffer, train.wire_types):
@@ -94,13 +101,13 @@ class Targets:
             self._shards[shard.hf_name].append(shard)
 
     def dirty_padding(self) -> set[str]:
-        """The local names of padding that is not zero."""
+        """Return the local names of padding that is not zero."""
         shards = self._shards.get(PADDING, [])
         return {shard.local for shard in shards if bool(shard.locate(self._tensors).any())}
 
     def differing(self, batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]) -> set[str]:
-        """The hf_name names of those weights that differ from a batch where both hold them."""
-        # A batch of one shard may be as large as the largest weight: there is no second copy of it.
+        """Return the HF names of weights that differ from a batch, wherever both hold them."""
+        # A batch of one shard may be as large as the largest weight, so no second copy of it is made.
         if len(batch.shards) > 1 and self._leave_unchanged(batch, buffer, wire_types):
             return set()
         return {
@@ -111,9 +118,9 @@ class Targets:
         }
 
     def _leave_unchanged(self, batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]) -> bool:
-        """Whether a batch is the same after these weights were written over it: a comparison for hundreds of them.
+        """Return whether writing these weights over a batch leaves it unchanged: one comparison for hundreds of them.
 
-        False does not say that they differ. Weights of another type, or held twice, cannot be written into a batch.
+        False does not mean that they differ: weights of another type, or held twice, cannot be written into a batch.
         """
         written = buffer.clone()
         for shard, region in _regions(batch, written, wire_types):
@@ -131,7 +138,7 @@ class Targets:
 
 
 def first_copies(layouts: Layouts) -> Iterator[list[Shard]]:
-    """For every rank the shards that no lower rank holds."""
+    """Yield for every rank the shards that no lower rank holds."""
     seen: set[tuple[str, Slice]] = {(PADDING, ())}
     for shards in layouts:
         mine = []
@@ -154,7 +161,7 @@ def _regions(
 
 
 def _by_type(batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.dtype]) -> Iterator[torch.Tensor]:
-    """The whole buffer of a batch, in parts whose shards have one type."""
+    """Yield the whole buffer of a batch, in parts whose shards have one type."""
     offset = 0
     for wire_type, shards in itertools.groupby(batch.shards, lambda entry: wire_types[entry[0].hf_name]):
         size = sum(size for _, size in shards)
@@ -163,13 +170,13 @@ def _by_type(batch: Batch, buffer: torch.Tensor, wire_types: Mapping[str, torch.
 
 
 def _common(bounds: Slice, others: Slice) -> Slice | None:
-    """What two slices of a tensor have in common; None if nothing."""
+    """Return the intersection of two slices of a tensor; None if it is empty."""
     both = tuple((max(one[0], two[0]), min(one[1], two[1])) for one, two in zip(bounds, others, strict=True))
     return both if all(start < stop for start, stop in both) else None
 
 
 def _cut(tensor: torch.Tensor, bounds: Slice, box: Slice) -> torch.Tensor:
-    """The part in `box` of a tensor that holds `bounds`."""
+    """Return the part in `box` of a tensor that holds `bounds`."""
     return tensor[tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(box, bounds, strict=True))]
 
 
@@ -186,7 +193,7 @@ def _equal_where_both(bounds: Slice, values: torch.Tensor, target_bounds: Slice,
 
 
 def _same(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether two flat tensors of one type are equal as bytes, where 0 and -0 differ, and as values, where NaN does."""
+    """Return whether two flat tensors of one type are equal as bytes (0 and -0 differ) and as values (NaN differs)."""
     return all(
         torch.equal(part.view(torch.uint8), other.view(torch.uint8)) and torch.equal(part, other)
         for part, other in zip(parts_of(mine, _COMPARED_ELEMENTS), parts_of(theirs, _COMPARED_ELEMENTS), strict=True)

@@ -1,4 +1,4 @@
-"""Rewards computed by a rule: is the answer of a response right or wrong?"""
+"""Rewards computed by rules, which decide whether the answer of a response is right or wrong."""
 
 from post_training.rewards.rules import RULES, accuracy, has_form, score
 

@@ -1,11 +1,11 @@
-r"""math-verify with exact comparisons of numbers; imported by the worker alone, since it loads the algebra system.
+r"""math-verify with exact comparisons of numbers; imported only by the worker, since it loads the algebra system.
 
-math-verify decides which expressions, sets, intervals, matrices and relations are equal. It decides numbers by rounding
-to six decimals or by what is left of a difference at 15 digits, so that every two values near zero are equal, and it
-takes two equations without a solution for equal. Both are replaced here:
+math-verify decides which expressions, sets, intervals, matrices and relations are equal. It compares numbers by
+rounding to six decimals or by their difference at 15 digits, so that any two values near zero are equal, and it treats
+two equations without a solution as equal. Both are replaced here:
 
 - Numbers without a variable: exactly if they are rational, otherwise to 45 of 60 digits, relative to their size.
-- Expressions with variables: at several points, of both signs. Where both sides have roots or logarithms, at positive
+- Expressions with variables: at several points, of both signs. If both sides have roots or logarithms, at positive
   points, so that ``\sqrt{ab}`` is ``\sqrt{a}\sqrt{b}``; ``\sqrt{x^2}`` and ``x`` still differ.
 """
 
@@ -28,11 +28,11 @@ _PERCENT = UnevaluatedExpr(Rational(1, 100))
 
 
 def load_comparison() -> Callable[[str, str], bool]:
-    """math-verify as `equal(truth, answer)`; its own time limits are off, because an evaluator is killed instead."""
+    """Return math-verify as `equal(truth, answer)`, without its own time limits: the evaluator is killed instead."""
     grader.sympy_numeric_eq = _equal_numbers
     grader.solve = _solved
-    # Its list of units has single letters, which it takes off: 16t would be 16. Units are compared in units.py. Without
-    # its second extraction, of the first number in a text, an answer that it cannot read is not half of it.
+    # Its list of units has single letters, which are removed: 16t becomes 16. Units are left to units.py. The second
+    # extraction, of the first number in a text, is off: an answer that it cannot read must not become a part of itself.
     latex = LatexExtractionConfig()
     configuration = (replace(latex, normalization_config=replace(latex.normalization_config, units=False)),)
 
@@ -40,13 +40,13 @@ def load_comparison() -> Callable[[str, str], bool]:
         parsed = [parse(f"\\boxed{{{side}}}", configuration, parsing_timeout=None) for side in (truth, answer)]
         return bool(verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True))
 
-    # The parser builds its tables at first use.
+    # The parser builds its tables at first use, so use it once here.
     equal(r"\frac{1}{2}", r"\{0.5\}")
     return equal
 
 
 def _solved(*arguments: Any, **options: Any) -> Any:
-    """sympy's `solve`, which must find something: two equations without a solution are not equal because of that."""
+    """Call sympy's `solve` and raise if it finds nothing: two equations without a solution are not thereby equal."""
     found = sympy.solve(*arguments, **options)
     if not found:
         raise ValueError("no solution")
@@ -54,7 +54,7 @@ def _solved(*arguments: Any, **options: Any) -> Any:
 
 
 def _equal_numbers(truth: Any, answer: Any, float_rounding: int, numeric_precision: int) -> bool:
-    """In place of math-verify's function of these arguments."""
+    """Replace math-verify's function with these arguments."""
     if isinstance(truth, MatrixBase) and isinstance(answer, MatrixBase):
         return truth.shape == answer.shape and all(
             _equal_numbers(*pair, float_rounding, numeric_precision)
@@ -82,7 +82,7 @@ def _without_percent(expression: sympy.Expr) -> sympy.Expr:
 
 
 def _exact(expression: sympy.Expr) -> sympy.Expr:
-    """Decimal numbers as fractions, and everything evaluated that can be."""
+    """Turn decimal numbers into fractions, and evaluate everything that can be evaluated."""
     written = {number: Rational(_digits(number)) for number in expression.atoms(Float)}
     return expression.xreplace(written).doit()
 
@@ -104,7 +104,7 @@ def _equal_values(truth: sympy.Expr, answer: sympy.Expr) -> bool:
 
 
 def _is_rounded(decimal: sympy.Expr, value: sympy.Expr) -> bool:
-    """Whether an irrational number is rounded to a decimal number with six digits or more."""
+    """Return whether `decimal`, with six digits or more, is the irrational `value` rounded."""
     if not isinstance(decimal, Float) or isinstance(value, Float):
         return False
     whole, _, behind = _digits(decimal).lstrip("-").partition(".")
@@ -126,7 +126,7 @@ def _equal_at_points(truth: sympy.Expr, answer: sympy.Expr, variables: list[Basi
     for point in _points(variables, positive):
         ours, theirs = (side.subs(point).doit() for side in (truth, answer))
         values = [side.evalf(_DIGITS) for side in (ours, theirs)]
-        # Outside of its domain an expression has another value or none.
+        # Outside its domain an expression has another value or none.
         if not all(value.is_real and value.is_finite for value in values):
             continue
         if not _equal_values(ours, theirs):
@@ -144,9 +144,9 @@ def _has_root(expression: sympy.Expr) -> bool:
 
 
 def _points(variables: list[Basic], positive: bool) -> Iterator[dict[Basic, Rational]]:
-    r"""Points at which no accident makes two expressions equal; the same ones for every pair.
+    r"""Yield points at which expressions are unlikely to be equal by accident; the same ones for every pair.
 
-    The first eight have all signs of up to three variables, within and beyond 1: \sqrt{(x+1)^2} is x+1 beyond -1.
+    The first eight have all signs of up to three variables, within and beyond 1: \sqrt{(x+1)^2} is x+1 only above -1.
     """
     generator = random.Random(len(variables))
     for trial in range(_MOST_TRIALS):

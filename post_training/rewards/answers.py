@@ -1,4 +1,4 @@
-"""Finding the answer in a response, and comparing the answers that need no algebra."""
+"""Find the answer in a response, and compare answers that need no algebra."""
 
 import re
 from fractions import Fraction
@@ -7,7 +7,7 @@ from post_training.rewards.surface import bare, level
 
 # Longer than any answer, and short enough for a request to fit into a pipe at once.
 LONGEST_ANSWER = 4096
-# \boxed{7}, \boxed {7}, \boxed on a line before {7}; and, of a number or a single letter, \boxed 7.
+# \boxed{7}, \boxed {7}, \boxed on a line before {7}; and, for a number or a single letter, \boxed 7.
 _BRACES = re.compile(
     r"\\(?:boxed|fbox|framebox)\s*\{|\\boxed\s+(?P<bare>[+-]?[0-9][^\s{}\\$]*|[A-Za-z](?![A-Za-z]))|\\[{}]|[{}]"
 )
@@ -38,20 +38,20 @@ _SCIENTIFIC = re.compile(
     r"(?:\{ ?(?P<exponent0>[+-]?[0-9]{1,3}) ?\}|\((?P<exponent1>[+-]?[0-9]{1,3})\)|(?P<exponent2>[+-]?[0-9]{1,3}))"
 )
 _PERCENT = re.compile(r" ?\\?% ?$")
-# A decimal number with at least so many digits that count may be a rounded one.
+# Significant digits from which on a decimal number may be a rounded one.
 _ROUNDED_DIGITS = 6
-# Python converts no longer strings of digits into numbers.
+# Python refuses to convert longer strings of digits into numbers.
 _LONGEST_NUMBER = 4000
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last complete ``\boxed{...}`` of ``text``, or None where there is none.
+    r"""Return the content of the last complete ``\boxed{...}`` of ``text``, or None if there is none.
 
-    ``\boxed 7`` and ``\fbox{7}`` are such boxes too; marks of punctuation that follow the content do not belong to it.
-    An empty box counts only where all are empty.
+    ``\boxed 7`` and ``\fbox{7}`` are boxes too; punctuation after a content without braces does not belong to it. An
+    empty box counts only if all boxes are empty.
 
-    Braces inside the box are balanced, and ``\{`` is no brace; a box that the end of the response cuts off does not
-    count. The time is linear in the length of ``text``, whatever a model writes.
+    Braces inside the box are balanced, and ``\{`` does not count as a brace; a box cut off by the end of the response
+    does not count. The time is linear in the length of ``text``, whatever a model writes.
     """
     last: tuple[int, int] | None = None
     empty = False
@@ -67,7 +67,7 @@ def last_boxed(text: str) -> str | None:
             open_braces.append(match.end() if token.startswith("\\") else None)
         if begin is None or (last is not None and begin <= last[0]):
             continue
-        # A box of a megabyte holds something; a short one may hold spaces alone.
+        # A long box is surely not empty; a short one may hold only spaces.
         if end - begin > LONGEST_ANSWER or level(text[begin:end]):
             last = (begin, end)
         else:
@@ -78,18 +78,18 @@ def last_boxed(text: str) -> str | None:
 
 
 def _stripped(content: str) -> str:
-    """Without white space around it, but for the blank of a control space."""
+    """Strip white space, and also the backslash of a control space whose blank was stripped."""
     stripped = content.strip()
     backslashes = len(stripped) - len(stripped.rstrip("\\"))
     return stripped[:-1].rstrip() if backslashes % 2 else stripped
 
 
 def plain(answer: str) -> str:
-    r"""Returns ``answer`` without what surrounds a value and does not change it; see `surface`.
+    r"""Return ``answer`` without surroundings that do not change its value; see `surface`.
 
-    That is a ``\boxed{...}``, which some data sets keep in the answer column, dollar signs of mathematics, a full stop,
-    spaces of all kinds, markup around all of it, and thin spaces between groups of digits. A text longer than any
-    answer keeps them.
+    It removes a ``\boxed{...}``, which some data sets keep in the answer column, dollar signs of math mode, a full
+    stop, spaces of all kinds, markup around the whole answer, and thin spaces between groups of digits. From a text
+    longer than any answer it removes only the box.
     """
     inner = last_boxed(answer)
     text = (answer if inner is None else inner).strip()
@@ -100,16 +100,16 @@ def plain(answer: str) -> str:
 
 
 def is_answer(text: str) -> bool:
-    """Whether there is something to compare: neither nothing nor NaN, which a missing value becomes on its way."""
+    """Return whether there is something to compare: not empty, and not NaN, which missing values turn into."""
     content = plain(text)
     return bool(content.strip("$ ")) and _NOT_A_NUMBER.fullmatch(content) is None
 
 
 def rational(answer: str) -> Fraction | None:
-    r"""Returns the exact value of a decimal number or a simple fraction; None for anything else.
+    r"""Return the exact value of a decimal number or a simple fraction; None for anything else.
 
-    Decimal numbers are such as ``42``, ``-3.50``, ``1,234``, ``1.5e3`` and ``0.1\overline{6}``, fractions such as
-    ``1/2``, ``\frac{1}{2}``, ``-\dfrac12`` and ``2 1/3``, and ``101_2`` is a number of another base.
+    Decimal numbers are written like ``42``, ``-3.50``, ``1,234``, ``1.5e3`` and ``0.1\overline{6}``, fractions like
+    ``1/2``, ``\frac{1}{2}``, ``-\dfrac12`` and ``2 1/3``; ``101_2`` is a number of another base.
     """
     text = answer.strip().replace("\u2212", "-")
     if len(text) > _LONGEST_NUMBER:
@@ -128,14 +128,14 @@ def rational(answer: str) -> Fraction | None:
 
 
 def _of_powers_of_ten(match: re.Match[str]) -> Fraction | None:
-    r"""The value of ``1.5\times 10^{3}`` or ``-10^3``."""
+    r"""Return the value of ``1.5\times 10^{3}`` or ``-10^3``."""
     factor = f"{match['sign']}1" if match["factor"] is None else match["factor"].replace(",", "")
     exponent = int(next(found for found in match.group("exponent0", "exponent1", "exponent2") if found is not None))
     return Fraction(factor) * Fraction(10) ** exponent if _is_decimal(factor) else None
 
 
 def _rarely_written(text: str) -> Fraction | None:
-    """Repeating decimals, mixed numbers, and numbers of another base."""
+    """Return the value of a repeating decimal, a mixed number, or a number of another base; None for anything else."""
     if match := _REPEATING.fullmatch(text):
         fixed, repeated = match["fixed"], match["repeated"]
         scale = 10 ** len(fixed)
@@ -161,7 +161,7 @@ def _of_base(digits: str, base: int) -> Fraction | None:
 
 
 def _pair(match: re.Match[str]) -> tuple[str, str]:
-    """Numerator and denominator, of the form that matched."""
+    """Return numerator and denominator of the form that matched."""
     return next((match[f"top{form}"], match[f"bottom{form}"]) for form in range(3) if match[f"top{form}"] is not None)
 
 
@@ -170,12 +170,12 @@ def _is_decimal(text: str) -> bool:
 
 
 def compare_plainly(truth: str, answer: str) -> bool | None:
-    """Compares two answers as text and as exact numbers.
+    """Compare two answers as text and as exact numbers.
 
-    Returns True or False where that decides the matter, and None where only algebra can. Equal text and equal values
-    are equal, two different values are not, and everything else is undecided. A percent sign may be read as a unit,
-    which truth or answer leave out, and as a hundredth: 25 % equals 25 and 1/4. A fraction also equals a decimal number
-    to which it is rounded, if six of its digits or more count: 0.333333 is 1/3, and 0.33 is not.
+    Returns True or False if that decides the result, and None if only algebra can. Equal text and equal values are
+    equal, two different values are not, and everything else is undecided. A percent sign may be read as a unit that
+    truth or answer leaves out, or as a hundredth: 25 % equals 25 and 1/4. A fraction also equals the decimal number to
+    which it rounds, if that has six significant digits or more: 0.333333 is 1/3, and 0.33 is not.
     """
     if truth.strip() == answer.strip():
         return True
@@ -194,7 +194,7 @@ def compare_plainly(truth: str, answer: str) -> bool | None:
 
 
 def is_rounded(decimal: str, value: Fraction) -> bool:
-    """Whether `value`, which is no decimal number of that length itself, is rounded to a decimal number."""
+    """Return whether `decimal` is `value` rounded, for a value that has no finite decimal form itself."""
     match = re.fullmatch(r"[+-]?([0-9]*)\.([0-9]+)", decimal)
     if match is None or len((match[1] + match[2]).lstrip("0")) < _ROUNDED_DIGITS:
         return False

@@ -1,4 +1,4 @@
-r"""Calculator syntax as LaTeX: ``7*sin(pi*x/5)`` is ``7\cdot \sin(\pi \cdot x/5)``, ``sqrt(2)`` is ``\sqrt{2}``."""
+r"""Turn calculator syntax into LaTeX: ``7*sin(pi*x/5)`` is ``7\cdot \sin(\pi \cdot x/5)``, ``sqrt(2)`` ``\sqrt{2}``."""
 
 import re
 
@@ -22,7 +22,7 @@ _IMAGINARY = re.compile(r"(?<=[0-9])[ij](?![a-zA-Z])")
 
 
 def as_latex(text: str) -> str:
-    """`text` with what a calculator writes in LaTeX's form; parentheses that do not close leave it as it is."""
+    """Return `text` with calculator syntax converted to LaTeX; unbalanced parentheses are left as they are."""
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _IMAGINARY.sub(" i", _PLUS_MINUS.sub("-", text))
     written: list[str] = []
@@ -41,7 +41,7 @@ _ALONE = {"pi": r"\pi ", "caret": "^", "times": r"\cdot ", "infinity": r"\infty 
 
 
 def _replaced(match: re.Match[str], closing: list[str]) -> str:
-    """What is written for a token; `closing` holds what ends each parenthesis that is open."""
+    """Return the LaTeX for a token; `closing` holds the closing text of each open parenthesis."""
     kind = match.lastgroup or ""
     if kind in _ALONE:
         return _ALONE[kind]

@@ -1,4 +1,4 @@
-"""Whether an answer is the truth: notation is taken apart here, and values are compared by numbers or by algebra."""
+"""Decide whether an answer equals the truth: take its notation apart, and compare values as numbers or by algebra."""
 
 from itertools import pairwise
 
@@ -22,10 +22,10 @@ from post_training.rewards.verifier import Verifier
 
 
 def equal_answers(truth: str, answer: str, verifier: Verifier) -> bool:
-    """Compares two answers without their boxes, as ``answers.plain`` returns them.
+    """Compare two answers without their boxes, as ``answers.plain`` returns them.
 
-    In this order: equal text (above ``LONGEST_ANSWER`` characters nothing else); letters of a multiple choice; words;
-    units; equations, whose sides must agree; exact numbers; and, for what is left, math-verify.
+    In this order: equal text (above ``LONGEST_ANSWER`` characters only that); letters of a multiple choice; words;
+    units; equations, whose sides must agree; exact numbers; and math-verify for the rest.
     """
     if not is_answer(truth) or not is_answer(answer):
         return False
@@ -92,7 +92,7 @@ def _equal_sides(truth: str, answer: str, verifier: Verifier) -> bool:
 
 
 def _last_side(answer: str, verifier: Verifier) -> str | None:
-    """``5`` for ``2+3 = 5`` and ``x = 5`` for ``x = 2+3 = 5``; None where numbers are not equal, as in ``8 = 7``."""
+    """Return ``5`` for ``2+3 = 5`` and ``x = 5`` for ``x = 2+3 = 5``; None for unequal numbers, as in ``8 = 7``."""
     parts = sides(answer)
     numbers = [part for part in parts if is_number(part)]
     if len(parts) == 1 or not numbers:

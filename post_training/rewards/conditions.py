@@ -1,6 +1,6 @@
-r"""Conditions on numbers in one notation: sets of reals, set builders, chains of inequalities, systems of equations.
+r"""Unify conditions on numbers: sets of reals, set builders, chains of inequalities, systems of equations.
 
-math-verify compares ``x>2`` with ``(2,\infty)``. It does not read ``\{x \mid x>2\}``, "all real numbers" or ``x<1 or
+math-verify compares ``x>2`` with ``(2,\infty)``. It cannot read ``\{x \mid x>2\}``, "all real numbers" or ``x<1 or
 x>2``, so these become intervals here.
 """
 
@@ -40,7 +40,7 @@ _SYSTEM = re.compile(
 
 
 def in_one_notation(answer: str) -> str:
-    """An answer whose conditions are written as intervals and chains of ``<``; any other answer is as it was."""
+    """Rewrite conditions as intervals and chains of ``<``; return any other answer unchanged."""
     if _EVERYTHING.fullmatch(answer):
         return EVERYTHING
     if (match := _BUILDER.fullmatch(answer)) is not None and r"\in" not in _ALSO_REAL.sub("", match["condition"]):
@@ -55,12 +55,12 @@ def in_one_notation(answer: str) -> str:
 
 
 def means_everything(said: str) -> bool:
-    """Whether words say that every real number is meant."""
+    """Return whether words mean every real number."""
     return _EVERYTHING_SAID.fullmatch(" ".join(said.split())) is not None
 
 
 def _relations(clause: str) -> tuple[list[str], list[str]]:
-    """The sides of a chain, and the names of the relations between them."""
+    """Return the sides of a chain, and the names of the relations between them."""
     matches = list(_RELATION.finditer(clause))
     ends = [0, *(match.end() for match in matches)]
     begins = [*(match.start() for match in matches), len(clause)]
@@ -69,7 +69,7 @@ def _relations(clause: str) -> tuple[list[str], list[str]]:
 
 
 def _upward(answer: str) -> str:
-    """``c>b>a`` is ``a<b<c``; a single relation is math-verify's."""
+    """Turn ``c>b>a`` into ``a<b<c``; a single relation is left to math-verify."""
     sides, relations = _relations(answer)
     if len(relations) < 2 or not {"gt", "ge"}.issuperset(relations) or not all(sides) or "," in answer:
         return answer
@@ -80,7 +80,7 @@ def _upward(answer: str) -> str:
 
 
 def _as_intervals(answer: str) -> str | None:
-    """``x<1 or x>2`` as a union, ``x>1 and x<2`` as one interval; None for anything else."""
+    """Return ``x<1 or x>2`` as a union, ``x>1 and x<2`` as one interval; None for anything else."""
     clauses = [clause.strip(" ,") for clause in _OR.split(answer)]
     if not 1 <= len(clauses) <= _MOST_CLAUSES:
         return None
@@ -121,7 +121,7 @@ def _between(lower_relation: str, lower: str, upper: str, upper_relation: str) -
 
 
 def _bound(clause: str) -> tuple[str, str] | None:
-    """The relation of a variable to a bound, with the variable first: ``2<x`` is (gt, 2)."""
+    """Return the relation of a variable to a bound, with the variable first: ``2<x`` is (gt, 2)."""
     sides, relations = _relations(clause)
     if len(relations) != 1 or not all(sides) or "," in clause:
         return None
@@ -143,7 +143,7 @@ def _of_bound(relation: str, bound: str) -> str:
 
 
 def _intersection(first: str, second: str) -> str | None:
-    """``x>1 and x<2``: one bound from below and one from above."""
+    """Return the interval of ``x>1 and x<2``: one bound from below and one from above; None for anything else."""
     bounds = [_bound(first), _bound(second)]
     if None in bounds or _variable(first) != _variable(second):
         return None
@@ -156,7 +156,7 @@ def _intersection(first: str, second: str) -> str | None:
 
 
 def elements(text: str, separators: str = ",;") -> list[str]:
-    """What commas outside of all brackets separate."""
+    """Split a text at the separators outside all brackets."""
     parts, depth, begin, skip = [], 0, 0, False
     for position, character in enumerate(text):
         if skip:
@@ -178,7 +178,7 @@ _TOGETHER = re.compile(r"\((?P<names>[^()=]*)\) ?= ?(?P<values>\(.*\))", re.DOTA
 
 
 def assignments(answer: str) -> list[tuple[str, str]] | None:
-    r"""The names and values of ``x=1, y=2``, ``(x,y)=(1,2)`` or a system of such lines; None for anything else."""
+    r"""Return names and values of ``x=1, y=2``, ``(x,y)=(1,2)`` or a system of such lines; None for anything else."""
     if (system := _SYSTEM.search(answer)) is not None:
         lines = system["lines"].replace("&", "").replace(r"\\", ",")
         answer = ",".join(line.strip() for line in elements(lines) if line.strip())
@@ -202,12 +202,12 @@ def assignments(answer: str) -> list[tuple[str, str]] | None:
 
 
 def is_tuple(answer: str) -> bool:
-    """Whether an answer is ``(1,2)``."""
+    """Return whether an answer is a tuple such as ``(1,2)``."""
     return answer.startswith("(") and answer.endswith(")") and len(elements(answer)) == 1 and "," in answer
 
 
 def equal_assignments(truth: str, answer: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compares two answers of which one names several values; None where neither does, or where algebra must decide."""
+    """Compare two answers if one of them names several values; None if neither does."""
     ours, theirs = assignments(truth), assignments(answer)
     if ours is None and theirs is None:
         return None
@@ -228,18 +228,18 @@ def equal_assignments(truth: str, answer: str, equal: Callable[[str, str], bool]
 
 
 def _are_distinct(named: list[tuple[str, str]]) -> bool:
-    """Whether every name has one value, and the names are not x_1, x_2, the values of one."""
+    """Return whether every name has one value, and the names are not x_1, x_2, the values of one variable."""
     names = [name for name, _ in named]
     return len({*names}) == len(names) and len(_letters(named)) > 1
 
 
 def _letters(named: list[tuple[str, str]]) -> set[str]:
-    """The names without what numbers them."""
+    """Return the names without their subscripts."""
     return {name.partition("_")[0] for name, _ in named}
 
 
 def _listed(named: list[tuple[str, str]] | None, answer: str) -> str:
-    r"""``x=1, x=2`` as ``1,2``, its values in any order."""
+    r"""Return ``x=1, x=2`` as ``1,2``, a list of values in any order."""
     if named is None or len(_letters(named)) > 1:
         return answer
     return ",".join(value for _, value in named)

@@ -31,7 +31,12 @@ _LONGEST_PERIOD = 5000
 
 @dataclass(frozen=True)
 class Clause:
-    """`left` may be empty. `residues` and `modulus` are whole numbers as text where they are numbers at all."""
+    """One congruence.
+
+    Attributes:
+        left: may be empty.
+        residues, modulus: whole numbers as text, if they are numbers at all.
+    """
 
     left: str
     residues: frozenset[str]
@@ -40,14 +45,14 @@ class Clause:
 
 @dataclass(frozen=True)
 class Congruences:
-    """All clauses of an answer, and what it says besides, such as ``p = 2``."""
+    """All clauses of an answer, and its other parts, such as ``p = 2``."""
 
     clauses: frozenset[Clause]
     others: tuple[str, ...]
 
 
 def congruences(answer: str) -> Congruences | None:
-    """Takes an answer apart; None where it has no modulus."""
+    """Take an answer apart; None if it has no modulus."""
     if _MODULUS.search(answer) is None:
         return None
     clauses, others = [], []
@@ -61,7 +66,7 @@ def congruences(answer: str) -> Congruences | None:
 
 
 def _spans(answer: str) -> list[str]:
-    """The clauses: each ends behind its modulus; what has none ends at a conjunction."""
+    """Split an answer into clauses: each ends after its modulus, or without one at a conjunction."""
     spans, begin = [], 0
     for match in _MODULUS.finditer(answer):
         end = _end_of_modulus(answer, match)
@@ -128,9 +133,9 @@ def _reduced(residue: str, modulus: str) -> str:
 
 
 def equal_congruences(truth: str, answer: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compares two answers of which at least one has a modulus; None where none has.
+    """Compare two answers if at least one has a modulus; None if neither has.
 
-    `equal` compares what an answer says besides congruences.
+    `equal` compares the parts of the answers that are not congruences.
     """
     ours, theirs = congruences(truth), congruences(answer)
     if ours is None and theirs is None:
@@ -154,16 +159,16 @@ def equal_congruences(truth: str, answer: str, equal: Callable[[str, str], bool]
 
 
 def _joined_otherwise(truth: str, answer: str) -> bool:
-    """Whether one says "and" where the other says "or".
+    """Return whether one joins its clauses by "and" and the other by "or".
 
-    Of residues of one modulus both list the solutions: x is 1 and 3, or 1 or 3, modulo 4.
+    For residues of one modulus both words list solutions: x is 1 and 3, or 1 or 3, modulo 4.
     """
     kinds = [{kind for kind, form in _CONJUNCTIONS.items() if re.search(form, text)} for text in (truth, answer)]
     return all(kinds) and not kinds[0] & kinds[1]
 
 
 def _union(clauses: frozenset[Clause]) -> tuple[int, frozenset[int]] | None:
-    """All residues of clauses with one modulus, by its smallest period; None where there are several, or no numbers."""
+    """Return all residues for the one modulus, reduced to their smallest period; None for several or no numbers."""
     moduli = {clause.modulus for clause in clauses}
     residues = frozenset().union(*(clause.residues for clause in clauses))
     if len(moduli) != 1 or not all(text.isdigit() for text in moduli | residues):
@@ -178,7 +183,7 @@ def _union(clauses: frozenset[Clause]) -> tuple[int, frozenset[int]] | None:
 
 
 def _equal_one_sided(truth: str, answer: str, ours: Congruences | None, theirs: Congruences | None) -> bool:
-    """A congruence beside ``7k+3``, or beside a number: 3 is ``3 \\pmod 7``, and no congruence of a variable."""
+    """Compare a congruence with ``7k+3`` or with a number: 3 equals ``3 \\pmod 7``, but no congruence of a variable."""
     found, other = (ours, answer) if ours else (theirs, truth)
     if found is None or found.others or len(found.clauses) != 1:
         return False

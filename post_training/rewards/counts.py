@@ -1,4 +1,4 @@
-"""How many answers scored 0 without a result, by reason; a run logs them as metrics of each step."""
+"""Count the answers that scored 0 without a result, by reason; a run logs the counts as metrics of each step."""
 
 import threading
 from collections import Counter
@@ -24,7 +24,7 @@ def add(reason: str) -> None:
 
 
 def take() -> dict[str, int]:
-    """The counts of this process since the last call, one for every reason."""
+    """Return the counts of this process since the last call, one for every reason."""
     with _lock:
         taken = {reason: _counted[reason] for reason in ALL}
         _counted.clear()

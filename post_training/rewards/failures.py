@@ -1,6 +1,6 @@
-"""Counting the failures of a reward function, which verl's loop and its `prime` manager print and pass over.
+"""Count the failures of a reward function, which verl's loop and its `prime` manager only print.
 
-verl scores the batch once more and goes on; what it is given then may be right or may not. A run says so at its end.
+verl then scores the batch once more and continues with the result, right or wrong. A run reports this at its end.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class RewardError(RunError):
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """In the block somebody takes the failures of this process with `take`."""
+    """Declare that the failures of this process in the block are collected with `take`."""
     global _counting
     _counting = True
     _failures.clear()
@@ -35,7 +35,7 @@ def counted() -> Iterator[None]:
 
 
 def take() -> list[str]:
-    """The failures since the last call, a line each; they are forgotten."""
+    """Return and forget the failures since the last call, one line each."""
     taken = list(_failures)
     _failures.clear()
     return taken
@@ -47,7 +47,7 @@ def note(failure: str) -> None:
 
 
 def observed(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """`reward` that notes what it raises and raises it."""
+    """Wrap `reward` to count every exception before it is raised."""
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -60,12 +60,12 @@ def observed(reward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def require_nobody_missed() -> None:
-    """Raise RewardError if this process has failures that nobody takes: verl may score in a process of its own."""
+    """Raise RewardError if nobody collects this process's failures: verl may score in a process of its own."""
     if _failures and not _counting:
         raise RewardError(f"{REWARD_FAILED} ({take()[0]})")
 
 
 def in_words(error: BaseException) -> str:
-    """The type and the first line of an exception."""
+    """Return the type and the first line of an exception."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}"[:_LONGEST_MESSAGE].removesuffix(": ")

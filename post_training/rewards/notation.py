@@ -1,7 +1,7 @@
-r"""What an answer is besides mathematics: a choice, words, a value with a unit, an equation.
+r"""Take apart an answer that is not plain mathematics: a choice, words, a value with a unit, an equation.
 
 math-verify reads every letter as a variable: ``Listen`` and ``Silent`` are equal products there, ``12 cm`` and ``12 m``
-lose their units, and ``8=7`` is 7. What is not mathematics is therefore taken apart here, and math-verify sees values.
+lose their units, and ``8=7`` is 7. So such notation is handled here, and math-verify only gets values.
 """
 
 import re
@@ -15,7 +15,7 @@ _WRAPPED = re.compile(
 _SPACING = re.compile(r"\\[,;:! ]|~|\\q?quad(?![a-zA-Z])")
 _LETTERS = re.compile(r"[^\W\d_]+")
 
-# One notation for what is written in several ways.
+# Symbols that have several notations, with the one that is used here.
 _SAME = {
     "\u2212": "-", "\u00b0": r"^\circ", "\u2205": r"\emptyset", r"\varnothing": r"\emptyset", "\u221e": r"\infty",
     "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u00d7": r"\times ", "\u00b7": r"\cdot ",
@@ -39,7 +39,7 @@ _BELOW_ZERO = re.compile(r"\u96f6\u4e0b(?=[0-9])")
 
 
 def uniform(answer: str) -> str:
-    r"""One notation for what is written in several ways: ``\varnothing`` and ``no solution``, ``10th``, ``]1,2[``."""
+    r"""Rewrite an answer in one of several notations: ``\varnothing`` and ``no solution``, ``10th``, ``]1,2[``."""
     text = _SIZES.sub("", _SAME_PATTERN.sub(lambda match: _SAME[match.group()], answer))
     # \text{5 cm} is 5 cm.
     text = _WRAPPED.sub(lambda match: match[1] if any(map(str.isdigit, match[1])) else match.group(), text)
@@ -61,7 +61,7 @@ def uniform(answer: str) -> str:
 
 
 def _inward(interval: str) -> str:
-    """``]1,2[`` is ``(1,2)``: an outward bracket leaves its end out."""
+    """Turn ``]1,2[`` into ``(1,2)``: an outward bracket excludes its end."""
     match = _OUTWARD.fullmatch(interval)
     if match is None or "," not in match[2] or not (match[1] == "]" or match[3] == "["):
         return interval
@@ -85,29 +85,29 @@ _CHOICE = re.compile(
 
 
 def choice(answer: str) -> Choice:
-    r"""Takes ``\textbf{(C)}\ 5``, ``(C) 5``, ``C) 5``, ``\text{C}`` or ``C`` apart; another answer is all value."""
+    r"""Split ``\textbf{(C)}\ 5``, ``(C) 5``, ``C) 5``, ``\text{C}`` or ``C``; any other answer is all value."""
     match = _CHOICE.fullmatch(answer)
     if match is None or (match["wrapped"] and not match["end"] and match["value"]):
         return Choice(answer if re.fullmatch("[A-J]", answer) else None, answer)
     return Choice(match["wrapped"] or match["plain"] or match["marked"], match["value"] or None)
 
 
-# Names that are written without a backslash and are no words.
+# Names that may be written without a backslash but are not words.
 MATHEMATICAL = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp lim max min gcd lcm mod det dim ker deg "
     "arg pi inf infty infinity oo sqrt cbrt abs frac or and".split()
 )
-# Letters that stand beside each other in products.
+# Letters that occur together in products.
 _VARIABLES = [frozenset("abcduvwxyz"), frozenset("klmn"), frozenset("pqrst")]
 
 
 def is_chinese(run: str) -> bool:
-    """Whether letters in a row are Chinese."""
+    """Return whether a run of letters is Chinese."""
     return "\u3400" <= run[0] <= "\u9fff"
 
 
 def is_product(run: str) -> bool:
-    """Whether letters in a row are variables (``xy``, ``mn``, ``AB``) and no word (``no``, ``cat``)."""
+    """Return whether letters are a product of variables (``xy``, ``mn``, ``AB``), not a word (``no``, ``cat``)."""
     if is_chinese(run):
         return False
     if len(run) == 1 or (run.isupper() and len(run) <= 3):
@@ -116,7 +116,7 @@ def is_product(run: str) -> bool:
 
 
 def words(answer: str) -> str | None:
-    r"""The text of an answer that consists of words, without its markup, in lower case; None for any other answer."""
+    r"""Return the text of an answer that consists of words, without markup and in lower case; None for any other."""
     bare = _SPACING.sub(" ", _WRAPPED.sub(r" \1 ", answer))
     if re.search(r"[0-9=<>^_{}\\+*/|$%]", bare):
         return None
@@ -137,7 +137,7 @@ _LETTER_LIST = re.compile(r"[A-J](?:(?:[,; ]|\\text ?\{ ?and ?\}|and|\u548c)*[A-
 
 
 def letters(answer: str) -> frozenset[str] | None:
-    """The letters of several right choices, ``A, B, D`` or ``ABD``; None for anything else, and for a letter twice."""
+    """Return the letters of several choices, ``A, B, D`` or ``ABD``; None for anything else or a repeated letter."""
     if _LETTER_LIST.fullmatch(answer) is None:
         return None
     found = re.findall(r"[A-J]", answer)
@@ -145,7 +145,7 @@ def letters(answer: str) -> frozenset[str] | None:
 
 
 def listed(answer: str) -> str:
-    r"""``1 or 2`` and ``1\text{ and }2`` as ``1,2``, where no part of it is a condition or words."""
+    r"""Return ``1 or 2`` and ``1\text{ and }2`` as ``1,2``, unless a part of it is a condition."""
     parts = [part.strip() for part in _CONJUNCTIONS.split(answer)]
     if len(parts) == 1 or not all(parts) or _RELATIONS.search(answer) or len(elements(answer)) > len(parts) * 4:
         return answer
@@ -162,7 +162,7 @@ _MOST_SIDES = 8
 
 
 def sides(answer: str) -> list[str]:
-    """The sides of ``x = 2+3 = 5``; one for anything that is no equation, or several."""
+    """Return the sides of ``x = 2+3 = 5``; anything but a single equation is one side."""
     if re.search(r"[,;<>]|\\(?:le|ge|ne|lt|gt|leq|geq|neq|approx|in|text|begin)(?![a-zA-Z])|\\(?:equiv|pmod)", answer):
         return [answer]
     parts = [part.strip() for part in _EQUALS.split(answer)]
@@ -170,7 +170,7 @@ def sides(answer: str) -> list[str]:
 
 
 def is_number(expression: str) -> bool:
-    r"""Whether an expression has no variable, so that it is one number: ``8``, ``2+3``, ``\sqrt{49}``."""
+    r"""Return whether an expression is a number, because it has no variable: ``8``, ``2+3``, ``\sqrt{49}``."""
     return re.search(r"[^\W\d_]", re.sub(r"\\[a-zA-Z]+", " ", expression)) is None and any(map(str.isdigit, expression))
 
 
@@ -180,12 +180,12 @@ _APART = re.compile(r"(?<![0-9_^.])[0-9][0-9.]* [0-9.]+(?! ?/|[0-9.])")
 
 
 def has_numbers_apart(expression: str) -> bool:
-    r"""Whether two numbers stand beside each other: math-verify adds ``12 34`` as it adds the parts of ``2 1/3``."""
+    r"""Return whether two numbers are adjacent: math-verify would add ``12 34`` like the parts of ``2 1/3``."""
     return _APART.search(_TWO_DIGITS.sub(" ", expression)) is not None
 
 
 def is_set_beside_tuple(truth: str, answer: str) -> bool:
-    r"""Whether one is ``\{1,2\}`` and the other ``(1,2)``, which math-verify takes for equal."""
+    r"""Return whether one is ``\{1,2\}`` and the other ``(1,2)``, which math-verify treats as equal."""
     kinds = {_brackets(truth), _brackets(answer)}
     return len(kinds) == 2 and "set" in kinds and None not in kinds
 

@@ -1,4 +1,4 @@
-"""The other end of worker.py: processes with one comparison each at a time, and a limit that is kept by killing."""
+"""The client of worker.py: processes that run one comparison each at a time, with a time limit enforced by killing."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO
 
 _PROJECT_ROOT = Path(__file__).resolve().parents[2]
-# Importing the algebra system takes some seconds on a busy machine, and is not part of a sample's time.
+# Importing the algebra system takes some seconds on a busy machine, and does not count as a sample's time.
 _START_LIMIT_S = 120.0
-# Part of a sample's limit that is left for ending it, so that it is over in time on a busy machine too.
+# Part of a sample's limit reserved for ending it, so that it ends in time on a busy machine too.
 _RESERVE = 0.1
 # Each holds the algebra system, some 100 MiB, and may grow to the memory limit of worker.py.
 MOST_WORKERS = 8
@@ -30,7 +30,7 @@ class ComparisonLost(Exception):
 
 
 class WorkerError(RuntimeError):
-    """No process for comparisons can be started, so that no answer could be judged."""
+    """No process for comparisons can be started, so no answer could be judged."""
 
 
 class AlgebraProcess:
@@ -49,15 +49,15 @@ class AlgebraProcess:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Starts the process without waiting for it, so that the first comparison need not wait for its imports."""
+        """Start the process without waiting for it, so that the first comparison need not wait for its imports."""
         with self._lock:
             self._start()
 
     def equal(self, truth: str, answer: str, limit_s: float) -> bool:
-        r"""Says whether two answers (LaTeX or plain text, without ``\boxed``) are equal.
+        r"""Return whether two answers (LaTeX or plain text, without ``\boxed``) are equal.
 
         Raises:
-            ComparisonTimeout: ``limit_s`` seconds were over.
+            ComparisonTimeout: it took longer than ``limit_s`` seconds.
             ComparisonLost: the comparison ended its process.
             WorkerError: the process cannot be started.
         """
@@ -70,12 +70,12 @@ class AlgebraProcess:
             raise ComparisonTimeout if reply is None else ComparisonLost
 
     def close(self) -> None:
-        """Ends the process; the next comparison starts a new one."""
+        """End the process; the next comparison starts a new one."""
         with self._lock:
             self._stop()
 
     def _start(self) -> None:
-        # In a process forked from this one, poll() says that the parent's worker has ended: it is no child there.
+        # In a process forked from this one, poll() reports the parent's worker as ended: it is not a child there.
         if self._process is not None and self._process.poll() is None:
             return
         self._stop()
@@ -87,17 +87,17 @@ class AlgebraProcess:
 
     @property
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Where the process that runs takes requests, and where it gives replies."""
+        """Pipes of the running process, for requests and for replies."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         return process.stdin, process.stdout
 
     def _settle(self) -> None:
-        """Waits until an evaluator is there, and drops what an earlier one still said."""
+        """Wait until an evaluator is ready, and drop pending replies of an earlier one."""
         self._start()
         if self._hear_awaited():
             return
-        # It ended while its evaluator was replaced.
+        # The process ended while its evaluator was replaced.
         self._stop()
         self._start()
         if not self._hear_awaited():
@@ -121,7 +121,7 @@ class AlgebraProcess:
         return self._read(limit_s * (1 - _RESERVE))
 
     def _have_evaluator_replaced(self) -> None:
-        """Asks for the evaluator's end; the next comparison waits for its successor, so that this one is over now."""
+        """Request a new evaluator without waiting for it; the next comparison does."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1)
             self._awaited = ["killed", "ready"]
@@ -136,7 +136,7 @@ class AlgebraProcess:
         self._process = None
 
     def _read(self, limit_s: float) -> dict[str, bool] | None:
-        """Returns a reply, {} when the process has ended, or None when ``limit_s`` seconds are over."""
+        """Return a reply, {} if the process has ended, or None after ``limit_s`` seconds."""
         deadline = time.monotonic() + limit_s
         line, replies = bytearray(), self._pipes[1]
         with selectors.DefaultSelector() as selector:
@@ -145,7 +145,7 @@ class AlgebraProcess:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or not selector.select(remaining):
                     return None
-                # Byte by byte: two replies may lie in the pipe, and the second belongs to the next call.
+                # Byte by byte: the pipe may hold two replies, and the second belongs to the next call.
                 byte = replies.read(1)
                 if not byte:
                     return {}
@@ -156,7 +156,7 @@ class AlgebraProcess:
 class AlgebraPool:
     """Compares answers in up to `size` processes at the same time; safe to share between threads.
 
-    A process starts with `prepare`, or when all others are busy. They end with this one, like every `AlgebraProcess`.
+    A process starts with `prepare`, or when all others are busy. All end with this process, like any `AlgebraProcess`.
 
     Args:
         size: the most processes; None stands for one per core that this process may use, and `MOST_WORKERS` at most.
@@ -171,7 +171,7 @@ class AlgebraPool:
         self._returned = threading.Condition()
 
     def prepare(self) -> None:
-        """Starts all processes without waiting for them: a comparison that starts one waits for its imports."""
+        """Start all processes without waiting for them: a comparison that starts one waits for its imports."""
         taken = [self._take() for _ in range(self.size)]
         try:
             for process in taken:
@@ -181,13 +181,13 @@ class AlgebraPool:
                 self._give_back(process)
 
     def resize(self, size: int) -> None:
-        """Sets the most processes; those that run already are kept."""
+        """Set the most processes; running ones are kept."""
         with self._returned:
             self.size = size
             self._returned.notify_all()
 
     def equal(self, truth: str, answer: str, limit_s: float) -> bool:
-        """As `AlgebraProcess.equal`; waits while all processes are busy, which is not part of the limit."""
+        """Do `AlgebraProcess.equal`, after waiting for an idle process, which does not count towards the limit."""
         process = self._take()
         try:
             return process.equal(truth, answer, limit_s)
@@ -195,7 +195,7 @@ class AlgebraPool:
             self._give_back(process)
 
     def close(self) -> None:
-        """Ends all processes; the next comparison starts a new one."""
+        """End all processes; the next comparison starts a new one."""
         for process in self._all:
             process.close()
 
@@ -218,7 +218,7 @@ _shared: dict[int, AlgebraPool] = {}
 
 
 def shared_pool() -> AlgebraPool:
-    """The processes that all rewards of this interpreter share; a process forked from it has its own."""
+    """Return the processes that all rewards of this interpreter share; a process forked from it has its own."""
     return _shared.setdefault(os.getpid(), AlgebraPool())
 
 

@@ -1,17 +1,17 @@
-r"""The rules that score a response: 1.0 for a right answer and 0.0 for a wrong one, but for ``geo3k``.
+r"""The rules that score a response: 1.0 for a right answer and 0.0 for a wrong one, except ``geo3k``.
 
-``boxed`` (the default) compares the last ``\boxed{...}`` of the response with the truth: as text, as numbers, and,
-where neither decides, by algebra with a time limit a comparison. An empty or NaN ground truth scores 0.
+``boxed`` (the default) compares the last ``\boxed{...}`` of the response with the truth: as text, as numbers, and, if
+neither decides, by algebra with a time limit per comparison. An empty or NaN ground truth scores 0.
 
-``gsm8k`` compares what follows the last ``####`` on its line in the same way, for prompts that ask for it there. verl's
-own rule takes the first one, and never finds ``5.`` equal to 5.
+``gsm8k`` compares the text after the last ``####`` on its line in the same way, for prompts that ask for this form.
+verl's own rule takes the first one, and never finds ``5.`` equal to 5.
 
-``geo3k`` is the reward of verl for Geometry3K: nine tenths for what ``boxed`` finds right, and one tenth for the form
-``<think>...</think>...\boxed{...}``.
+``geo3k`` is verl's reward for Geometry3K: nine tenths for an answer that ``boxed`` finds right, and one tenth for the
+form ``<think>...</think>...\boxed{...}``.
 
-``substring`` is the published recipe's rule, kept for comparison: right when the truth occurs anywhere in the response.
-It is weak in both directions: "I count 12 of them: \boxed{7}" is right against the truth "2", and ``\boxed{0.5}`` is
-wrong against ``\frac{1}{2}``.
+``substring`` is the published recipe's rule, kept for comparison: right if the truth occurs anywhere in the response.
+It errs in both directions: "I count 12 of them: \boxed{7}" is right against the truth "2", and ``\boxed{0.5}`` is wrong
+against ``\frac{1}{2}``.
 """
 
 import logging
@@ -31,7 +31,7 @@ _THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 _MARK = "####"
 _ANSWER_SHARE, _FORM_SHARE = 0.9, 0.1
 _END_TOKEN = re.compile(r"(?:<\|[a-zA-Z_\uff5c\u2581]{1,32}\|>|</?s>|<\uff5c[^<>]{1,32}\uff5c>|\[EOS\])\s*$")
-# Where no </think> says that the thoughts are over, a box beside these words belongs to thoughts that go on.
+# Without a </think> that ends the thoughts, a box followed by these words belongs to thoughts that go on.
 _DOUBT = re.compile(
     r"\b(?:wait|hmm+|hold on|not sure|double[- ]check|scratch that|no, "
     r"|on second thought|let me (?!know)|let's (?:check|verify|see|try|double|test|confirm)"
@@ -40,7 +40,7 @@ _DOUBT = re.compile(
     r"|\u518d\u7b97|\u91cd\u65b0|\u662f\u4e0d\u662f|\u662f\u5426\u6b63\u786e",
     re.IGNORECASE,
 )
-# These also begin a remark behind an answer; in a text that breaks off they begin another attempt.
+# These may begin a remark after an answer; in a text that breaks off they begin another attempt.
 _ATTEMPT = re.compile(r"\b(?:maybe|perhaps|actually|alternatively|another (?:way|approach|method))\b", re.IGNORECASE)
 _ENDS = (".", "!", "?", "$", "}", ")", "\u3002", "\uff01", "|>")
 _DOUBTED_BOX = re.compile(r"\b(?:perhaps|maybe|possibly|could it be|might be|is it)[\s:$]{0,4}$", re.IGNORECASE)
@@ -54,7 +54,7 @@ _LOG = logging.getLogger(__name__)
 
 @contextmanager
 def prompt_opens_thought(opened: bool) -> Iterator[None]:
-    """In the block responses follow a prompt that ends with ``<think>``: without ``</think>`` they are thoughts."""
+    """Set for the block whether prompts end with ``<think>``: responses without ``</think>`` are then only thoughts."""
     token = _OPEN.set(opened)
     try:
         yield
@@ -63,10 +63,10 @@ def prompt_opens_thought(opened: bool) -> Iterator[None]:
 
 
 def boxed_answer(response: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` after the thinking part; None where there is none.
+    r"""Return the content of the last ``\boxed{...}`` after the thinking part; None if there is none.
 
-    Thoughts that do not end hold no answer. Templates of reasoning models open them in the prompt, which a rule does
-    not see: outside of `prompt_opens_thought`, a box is a thought where the text doubts it and no ``</think>`` follows.
+    Thoughts that do not end contain no answer. Templates of reasoning models open them in the prompt, which a rule does
+    not see: outside `prompt_opens_thought`, a box counts as a thought if the text doubts it and has no ``</think>``.
     """
     spoken = _spoken(response)
     if _END_OF_THOUGHT not in response and _is_doubted(spoken, max(0, *map(spoken.rfind, _BOX_COMMANDS))):
@@ -75,12 +75,12 @@ def boxed_answer(response: str) -> str | None:
 
 
 def _goes_on(text: str, begin: int) -> bool:
-    """Whether many words follow the box: an answer is followed by few."""
+    """Return whether many words follow the box: an answer is followed by few."""
     return sum(1 for _ in islice(_WORD.finditer(text, begin), _MOST_WORDS_BEHIND + 2)) > _MOST_WORDS_BEHIND + 1
 
 
 def _is_doubted(text: str, begin: int) -> bool:
-    """Whether a text takes back the box that begins there, or goes on looking for another answer."""
+    """Return whether a text retracts the box that begins at `begin`, or goes on looking for another answer."""
     breaks_off = not text.rstrip().endswith(_ENDS)
     return (
         _DOUBT.search(text, begin) is not None
@@ -90,9 +90,9 @@ def _is_doubted(text: str, begin: int) -> bool:
 
 
 def marked_answer(response: str) -> str | None:
-    """What follows the last ``####`` with a number after the thinking part, to the end of its line; None for none.
+    """Return the line after the last ``####`` that has a number, after the thinking part; None if there is none.
 
-    The line may be the next one that is not empty. All of it is the answer: ``5-7`` is not 5.
+    The text may begin on the next line that is not empty. The whole line is the answer: ``5-7`` is not 5.
     """
     spoken = _spoken(response)
     if _END_OF_THOUGHT not in response and _DOUBT.search(spoken, max(0, spoken.rfind(_MARK))):
@@ -111,16 +111,16 @@ def _spoken(response: str) -> str:
 
 
 ANSWERS: dict[str, Callable[[str], str | None]] = {"boxed": boxed_answer, "gsm8k": marked_answer}
-"""Where a rule looks for the answer, for the rules that look somewhere."""
+"""Functions that find the answer, for the rules that look for one in a certain place."""
 
 
 def score_boxed(response: str, truth: str, verifier: Verifier) -> float:
-    r"""Returns 1.0 when the last ``\boxed{...}`` after the thinking part equals ``truth``, otherwise 0.0."""
+    r"""Return 1.0 if the last ``\boxed{...}`` after the thinking part equals ``truth``, otherwise 0.0."""
     return _equal(boxed_answer(response), truth, verifier)
 
 
 def score_gsm8k(response: str, truth: str, verifier: Verifier) -> float:
-    """Returns 1.0 when what follows the last ``####`` equals ``truth``, otherwise 0.0."""
+    """Return 1.0 if the answer after the last ``####`` equals ``truth``, otherwise 0.0."""
     return _equal(marked_answer(response), truth, verifier)
 
 
@@ -129,9 +129,9 @@ def _equal(answer: str | None, truth: str, verifier: Verifier) -> float:
 
 
 def has_thinking_form(response: str) -> bool:
-    r"""Whether a response is thoughts between tags and then a ``\boxed{...}``, as verl's rule for Geometry3K asks.
+    r"""Return whether a response has thoughts between tags and then a ``\boxed{...}``, as verl's Geometry3K rule asks.
 
-    In time linear in its length.
+    The time is linear in its length.
     """
     if not response.startswith(_THOUGHT):
         return False
@@ -145,17 +145,17 @@ def has_thinking_form(response: str) -> bool:
 
 
 def score_geo3k(response: str, truth: str, verifier: Verifier) -> float:
-    """Returns 0.9 for a right answer in the box and 0.1 for the form; both may be earned."""
+    """Return 0.9 for a right answer in the box, plus 0.1 for the form."""
     return _ANSWER_SHARE * score_boxed(response, truth, verifier) + _FORM_SHARE * has_thinking_form(response)
 
 
 def accuracy(score: float, rule: str) -> float:
-    """The part of a score that is the answer's: 1.0 for a right one."""
+    """Return the accuracy that a score implies: 1.0 for a right answer."""
     return float(score >= _ANSWER_SHARE) if rule == "geo3k" else score
 
 
 def score_substring(response: str, truth: str, verifier: Verifier) -> float:
-    """Returns 1.0 when ``truth`` occurs anywhere in ``response``; see the module's text for what that misses."""
+    """Return 1.0 if ``truth`` occurs anywhere in ``response``; see the module docstring for the errors of this rule."""
     return float(truth in response)
 
 
@@ -168,18 +168,18 @@ RULES: dict[str, Callable[[str, str, Verifier], float]] = {
 
 
 def has_form(response: str, rule: str = "boxed") -> bool:
-    """Whether there is an answer where the rule looks for one; a rule that looks everywhere finds every form right."""
+    """Return whether the rule finds an answer where it looks for one; always true for a rule that looks everywhere."""
     if rule == "geo3k":
         return has_thinking_form(response)
     return rule not in ANSWERS or ANSWERS[rule](response) is not None
 
 
 def score(response: str, truth: str, verifier: Verifier, rule: str = "boxed") -> float:
-    """Scores one response; a rule that raises scores 0 and is counted (`counts`).
+    """Score one response; a rule that raises scores 0 and is counted (`counts`).
 
     Raises:
         ValueError: ``rule`` is not a key of ``RULES``.
-        RuntimeError: the process for algebra cannot be started, so that no answer could be judged.
+        RuntimeError: the process for algebra cannot be started, so no answer could be judged.
     """
     if rule not in RULES:
         raise ValueError(f"The reward rule {rule!r} does not exist; choose one of: {', '.join(RULES)}.")

@@ -1,6 +1,6 @@
-r"""What surrounds an answer and does not change it: full-width forms, spaces, markup, a label such as ``Answer:``.
+r"""Remove surroundings that do not change an answer: full-width forms, spaces, markup, a label such as ``Answer:``.
 
-Every function here goes through its text once; `bare` does so a fixed number of times.
+Every function here reads its text once; `bare` does so a fixed number of times.
 """
 
 import re
@@ -16,7 +16,7 @@ _PUNCTUATION = {
 _TRANSLATED = _WIDE | {ord(found): meant for found, meant in _PUNCTUATION.items()}
 _RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207a", "0123456789-+")
 _RAISED_RUN = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b\u207a]+")
-# \\ is a line of a matrix, so its second backslash begins no \, or \ .
+# \\ ends a line of a matrix, so its second backslash does not begin a \, or \ .
 _SPACES = re.compile(
     r"(?P<line>\\\\)|(?P<nothing>\\!)"
     r"|(?:\\[ ,;:\n\t]|~|\\(?:q?quad|enspace|enskip|thinspace|medspace|thickspace|space|hfill)(?![a-zA-Z])|&nbsp;"
@@ -50,7 +50,7 @@ _MOST_LAYERS = 12
 
 
 def level(text: str) -> str:
-    """`text` in half-width characters, with one blank for every run of spaces of any kind and none around it."""
+    """Return `text` in half-width characters, with one blank per run of spaces of any kind and none around it."""
     text = text.translate(_TRANSLATED)
     text = _RAISED_RUN.sub(lambda match: f"^{{{match.group().translate(_RAISED)}}}", text)
     if text.endswith("\\") and not text.endswith("\\\\"):
@@ -60,7 +60,7 @@ def level(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """`text`, which is `level`, without layers of markup around all of it, a label before it and a mark behind it."""
+    """Strip a `level` text of layers of markup around all of it, a label before it and punctuation after it."""
     text = _NEGATIVE.sub("-", _MARKUP.sub("", text)) if _NEGATIVE.match(text) else _MARKUP.sub("", text)
     text = _TEXT_COLOR.sub("", text).strip()
     for _ in range(_MOST_LAYERS):
@@ -72,14 +72,14 @@ def bare(text: str) -> str:
 
 
 def _uncommanded(text: str) -> str:
-    r"""Without ``\mathbf{...}`` or ``{...}`` around all of it; text of words keeps its ``\text``."""
+    r"""Remove ``\mathbf{...}`` or ``{...}`` around the whole text; words keep their ``\text``."""
     match = _COMMAND.match(text)
     if match is None or not text.endswith("}") or (match[1] and match[1] not in _COMMANDS):
         return text
     inner = text[match.end() : -1]
     if not _is_balanced(inner):
         return text
-    # Letters in \text{...} are words, and without it variables: \text{on} is no product.
+    # Letters are words in \text{...} and variables outside it: \text{on} is not a product.
     return text if match[1] and not any(map(str.isdigit, inner)) else inner
 
 
@@ -101,7 +101,7 @@ def _unpaired(text: str) -> str:
     for opening, closing in _PAIRS:
         inner = text[len(opening) : len(text) - len(closing)]
         if inner and text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing):
-            # $1$ and $2$ are two, and the first sign does not close with the last.
+            # In $1$ and $2$ the first sign does not pair with the last.
             if opening not in inner and closing not in inner:
                 return inner.strip()
             if opening == "$$" and not inner.strip("$"):
@@ -110,7 +110,7 @@ def _unpaired(text: str) -> str:
 
 
 def _unmarked(text: str) -> str:
-    """Without marks of punctuation at the end; a factorial's stays."""
+    """Remove punctuation at the end; the mark of a factorial stays."""
     shorter = text.rstrip(" .,;") if text.endswith((".", ",", ";")) else text
     return text if shorter.endswith("\\") or not shorter else shorter
 

@@ -1,8 +1,8 @@
-"""The words that may stand behind a number: units with their sizes, number words, and words that change a value."""
+"""Words that may follow a number: units with their sizes, number words, and words that change a value."""
 
 from fractions import Fraction
 
-# Every unit: its names, the base unit of its dimension, and what one of it is there.
+# Every unit: its names, the base unit of its dimension, and its size in base units.
 _TABLE = """
 mm millimeter millimetre 毫米              | m      | 1/1000
 cm centimeter centimetre 厘米 公分         | m      | 1/100
@@ -56,11 +56,11 @@ PARTS = {
 }  # fmt: skip
 EARLIER_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "平方": 2, "立方": 3}
 LATER_POWERS = {"squared": 2, "cubed": 3}
-# Chinese measure words say what is counted no more than "unit" does; 34个 and 34只 are both 34.
+# Chinese measure words, like "unit", do not say what is counted; 34个 and 34只 are both 34.
 IGNORED = frozenset(
     "unit of the a an 个 只 名 位 条 张 本 件 支 根 棵 颗 辆 台 枚 份 座 头 匹 朵 把 双 人 次 道 种 钱 整".split()
 )
-# A number before one of these is a part of something else: 5 or more, 5 and a half, 5 over 2, 5 to the 3.
+# A number before one of these is only part of a value: 5 or more, 5 and a half, 5 over 2, 5 to the 3.
 CHANGING = frozenset(
     (
         "and or plus minus over under divided multiplied multiply by to than between from except if when where mod "

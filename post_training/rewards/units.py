@@ -1,7 +1,7 @@
 r"""Values with units and number words: ``12\text{ cm}``, ``5 million dollars``, ``2小时30分``, ``60^\circ``, ``\$20``.
 
-A unit that one side leaves out does not count; two units must be the same, or convertible: 12 cm is 12 and 120 mm, and
-not 12 m. Number words always count: 5 million is 5000000, 3 quarters are 3/4, 20 squared is 400.
+A unit that one side leaves out is ignored; two units must be the same or convertible: 12 cm is 12 and 120 mm, but not
+12 m. Number words always count: 5 million is 5000000, 3 quarters are 3/4, 20 squared is 400.
 """
 
 import re
@@ -45,7 +45,7 @@ _NUMERIC = re.compile(r"[0-9]|\\pi(?![a-zA-Z])")
 _SPOKEN = re.compile(r"[\u3400-\u9fff]+|(?:(?![\u3400-\u9fff])[^\W\d_])+|/|\^\{?-?[0-9]")
 _CHINESE_WORDS = re.compile("|".join(CHINESE) + "|.")
 _NUMBERS = re.compile(r"([0-9]+(?:\.[0-9]+)?)")
-# A unit is a few words; a model that repeats one without end has not written a unit.
+# A unit is a few words; endless repetition by a model is not a unit.
 _MOST_WORDS = 16
 _HIGHEST_POWER = 9
 _LARGEST_SCALE = 10**30
@@ -56,7 +56,12 @@ Dimension = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Unit:
-    """dimension: base units with their powers, sorted. factor: what one unit is in base units."""
+    """A unit.
+
+    Attributes:
+        dimension: base units with their powers, sorted.
+        factor: size of the unit in base units.
+    """
 
     dimension: Dimension
     factor: Fraction
@@ -68,10 +73,11 @@ DOLLAR = Unit((("dollar", 1),), Fraction(1))
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value and its unit; None where there is none, or one that says nothing (``units``).
+    """A value and its unit.
 
-    A quantity that is not `readable` has words behind its number that change it in a way that is not known here: it
-    equals nothing but the same text.
+    Attributes:
+        unit: None if there is none, or only a word without meaning (``units``).
+        readable: False if words after the number change it in an unknown way; it then equals only the same text.
     """
 
     value: str
@@ -80,7 +86,7 @@ class Quantity:
 
 
 class _Phrase:
-    """What the words behind a number say: what it is multiplied by, its further forms, and its unit."""
+    """The meaning of the words after a number: its multiplier, further forms, and its unit."""
 
     def __init__(self) -> None:
         self.scale = Fraction(1)
@@ -90,7 +96,7 @@ class _Phrase:
 
 
 def quantity(answer: str) -> Quantity:
-    """Takes an answer apart; all of it is the value where no unit stands behind (or a currency before) a number."""
+    """Take an answer apart; all of it is the value if no unit follows (and no currency precedes) a number."""
     for sign, name in _CURRENCIES.items():
         amount = answer.removeprefix(sign)
         if amount != answer and _NUMERIC.search(amount):
@@ -115,7 +121,7 @@ def _amount(answer: str) -> Quantity:
 
 
 def _with_units_behind(answer: str) -> str:
-    """A rate as a number, a unit, a slash and a unit."""
+    """Rewrite a rate as a number, a unit, a slash and a unit."""
     each = _EACH_BEFORE.match(answer)
     if each is not None and each[1] in UNITS:
         answer = f"{answer[each.end() :]}/{each[1]}"
@@ -123,7 +129,7 @@ def _with_units_behind(answer: str) -> str:
 
 
 def _first_of_unit(tokens: list[re.Match[str]]) -> int:
-    """Where the unit at the end begins, gaps before it included; the number of tokens if there is none."""
+    """Return the index of the token at which the unit at the end begins, with gaps before it; their count if none."""
     first = len(tokens)
     for position in range(len(tokens) - 1, -1, -1):
         before = tokens[position - 1].lastgroup if position else None
@@ -146,7 +152,7 @@ def _first_of_unit(tokens: list[re.Match[str]]) -> int:
 
 
 def _is_unit(word: str, before: str | None) -> bool:
-    """Whether a word without markup is a unit: a known one (``12cm``), after a gap also a letter or any other word."""
+    """Return whether a word without markup is a unit: a known one (``12cm``), or any word but a product after a gap."""
     known = any(_singular(word) in names for names in (UNITS, EARLIER_POWERS, LATER_POWERS, SCALES, PARTS))
     if before in ("slash", "degree"):
         return known
@@ -156,7 +162,7 @@ def _is_unit(word: str, before: str | None) -> bool:
 
 
 def _words_of(tokens: list[re.Match[str]]) -> list[str]:
-    # A gap may be \cdot or \quad, which are no words.
+    # A gap may be \cdot or \quad, which are not words.
     spoken = " ".join(
         "degree" if token["degree"] else token["marked"] or token.group() for token in tokens if not token["gap"]
     )
@@ -167,7 +173,7 @@ def _words_of(tokens: list[re.Match[str]]) -> list[str]:
 
 
 def _segmented(run: str) -> list[str]:
-    """``平方厘米`` is 平方 and 厘米, ``个苹果`` is 个 and 苹果: known words, the longest first, and the rest."""
+    """Split ``平方厘米`` into 平方 and 厘米, ``个苹果`` into 个 and 苹果: known words, longest first, and the rest."""
     words: list[str] = []
     unknown = ""
     for found in _CHINESE_WORDS.findall(run):
@@ -180,7 +186,7 @@ def _segmented(run: str) -> list[str]:
 
 
 def _phrase(words: list[str]) -> _Phrase:
-    """Units with their powers, and number words before them: ``million square feet per second``."""
+    """Read units with their powers, and number words before them: ``million square feet per second``."""
     phrase = _Phrase()
     if len(words) > _MOST_WORDS:
         phrase.readable = False
@@ -215,7 +221,7 @@ def _phrase(words: list[str]) -> _Phrase:
 
 
 def _is_number_word(phrase: _Phrase, name: str) -> bool:
-    """Takes in million, quarter, factorial or pi; they count only before a unit."""
+    """Apply million, quarter, factorial or pi to the phrase; return whether the name is one of them."""
     if name in SCALES:
         phrase.scale *= SCALES[name]
     elif name in PARTS:
@@ -230,14 +236,14 @@ def _is_number_word(phrase: _Phrase, name: str) -> bool:
 
 
 def _formed(value: str, phrase: _Phrase) -> str:
-    """The value with what the words behind it do to it."""
+    """Apply the words after a value to it."""
     for form in phrase.forms:
         value = rf"({value})\cdot\pi" if form == r"\pi" else f"({value}){form}"
     return scaled(value, phrase.scale)
 
 
 def scaled(value: str, ratio: Fraction) -> str:
-    """A value multiplied by `ratio`: as a fraction where it is a number, and as an expression otherwise."""
+    """Multiply a value by `ratio`: a number becomes a fraction, anything else an expression."""
     if ratio == 1:
         return value
     number = rational(value)
@@ -248,7 +254,7 @@ def scaled(value: str, ratio: Fraction) -> str:
 
 
 def _sum_of_amounts(answer: str) -> Quantity | None:
-    """``2小时30分``, ``5 ft 6 in``: numbers, each with a smaller unit of the same dimension; None for others."""
+    """Add ``2小时30分`` or ``5 ft 6 in``: numbers whose units shrink within one dimension; None for anything else."""
     pieces = _NUMBERS.split(answer)
     amounts = len(pieces) // 2
     if not 2 <= amounts <= _MOST_AMOUNTS or pieces[0].strip():

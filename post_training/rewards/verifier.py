@@ -1,7 +1,7 @@
-"""Comparing two mathematical answers by algebra, within a time limit that always holds.
+"""Compare two mathematical answers by algebra, within a time limit that is always enforced.
 
-Computer algebra on a model's output may run without end (and some of it holds on to signals), so a time limit inside
-the same process is no limit.
+Computer algebra on a model's output may never end (and some of it blocks signals), so a time limit inside the same
+process cannot be enforced.
 """
 
 import logging
@@ -17,27 +17,27 @@ from post_training.rewards.answers import LONGEST_ANSWER
 from post_training.rewards.process import ComparisonLost, ComparisonTimeout, shared_pool
 
 _LOG = logging.getLogger(__name__)
-# The responses to one prompt often repeat an answer, and a step's answers are not asked for again much later.
+# Results that are kept: responses to one prompt often repeat an answer, and old steps' answers do not come again.
 _REMEMBERED = 1 << 16
 _SHOWN_CHARACTERS = 80
 
 
 class Comparing(Protocol):
-    """What compares: `AlgebraProcess`, `AlgebraPool`, or a stand-in of a test."""
+    """Interface for comparing answers: `AlgebraProcess`, `AlgebraPool`, or a test's stand-in."""
 
     def equal(self, truth: str, answer: str, limit_s: float) -> bool:
-        """Says whether two answers are equal, or raises ComparisonTimeout or ComparisonLost."""
+        """Return whether two answers are equal, or raise ComparisonTimeout or ComparisonLost."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What algebra may cost.
+    """Limits for comparisons by algebra.
 
     Attributes:
-        time_limit_s: seconds of one comparison.
-        budget_s: seconds that the comparisons of one batch may take in all; see `batch`.
-        workers: the most processes in which comparisons run; 0 stands for one per core, `MOST_WORKERS` at most.
+        time_limit_s: seconds that one comparison may take.
+        budget_s: seconds that the comparisons of one batch may take in total; see `batch`.
+        workers: most processes in which comparisons run; 0 means one per core, but at most `MOST_WORKERS`.
     """
 
     time_limit_s: float = 5.0
@@ -61,11 +61,11 @@ class Verifier:
     """Compares answers with math-verify in other processes; safe to share between threads.
 
     A pair of answers is compared once: responses with the same answer to the same prompt get the same result, and an
-    endless comparison costs its limit once, also where several threads ask at the same time.
+    endless comparison costs its limit once, even if several threads ask at the same time.
 
     Args:
         time_limit_s: see `Limits`.
-        process: where comparisons run; None stands for the pool that all verifiers share.
+        process: runs the comparisons; None means the pool that all verifiers share.
         budget_s: see `Limits`.
     """
 
@@ -96,7 +96,7 @@ class Verifier:
         return result.result()
 
     def _decide(self, pair: tuple[str, str], result: Future[bool]) -> None:
-        """Compares for everyone who waits for this pair; an error is everyone's too, and is not remembered."""
+        """Compare for all threads that wait for this pair; an error is raised in all of them, and is not remembered."""
         try:
             result.set_result(self._compare(*pair))
         except BaseException as error:

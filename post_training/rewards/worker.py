@@ -1,8 +1,8 @@
 """The processes in which a reward's algebra runs. Started by process.py only.
 
 The first process imports the algebra system, which takes seconds, and computes nothing after that, so it can always
-act. It forks an evaluator, which reads requests and writes replies, one JSON object a line. When an evaluator dies, or
-SIGUSR1 says that its time is over, the first process replaces it, which takes milliseconds.
+react. It forks an evaluator, which reads requests and writes replies, one JSON object per line. If an evaluator dies,
+or SIGUSR1 reports that its time is over, the first process replaces it, which takes milliseconds.
 
 Replies: {"ready": true} from each new evaluator, {"equal": bool} for a request, {"killed": true} for SIGUSR1.
 """
@@ -35,7 +35,7 @@ def _load_comparison() -> Comparison:
 
 
 def _requests() -> Iterator[dict[str, Any]]:
-    """Yields requests until the input ends; reads no further than the line that is asked for."""
+    """Yield requests until the input ends, reading no further than the requested line."""
     pending = b""
     while chunk := os.read(_REQUESTS, 1 << 16):
         pending += chunk
@@ -45,12 +45,12 @@ def _requests() -> Iterator[dict[str, Any]]:
 
 
 def _reply(replies: int, **content: bool) -> None:
-    # One write of a short line: a process that is killed leaves a whole line or none.
+    # A short line in a single write: a killed process leaves a whole line or none.
     os.write(replies, json.dumps(content).encode() + b"\n")
 
 
 def _evaluate(equal: Comparison, replies: int) -> NoReturn:
-    """An evaluator's life: answers requests until the input ends."""
+    """Run an evaluator: answer requests until the input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES, _MEMORY_LIMIT_BYTES))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
@@ -58,14 +58,14 @@ def _evaluate(equal: Comparison, replies: int) -> NoReturn:
     for request in _requests():
         try:
             result = equal(request["truth"], request["answer"])
-        except Exception:  # any failure of the parser means: this is not the right answer
+        except Exception:  # any failure of the parser means that the answer is wrong
             result = False
         _reply(replies, equal=result)
     os._exit(0)
 
 
 def _fork_evaluator(equal: Comparison, replies: int) -> int:
-    """Returns the process number of a new evaluator."""
+    """Fork a new evaluator and return its pid."""
     evaluator = os.fork()
     if evaluator == 0:
         try:
@@ -76,7 +76,7 @@ def _fork_evaluator(equal: Comparison, replies: int) -> int:
 
 
 def _discard_input() -> None:
-    """Drops what the last evaluator has not read of its request."""
+    """Drop the part of a request that the last evaluator has not read."""
     while select.select([_REQUESTS], [], [], 0)[0] and os.read(_REQUESTS, 1 << 16):
         pass
 
@@ -87,16 +87,16 @@ def _end(evaluator: int) -> None:
 
 
 def main() -> None:
-    """Keeps an evaluator alive until standard input ends or the parent does."""
+    """Keep an evaluator alive until standard input or the parent process ends."""
     # Ctrl-C in a terminal reaches the whole group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     parent, replies = os.getppid(), os.dup(sys.stdout.fileno())
-    # Whatever the algebra system prints must not be taken for a reply.
+    # Output of the algebra system must not be mistaken for a reply.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     equal = _load_comparison()
     evaluator = _fork_evaluator(equal, replies)
-    # Not PR_SET_PDEATHSIG: that is sent when the thread ends which started this process.
+    # Not PR_SET_PDEATHSIG, which is sent when the thread that started this process ends.
     while os.getppid() == parent:
         event = signal.sigtimedwait(_HANDLED, _PARENT_CHECK_S)
         if event is None:

@@ -1,1 +1,1 @@
-"""Searching settings of a job: the space, the search over it, and what it found."""
+"""Search settings of a job: the space, the search over it, and its results."""

@@ -1,4 +1,4 @@
-"""What a search found: a table, the best settings as a file, Optuna's plots."""
+"""The results of a search: a table, the best settings as a file, and Optuna's plots."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _SHOWN_TRIALS, _SHOWN_SENTENCES = 10, 5
 
 
 def short(settings: list[str]) -> str:
-    """Settings by the last part of their keys, and where two are called alike by the last two."""
+    """Format settings with the last part of their keys, or the last two parts where the last one is not unique."""
     pairs = [(key.split("."), value) for key, _, value in (each.partition("=") for each in settings)]
     last = [key[-1] for key, _ in pairs]
     return " ".join(f"{'.'.join(key[-1 - (last.count(key[-1]) > 1) :])}={value}" for key, value in pairs)
 
 
 def line(trial: FrozenTrial) -> str:
-    """A trial that has ended, in one line."""
+    """Format a trial that has ended in one line."""
     value = f"{trial.value:13.6g}" if outcome_of(trial) == MEASURED else f"{outcome_of(trial):>13}"
     sentence = trial.user_attrs.get(SENTENCE, "")
     return f"{trial.number:5} {value}  {short(trial.user_attrs[SETTINGS])}{f': {sentence}' if sentence else ''}"
 
 
 def table(study: optuna.Study, unit: str) -> str:
-    """The best trials, and why others have no value."""
+    """Format the best trials, and the reasons why others have no value."""
     trials = study.get_trials(deepcopy=False)
     by_outcome: dict[str | None, list[FrozenTrial]] = defaultdict(list)
     for trial in trials:
@@ -51,7 +51,7 @@ def table(study: optuna.Study, unit: str) -> str:
 
 
 def write_best(study: optuna.Study, unit: str, folder: Path) -> FrozenTrial | None:
-    """`best.yaml`, a list of overrides; returns the best trial. Nothing is written where none was measured."""
+    """Write `best.yaml`, a list of overrides, and return the best trial; write nothing if none was measured."""
     import yaml
 
     best = best_of(study)
@@ -62,7 +62,7 @@ def write_best(study: optuna.Study, unit: str, folder: Path) -> FrozenTrial | No
 
 
 def draw(study: optuna.Study, unit: str, folder: Path) -> list[str]:
-    """Optuna's plots as PNG files; returns their names. One that needs more trials is left out."""
+    """Write Optuna's plots as PNG files and return their names. A plot that needs more trials is left out."""
     import warnings
 
     import matplotlib
@@ -73,7 +73,7 @@ def draw(study: optuna.Study, unit: str, folder: Path) -> list[str]:
 
     drawn = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what is experimental, and of axes with one value
+        warnings.simplefilter("ignore")  # about experimental features, and axes with one value
         for name in ("optimization_history", "param_importances", "slice"):
             try:
                 getattr(plots, f"plot_{name}")(study, target_name=unit)

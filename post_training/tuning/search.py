@@ -1,13 +1,13 @@
-"""The search: Optuna proposes, what is refused is never started, and a search that was ended goes on.
+"""Search with Optuna: rejected settings are never started, and a search that was ended can be continued.
 
-Optuna's study in a SQLite file holds every trial. A trial that runs when its process is killed is begun again by the
-next one that opens the study. Beside Optuna's state a trial has an `outcome`, and the sentence that goes with it:
+Optuna's study in a SQLite file holds every trial. A trial whose process is killed is started again by the next process
+that opens the study. Beside Optuna's state a trial has an `outcome`, and a sentence that explains it:
 
     measured       it ran, and has a value
     refused        the plan or a check of the configuration says why it cannot run; nothing was started
     stopped early  it ran, and was slower than the median of the others at the same step
     failed         it ran, and failed, or its value is no number
-    repeated       Optuna proposed what is known already; it has that outcome's value, and does not count
+    repeated       Optuna proposed known settings again; it has their value, and does not count
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MEASURED, REFUSED, STOPPED, FAILED, REPEATED = "measured", "refused", "stopped e
 OUTCOME, SENTENCE, SETTINGS = "outcome", "sentence", "settings"
 DATABASE = "study.db"
 _ASKED = "asked"
-# So many proposals in a row that are all known: the space is searched, or the sampler has settled.
+# Known proposals in a row that end a search: the space is exhausted, or the sampler has settled.
 _MOST_REPEATED = 25
-# Trials that are drawn before Optuna's model proposes, as a share of all, and at most.
+# Random trials before Optuna's model proposes: all divided by the first number, and at most the second.
 _DRAWN_SHARE, _MOST_DRAWN = 4, 10
 
 
@@ -41,7 +41,7 @@ class TrialFailed(Exception):
 
 
 class Objective(Protocol):
-    """What a search makes as large or as small as it can."""
+    """The quantity that a search maximizes or minimizes."""
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]: ...
@@ -50,21 +50,21 @@ class Objective(Protocol):
     def unit(self) -> str: ...
 
     def measure(self, settings: Settings, trial: Trial) -> float:
-        """The value of some settings.
+        """Measure the value of some settings.
 
         Raises:
             TrialFailed: they ran and failed.
-            optuna.TrialPruned: they ran, and `trial.should_prune()` said that they are not worth it.
+            optuna.TrialPruned: they ran, and `trial.should_prune()` stopped them.
         """
         ...
 
 
 @contextmanager
 def opened(folder: Path, objective: Objective, trials: int, seed: int, asked: Mapping[str, str]) -> Iterator[Any]:
-    """The study in a folder, for this process alone.
+    """Open the study in a folder, for this process alone.
 
     Args:
-        asked: what is searched, by the option that says so; a folder goes on with the same alone.
+        asked: the options that define the search; a folder can only be continued with the same ones.
 
     Raises:
         SpaceError: another process searches there, or something else was searched.
@@ -82,11 +82,11 @@ def opened(folder: Path, objective: Objective, trials: int, seed: int, asked: Ma
             storage=storage,
             study_name="tune",
             direction=objective.direction,
-            # Drawn anew where a search goes on: the same seed again would propose the same trials.
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
             load_if_exists=True,
         )
         drawn = min(_MOST_DRAWN, max(1, trials // _DRAWN_SHARE))
+        # A continued search takes another seed: the same one would propose the same trials.
         study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials), n_startup_trials=drawn)
         before = study.user_attrs.get(_ASKED, dict(asked))
         if different := [name for name in asked if before.get(name) != asked[name]]:
@@ -100,7 +100,13 @@ def opened(folder: Path, objective: Objective, trials: int, seed: int, asked: Ma
 
 @dataclass(frozen=True)
 class Search:
-    """A space, who refuses settings with a sentence, what is measured of the others, and how many trials count."""
+    """A search over a space.
+
+    Attributes:
+        refusal: returns why settings are rejected, as a sentence; None if they can run.
+        objective: measures the others.
+        trials: number of trials that count.
+    """
 
     space: Space
     refusal: Callable[[Settings], str | None]
@@ -108,7 +114,7 @@ class Search:
     trials: int
 
     def carry_out(self, study: optuna.Study, shown: Callable[[FrozenTrial], None] = lambda trial: None) -> None:
-        """Try until `trials` have ended that count, of this and earlier processes, or nothing new is proposed."""
+        """Run trials until `trials` of this and earlier processes count, or nothing new is proposed."""
         _begin_again(study)
         repeated = 0
         while counted(study) < self.trials and repeated < _MOST_REPEATED:
@@ -138,32 +144,32 @@ class Search:
 
 
 def propose_configured(study: optuna.Study, space: Space, config: Mapping[str, Any]) -> None:
-    """Let a new study begin with what a configuration has, so that nothing found is worse than it."""
+    """Make a new study begin with the values of a configuration, so that the best is never worse than they are."""
     params = {each.name: value for each in space if (value := each.configured(config)) is not None}
     if not study.trials:
         study.enqueue_trial(params)
 
 
 def counted(study: optuna.Study) -> int:
-    """Trials that ended, but for those that repeat another, and those whose process was killed."""
+    """Count the trials that ended, except those that repeat another and those whose process was killed."""
     return sum(outcome_of(trial) not in (None, REPEATED) for trial in study.get_trials(deepcopy=False))
 
 
 def outcome_of(trial: FrozenTrial) -> str | None:
-    """How a trial ended; None while it runs, and where its process was killed."""
+    """Return how a trial ended; None while it runs, and if its process was killed."""
     return trial.user_attrs.get(OUTCOME) if trial.state.is_finished() else None
 
 
 def best_of(study: optuna.Study) -> FrozenTrial | None:
-    """The best trial that was measured."""
+    """Return the best trial that was measured."""
     measured = [trial for trial in study.get_trials(deepcopy=False) if outcome_of(trial) == MEASURED]
     best = max if study.direction == optuna.study.StudyDirection.MAXIMIZE else min
     return best(measured, key=lambda trial: trial.value or 0.0, default=None)
 
 
 def _begin_again(study: optuna.Study) -> None:
-    """Trials that nobody carries out any more are proposed once more. A kill in between proposes them twice, which
-    shows as a repetition."""
+    """Enqueue the trials again whose process was killed. A kill in between enqueues one twice; the second then counts
+    as a repetition."""
     for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
         study.enqueue_trial(trial.params)
         study.tell(trial.number, state=TrialState.FAIL)
@@ -177,7 +183,7 @@ def _known(study: optuna.Study, settings: list[str]) -> FrozenTrial | None:
 
 
 def _tell(study: optuna.Study, trial: Trial, outcome: str, sentence: str, value: float | None = None) -> None:
-    """End a trial. What has no value counts as worse than all others, so that the sampler keeps away from it."""
+    """End a trial. One without a value counts as worse than all others, so that the sampler keeps away from it."""
     trial.set_user_attr(OUTCOME, outcome)
     trial.set_user_attr(SENTENCE, sentence)
     if value is None:
@@ -187,6 +193,6 @@ def _tell(study: optuna.Study, trial: Trial, outcome: str, sentence: str, value:
 
 
 def describe_asked(space: Space, **others: object) -> dict[str, str]:
-    """What is searched, as texts to compare."""
+    """Describe the space and the other options of a search as texts that can be compared."""
     spaces = {each.name: each.written() for each in space}
     return {name: str(value) for name, value in others.items()} | {"space": json.dumps(spaces)}

@@ -1,8 +1,8 @@
-"""What a search may change: settings with their choices or ranges, from a file or around those of a configuration.
+"""The space of a search: settings with their choices or ranges, from a file or around those of a configuration.
 
-A file of a space holds settings by key. A list is a choice, {low, high, step} or {low, high, log} is a range with both
-ends in it; a choice of mappings sets several keys together, under any name. A key that the configuration does not have
-is added with Hydra's `++`:
+The file of a space holds settings by key. A list is a choice; {low, high, step} or {low, high, log} is a range that
+includes both ends; a choice of mappings sets several keys together, under any name. A key that the configuration does
+not have is added with Hydra's `++`:
 
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: [1, 2, 4]
     actor_rollout_ref.rollout.gpu_memory_utilization: {low: 0.5, high: 0.9, step: 0.1}
@@ -31,11 +31,11 @@ _RANGE = ("low", "high", "step", "log")
 
 
 class SpaceError(ValueError):
-    """A space that cannot be searched; the message is one sentence."""
+    """A space cannot be searched; the message is one sentence."""
 
 
 def overrides(settings: Settings) -> list[str]:
-    """Settings as Hydra overrides; lists and nulls as Hydra writes them."""
+    """Return settings as Hydra overrides; lists and nulls as Hydra writes them."""
     return [f"{key}={_text(value)}" for key, value in settings.items()]
 
 
@@ -53,7 +53,7 @@ class Choice:
     options: tuple[Settings, ...]
 
     def labels(self) -> list[str | int | float | bool | None]:
-        """What the options are called in a study: a setting by its value, several by their text."""
+        """Return the labels of the options in a study: the value of a single setting, the text of several."""
         alone = [next(iter(option.values())) if len(option) == 1 else [] for option in self.options]
         if all(isinstance(value, str | int | float | bool | None) for value in alone):
             return alone
@@ -67,7 +67,7 @@ class Choice:
         return self.options[0]
 
     def configured(self, config: Mapping[str, Any]) -> Any:
-        """The label of the option that a configuration has; None where it has none of them."""
+        """Return the label of the option that a configuration has; None if it has none of them."""
         for label, option in zip(self.labels(), self.options, strict=True):
             if all(at(config, key.lstrip("+")) == value for key, value in option.items()):
                 return label
@@ -100,7 +100,7 @@ class Range:
         return {self.name: self.low}
 
     def configured(self, config: Mapping[str, Any]) -> Any:
-        """The value of a configuration; None where it is none of the range."""
+        """Return the value of a configuration; None if it is outside the range."""
         value = at(config, self.name.lstrip("+"))
         return value if isinstance(value, int | float) and self.low <= value <= self.high else None
 
@@ -113,7 +113,7 @@ Space = tuple[Choice | Range, ...]
 
 
 def as_text(space: Space) -> str:
-    """A space as its file."""
+    """Format a space as its file."""
     import yaml
 
     return yaml.safe_dump(
@@ -128,7 +128,7 @@ def read_space(path: Path) -> Space:
     """Read a space.
 
     Raises:
-        SpaceError: no such file, or not as the head of this module says.
+        SpaceError: no such file, or not in the form that this module's docstring describes.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -186,16 +186,16 @@ _EP = "expert_model_parallel_size"
 _STAGES = f"{_MEGATRON}.override_transformer_config.num_layer_list"
 _KWARGS = f"{_NODE}.model.gradient_checkpointing_kwargs.activations_checkpoint"
 _ENGINE = f"{_ROLLOUT}.engine_kwargs.vllm"
-# vLLM's own number of sequences in flight, where none is given.
+# vLLM's default number of sequences in flight.
 _SEQUENCES = 256
 
 
 def speed_space(config: Mapping[str, Any], layers: int | None) -> Space:
-    """What decides how fast a job is, and not what it learns: around what its configuration has.
+    """Return settings that affect how fast a job is but not what it learns, around those of its configuration.
 
     Args:
         config: the resolved configuration.
-        layers: of the model; None leaves layouts and recomputation as they are.
+        layers: number of the model's layers; None leaves layouts and recomputation as they are.
     """
     found: list[Choice | Range] = [
         *_micro(config, f"{_ACTOR}.ppo_", f"{_ACTOR}.use_dynamic_bsz"),
@@ -213,7 +213,7 @@ def speed_space(config: Mapping[str, Any], layers: int | None) -> Space:
 
 
 def algorithm_space(config: Mapping[str, Any]) -> Space:
-    """What decides what a job learns: the learning rate, the weight of the KL term where there is one, the clip."""
+    """Return settings that affect what a job learns: learning rate, clip, and the KL term's weight if it has one."""
     scales = [f"{_ACTOR}.optim.lr", *([f"{_ACTOR}.kl_loss_coef"] if at(config, f"{_ACTOR}.use_kl_loss") else [])]
     found = [
         Range(key, float(f"{value / 10:.6g}"), float(f"{value * 10:.6g}"), log=True)
@@ -229,25 +229,25 @@ def _around(key: str, value: int, factors: Sequence[float]) -> Choice:
 
 
 def _micro(config: Mapping[str, Any], prefix: str, switch: str) -> list[Choice]:
-    """A micro batch, of sequences or of tokens."""
+    """Return the choices of a micro batch, of sequences or of tokens."""
     key = f"{prefix}max_token_len_per_gpu" if at(config, switch) else f"{prefix}micro_batch_size_per_gpu"
     value = at(config, key)
     return [_around(key, value, (0.25, 0.5, 1, 2, 4))] if isinstance(value, int) else []
 
 
 def _recomputed(config: Mapping[str, Any]) -> list[Range]:
-    """How many layers of a stage are recomputed, where some are."""
+    """Return the range of recomputed layers per stage, if some are recomputed."""
     value = at(config, f"{_KWARGS}_num_layers")
     whole = at(config, f"{_NODE}.model.enable_gradient_checkpointing") and at(config, f"{_KWARGS}_method") == "block"
     return [Range(f"{_KWARGS}_num_layers", 1, value)] if whole and isinstance(value, int) and value > 1 else []
 
 
 def _layouts(config: Mapping[str, Any], layers: int) -> list[Choice]:
-    """Tensor and pipeline parallelism up to twice and half of what they are, as far as they divide the dies.
+    """Return tensor and pipeline parallelism from half to twice their values, as far as they divide the dies.
 
-    Where the configuration says how many layers a stage has, another number of stages gets them as evenly as can be,
-    the first ones more: 7 layers on 3 stages are [3, 2, 2]. Experts stay spread over as many replicas, or over the
-    largest divisor of that number that the replicas leave.
+    If the configuration sets the layers of each stage, another number of stages gets them as evenly as possible, the
+    first ones more: 7 layers on 3 stages are [3, 2, 2]. Expert parallelism stays, or becomes the largest divisor of it
+    that also divides the number of replicas.
     """
     tp, pp = at(config, f"{_MEGATRON}.{_TP}"), at(config, f"{_MEGATRON}.{_PP}")
     dies = at(config, "trainer.nnodes") * at(config, "trainer.n_gpus_per_node")

@@ -1,4 +1,4 @@
-"""Which chips a node has: family and memory against the cluster's file, and how the cards of an Atlas A2 are joined."""
+"""Check a node's chips: family and memory against the cluster's file, and the links between cards of an Atlas A2."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from post_training.plan.placement_text import parse_bytes
 from scripts.health_checks.finding import Finding, ask
 from scripts.health_checks.npus import find_tool, read_chips
 
-# Sets of CANN's kernels are for one family: an image of the other one finds none.
+# CANN's kernels are built for one family: an image for the other one finds none.
 _OTHER_IMAGE = "use the image that was built for it (--build-arg CHIP, docs/first-hour.md)"
 
 
 def check_chips(settings: Mapping[str, str], root: Path = Path("/")) -> Iterator[Finding]:
-    """Family and memory of the dies as npu-smi shows them, against CHIP and DIE_MEMORY of the cluster's file.
+    """Check family and memory of the dies, as npu-smi shows them, against CHIP and DIE_MEMORY of the cluster's file.
 
     Args:
-        settings: those of the cluster's file; what it does not set is reported and compared with nothing.
+        settings: those of the cluster's file; without them, family and memory are only reported.
         root: the top of the file system.
     """
     smi = find_tool("npu-smi", root)
@@ -61,10 +61,10 @@ def _memory(memory_mib: int, asked: str | None) -> Finding:
 
 
 def topology(said: str, dies: int) -> Finding:
-    """How the first `dies` cards of a node are joined, by the matrix of `npu-smi info -t topo`.
+    """Check the links between the first `dies` cards of a node, from the matrix of `npu-smi info -t topo`.
 
-    The eight cards of an Atlas A2's board reach each other over HCCS. Cards that do not are PCIe cards, or of two
-    boards: they work, and collectives between them take the host's way.
+    The eight cards on a board of an Atlas A2 reach each other over HCCS. Cards that do not are PCIe cards, or on two
+    boards: they work, but collectives between them go through the host.
     """
     matrix = {int(row): words.split() for row, words in re.findall(r"^\s*NPU(\d+)\s+(.+)$", said, re.MULTILINE)}
     pairs = {

@@ -1,4 +1,4 @@
-"""Nodes against each other, through a Ray that runs: resources, clocks, versions."""
+"""Compare the nodes of a running Ray cluster: resources, clocks, versions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ CLOCK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What one node says of itself. clock_offset: seconds ahead of the node that asks. tree: a hash of the overlay.
+    """The facts that one node reports.
 
-    error: why the node could not say it; empty if it could.
+    Attributes:
+        clock_offset: seconds that its clock is ahead of the asking node's.
+        tree: a hash of the overlay.
+        error: why the node could not report; empty if it could.
     """
 
     address: str
@@ -31,7 +34,7 @@ class NodeFacts:
 
 
 def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Finding]:
-    """Findings about the cluster; the first node that answers is the one that others are held against."""
+    """Return findings about the cluster; the other nodes are compared with the first one that answers."""
     there = ", ".join(node.address for node in nodes)
     findings = [
         Finding("nodes", f"{len(nodes)} of {count}: {there}", "" if len(nodes) >= count else "start the missing ones")
@@ -71,7 +74,7 @@ def compare_nodes(nodes: Sequence[NodeFacts], count: int, dies: int) -> list[Fin
 
 
 def tree_hash(root: Path, stack: str = "2025") -> str:
-    """A hash over every Python and YAML file of the overlay."""
+    """Return a hash over the Python, YAML, TOML and patch files of the overlay and its patch packages."""
     total = hashlib.sha256()
     for package in ("overlay", *sorted(Pins.read(stack=stack).patch_packages())):
         for path in sorted((root / package).rglob("*")):
@@ -81,14 +84,14 @@ def tree_hash(root: Path, stack: str = "2025") -> str:
 
 
 def ask_nodes(address: str, root: Path, stack: str = "2025") -> list[NodeFacts]:
-    """Ask every living node of the Ray at `address` about a stack; the repository lies at `root` on each."""
+    """Ask every living node of the Ray at `address` about a stack; the repository is at `root` on each."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from verl_patches.trainer.isolated_ray import python_of_workers
 
     def report() -> tuple[float, dict[str, str], str]:
-        # Imported there, and not sent with the question: a node without the checkout is to say so.
+        # Imported there, and not sent with the question, so that a node without the checkout reports that.
         from scripts.health_checks.cluster import tree_hash
         from scripts.health_checks.node import versions
 
@@ -113,7 +116,7 @@ def ask_nodes(address: str, root: Path, stack: str = "2025") -> list[NodeFacts]:
 def _ask_node(address: str, npus: int, asking: Any) -> NodeFacts:
     """Ask one node twice, because the first question starts a process, which takes seconds.
 
-    asking: the remote function, bound to the node, that says its time, its versions and the hash of its tree.
+    `asking` is the remote function, bound to the node, that returns its time, its versions and the hash of its tree.
     """
     import ray
     from ray.exceptions import RayError

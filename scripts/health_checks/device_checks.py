@@ -1,7 +1,7 @@
-"""The device's own test: what training takes for granted of a die, each compared with what must come out.
+"""The self-test of dies: operations on which training relies, each compared with its expected result.
 
-`scripts.health_checks.device_test` starts it on dies 0 and 1, one rank each, and bounds its time. Every line of stdout
-is a JSON object: `{"begins": name}` before a check, then `{"check": name, "state": state, "said": text}`.
+`scripts.health_checks.device_test` runs it on dies 0 and 1, one rank each, and limits its time. Every line of stdout is
+a JSON object: `{"begins": name}` before a check, then `{"check": name, "state": state, "said": text}`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ READY, MAXIMA, FINITE, LARGE, EVENTS, EXCHANGE = (
 OK, BAD, LEFT_OUT = "ok", "bad", "left out"
 RANKS = 2
 LARGE_ELEMENTS = 2**31 + 2**16 + 3
-"""More than a 32-bit integer counts, signed; and no multiple of a kernel's block."""
+"""More than a signed 32-bit integer can count, and not a multiple of a kernel's block."""
 _SIZES = (1, 4097, 70_001)
 _TURNS = 32
-# Elements that rank 0 sends to ranks 0 and 1, and those that rank 1 does.
+# Elements that rank 0 sends to ranks 0 and 1, and those that rank 1 sends.
 _SENT = ([[0, 3], [2, 0]], [[0, 0], [5, 0]], [[1, 2], [0, 0]], [[0, 0], [0, 0]])
 
 Result = tuple[str, str]
 
 
 def nan_in_maxima() -> Result:
-    """Largest and smallest elements of tensors with one NaN, at the begin, in the middle and at the end."""
+    """Check that max and min of tensors with one NaN, at the beginning, in the middle and at the end, are NaN."""
     calls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "max()": torch.Tensor.max,
         "min()": torch.Tensor.min,
@@ -54,7 +54,7 @@ def nan_in_maxima() -> Result:
 
 
 def finite_check() -> Result:
-    """The reduction by which an update with non-finite gradients is skipped."""
+    """Check the reduction by which an update with non-finite gradients is skipped."""
     for dtype, size, place in _spoilt_places():
         largest = torch.finfo(dtype).max
         values = torch.full((size,), largest, dtype=dtype, device="npu")
@@ -75,9 +75,9 @@ def _spoilt_places() -> Iterator[tuple[torch.dtype, int, int]]:
 
 
 def large_tensors(elements: int | None) -> Result:
-    """Fill, copy and sum of more elements than 32 bits count, where the die has memory for them.
+    """Check fill, copy and sum of more elements than 32 bits can count, if the die has memory for them.
 
-    elements: how many; None is `LARGE_ELEMENTS`, left out on an emulated die, whose memory is this host's.
+    `elements` of None means `LARGE_ELEMENTS`, left out on an emulated die, whose memory is this host's.
     """
     if elements is None and _emulated():
         return LEFT_OUT, "an emulated die keeps its memory on this host"
@@ -85,9 +85,9 @@ def large_tensors(elements: int | None) -> Result:
     free, _ = torch.npu.mem_get_info()
     if free < 3 * count:
         return LEFT_OUT, f"{3 * count / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free"
-    # Where a counter of 31 or of 32 bits ends, and at the end.
+    # Positions where a counter of 31 or of 32 bits ends, and the end.
     marks = sorted({0, count // 2, min(2**31 - 1, count - 2), min(2**31, count - 2), count - 1})
-    # Neither is 0 or 1 before, so that what a call leaves out is seen.
+    # Neither holds 0 or 1 before, so that elements left out by a call are noticed.
     values, copied = (torch.full((count,), 2, dtype=torch.int8, device="npu") for _ in range(2))
     values.zero_()
     values[marks] = 1
@@ -99,7 +99,7 @@ def large_tensors(elements: int | None) -> Result:
         if found != [wanted] * len(marks):
             return BAD, f"after {name} of {count} elements those at {marks} are {found}, and must be {wanted}"
     said = f"fills and copies of {count} elements are whole"
-    # An integer sum may be made of a copy in 64 bits.
+    # An integer sum may need a copy in 64 bits.
     if torch.npu.mem_get_info()[0] < 10 * count:
         return OK, f"{said}; sums need {10 * count / 1e9:.1f} GB more and are left out"
     total = int(copied.sum(dtype=torch.int64))
@@ -109,14 +109,14 @@ def large_tensors(elements: int | None) -> Result:
 
 
 def event_order() -> Result:
-    """What one stream writes and another reads after an event, many times."""
+    """Check many times that a stream that waits for an event reads the values written before it by another stream."""
     writing, reading = torch.npu.Stream(), torch.npu.Stream()
     busy, value = torch.ones(256, 256, device="npu"), torch.zeros(1 << 16, device="npu")
     read = torch.empty_like(value)
     torch.npu.synchronize()
     for turn in range(1, _TURNS + 1):
         with torch.npu.stream(writing):
-            for _ in range(4):  # so that the read would be early
+            for _ in range(4):  # so that a read without waiting would be too early
                 busy = torch.mm(busy, busy).clamp(max=1.0)
             value.fill_(turn)
             written = torch.npu.Event()
@@ -138,7 +138,7 @@ def event_order() -> Result:
 
 
 def empty_all_to_all(rank: int, store: Path) -> Result:
-    """All-to-all in which ranks send nothing to some, to all, or at all."""
+    """Check all-to-alls in which ranks send nothing to some ranks, to all of them, or no rank sends anything."""
     if torch.npu.device_count() < RANKS:
         return LEFT_OUT, f"it needs {RANKS} dies, and there is {torch.npu.device_count()}"
     problem = ""
@@ -156,7 +156,7 @@ def empty_all_to_all(rank: int, store: Path) -> Result:
 
 
 def _wait_for_all(rank: int, store: Path) -> None:
-    """Return when every rank is here: one that ends early would take memory away from which another still reads."""
+    """Return when every rank is here: one that ends early would free memory from which another still reads."""
     here = [store.with_name(f"{store.name}.{each}.done") for each in range(RANKS)]
     here[rank].touch()
     while not all(file.exists() for file in here):
@@ -174,12 +174,12 @@ def _emulated() -> bool:
 
 
 def _tell(**line: str) -> None:
-    # To the descriptor itself: libraries print to stdout as well, and what hangs must have said what it began.
+    # Written to the descriptor itself: libraries print to stdout as well, and a check is announced before it may hang.
     os.write(1, (json.dumps(line) + "\n").encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the checks of a rank; returns the exit code."""
+    """Run the checks of a rank and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--store", type=Path, required=True, help="a file by which the ranks find each other")
@@ -204,5 +204,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # At once: the other rank may still be in the process group, whose threads an ordinary end would wait for.
+    # End at once: an ordinary exit would wait for threads of the process group, in which the other rank may still be.
     os._exit(main())

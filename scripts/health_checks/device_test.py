@@ -1,4 +1,4 @@
-"""The self-test of a node's dies, in child processes whose time is bounded, so that a die that hangs is named too."""
+"""Run the self-test of a node's dies in child processes with a time limit, so that a die that hangs is named too."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from scripts.health_checks.node import emulated
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = (sys.executable, "-m", "scripts.health_checks.device_checks")
 START_SECONDS, CHECK_SECONDS, EMULATED_SECONDS = 120.0, 10.0, 120.0
-"""To import torch_npu and open the die; for all checks together from then on; and for them on emulated dies, which take
-the longer the busier this machine is."""
+"""Limits for importing torch_npu and opening the die; for all checks together after that; and for these on emulated
+dies, which are slower the busier this machine is."""
 
 _START, _EXCHANGE = "start", "empty all-to-all"
 _RANKS = 2
@@ -42,7 +42,7 @@ _OF_END = "source CANN's set_env.sh, and mend what is BAD above; the same comman
 
 @dataclass
 class _Rank:
-    """A child, and the files that it writes."""
+    """A child process, and the files that it writes."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -50,7 +50,7 @@ class _Rank:
     errors: Path
 
     def lines(self) -> list[dict[str, str]]:
-        """The objects that it has printed; what others print there, and a line still being written, are left out."""
+        """Return the objects that it has printed, without other output or a line that is still being written."""
         found = []
         for line in self.said.read_text(errors="replace").splitlines():
             try:
@@ -62,23 +62,23 @@ class _Rank:
         return found
 
     def running(self) -> str:
-        """The check that it has begun and not ended; empty where there is none."""
+        """Return the check that it has begun and not ended; empty if there is none."""
         lines = self.lines()
         begun = [line["begins"] for line in lines if "begins" in line]
         ended = [line["check"] for line in lines if "check" in line]
         return begun[-1] if begun and begun[-1] not in ended else ""
 
     def is_ready(self) -> bool:
-        """Whether it has opened its die, or has ended."""
+        """Return whether it has opened its die, or has ended."""
         return self.process.poll() is not None or any(line.get("check") == _START for line in self.lines())
 
 
 def check_device(
     program: Sequence[str] = PROGRAM, start_s: float = START_SECONDS, check_s: float | None = None
 ) -> list[Finding]:
-    """Let two children try dies 0 and 1; one finding of each check, and one of a die that hangs or ends.
+    """Test dies 0 and 1 in two child processes; return one finding per check, and one per die that hangs or ends.
 
-    They are left alone where a job of this project has one of them.
+    They are not tested if a job of this project uses one of them.
 
     Args:
         program: the command of a child, to which its rank and a file are added.
@@ -126,7 +126,7 @@ def _begin(program: Sequence[str], rank: int, folder: Path) -> _Rank:
 def _started(
     command: Sequence[str], environment: dict[str, str], out: IO[bytes], log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    # A session of its own: its end takes along whatever the libraries of the device have started.
+    # In a session of its own, so that killing its group also ends processes that the device's libraries have started.
     return subprocess.Popen(
         command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True
     )
@@ -140,7 +140,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_KILL_SECONDS)
     except subprocess.TimeoutExpired:
-        pass  # it is inside the driver, which no signal ends; the finding says that it hangs
+        pass  # it is inside the driver, where no signal ends it; the finding reports the hang
 
 
 def _findings(ranks: Sequence[_Rank], hangs: Sequence[_Rank], seconds: float) -> list[Finding]:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `remedy` is empty when it is well; `known` is False where it could not be looked at."""
+    """The result of one check.
+
+    Attributes:
+        what: the thing that was checked.
+        detail: what was found.
+        remedy: empty if all is well.
+        known: False if it could not be checked.
+    """
 
     what: str
     detail: str
@@ -21,12 +28,12 @@ class Finding:
         return "BAD" if self.remedy else "ok" if self.known else "?"
 
     def line(self) -> str:
-        """The finding as one line of a report."""
+        """Format the finding as one line of a report."""
         return f"{self.state:<4}{self.what:<22}{self.detail}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 def ask(*command: str) -> str | None:
-    """What a command prints; None if it is not installed, fails, or says nothing within a minute."""
+    """Return the output of a command; None if it is not installed, fails, or does not end within a minute."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Holds installed files against the hashes that their packages brought (RECORD of each .dist-info).
+"""Compare installed files with the hashes in their packages (RECORD of each
+.dist-info).
 
-A file whose size, time of change and inode are those of the last time is not hashed again.
+A file whose size, modification time and inode have not changed since the last
+check is not hashed again.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The published wheel's own RECORD has another hash of it.
+# The published wheel's own RECORD has a wrong hash of this file.
 _PUBLISHED_SO = {"torch_npu-2.5.1.post1.dist-info/METADATA"}
 # A hint is printed before this many bytes are hashed.
 WORTH_A_WORD = 200 * 10**6
@@ -27,7 +29,7 @@ WORTH_A_WORD = 200 * 10**6
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what its package brought. `what` is `is missing` or `has been changed`."""
+    """A file that differs from its package. `what` is `is missing` or `has been changed`."""
 
     package: str
     file: str
@@ -39,7 +41,13 @@ class Damage:
 
 @dataclass(frozen=True)
 class CheckedFiles:
-    """What was looked at: packages, files, and how many bytes had to be hashed; and what is damaged."""
+    """The result of a check.
+
+    Attributes:
+        packages, files: how many were checked.
+        hashed: bytes that had to be hashed.
+        damages: the damaged files.
+    """
 
     packages: int
     files: int
@@ -50,8 +58,8 @@ class CheckedFiles:
 def check_files(site: Path, packages: Iterable[str] = (), cache: Path | None = None) -> CheckedFiles:
     """Check the installed packages of the folder `site` (site-packages), or those named.
 
-    Files outside `site` are left out: commands in bin/ hold the path of their environment. So are files without a hash
-    in RECORD, which are made after the installation. `cache` remembers what was found right.
+    Files outside `site` are left out: commands in bin/ contain the path of their environment. So are files without a
+    hash in RECORD, which are made after the installation. `cache` stores the files that were found intact.
 
     Raises:
         ValueError: a package of `packages` is not installed there.
@@ -63,7 +71,7 @@ def check_files(site: Path, packages: Iterable[str] = (), cache: Path | None = N
     absent = wanted - {name.partition("-")[0].lower() for name in chosen}
     if absent:
         raise ValueError(f"{', '.join(sorted(absent))} is not installed in {site}")
-    # By package: the identity of its RECORD, and of each file its hash and the identity that had that hash.
+    # By package: the identity of its RECORD, and for each file its hash and the identity that had that hash.
     entries = {name: _entry(site, name, known.get(name)) for name in chosen}
     damages, stale = [], []
     for name, (_, files) in entries.items():
@@ -84,19 +92,19 @@ def check_files(site: Path, packages: Iterable[str] = (), cache: Path | None = N
             else:
                 damages.append(Damage(_label(name), file, "has been changed"))
     if cache is not None and (stale or entries.keys() - known.keys()):
-        # The environment of another user is checked each time.
+        # Nothing can be stored in the environment of another user, which is then checked each time.
         with suppress(PermissionError):
             _write(cache, known | entries if wanted else entries)
     return CheckedFiles(len(chosen), sum(len(files) for _, files in entries.values()), size, tuple(damages))
 
 
 def _label(folder: str) -> str:
-    """`verl 0.4.0` of `verl-0.4.0.dist-info`."""
+    """Return `verl 0.4.0` for `verl-0.4.0.dist-info`."""
     return folder.removesuffix(".dist-info").replace("-", " ", 1)
 
 
 def _identity(path: Path) -> list[int] | None:
-    """Size, time of change and inode; None where there is no file."""
+    """Return size, modification time and inode of a file; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -105,7 +113,7 @@ def _identity(path: Path) -> list[int] | None:
 
 
 def _entry(site: Path, name: str, known: list | None) -> list:
-    """Identity of the RECORD, and the files that it gives a hash: as `known` has them where RECORD is unchanged."""
+    """Return the identity of RECORD, and the files with hashes in it; `known` itself if RECORD is unchanged."""
     identity = _identity(site / name / "RECORD")
     if identity is None:
         return [None, {f"{name}/RECORD": ("", [])}]
@@ -115,10 +123,10 @@ def _entry(site: Path, name: str, known: list | None) -> list:
 
 
 def _records(path: Path) -> Iterator[tuple[str, str]]:
-    """Files inside site-packages and their hashes, as `sha256=...` in URL-safe base 64 without padding."""
+    """Yield files inside site-packages and their hashes, as `sha256=...` in URL-safe base 64 without padding."""
     with path.open(newline="", encoding="utf-8") as lines:
         for file, digest, *_ in csv.reader(lines):
-            # Python compiles a .pyc again where its source is newer, whoever brought it.
+            # Python compiles a .pyc again if its source is newer, even one from a package.
             inside = not file.startswith(("..", "/"))
             if digest and inside and not file.endswith(".pyc") and file not in _PUBLISHED_SO:
                 yield file, digest
@@ -134,7 +142,7 @@ def _digest(path: Path, method: str) -> str:
 
 
 def _read(cache: Path | None) -> dict[str, list]:
-    """Read the hashes that an earlier check found right; nothing where the file is absent or cut off."""
+    """Read the files that an earlier check found intact; nothing if the cache is absent or truncated."""
     try:
         known = json.loads(cache.read_bytes()) if cache else {}
     except (OSError, ValueError):
@@ -150,7 +158,7 @@ def _write(cache: Path, entries: dict[str, list]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Checks an environment; returns 0 if it is well, else 2 after a sentence."""
+    """Check an environment; return 0 if it is intact, else 2 after printing a sentence."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("environment", type=Path, help="the folder of a virtual environment")
     root = parser.parse_args(arguments).environment

@@ -1,4 +1,4 @@
-"""One node: versions, CANN, NPUs and links, network, limits, memory and disks."""
+"""Check one node: versions, CANN, NPUs and links, network, limits, memory and disks."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from scripts.health_checks.npus import check_npus
 from scripts.health_checks.occupied_dies import dies_in_use
 
 CANN = {"2025": "8.2.RC1", "2026": "9.1.0"}
-"""Its version, by the stack."""
+"""CANN's version, by stack."""
 PYTHONS = {"2025": ("3.11",), "2026": ("3.11", "3.12")}
-"""Those that the pins are published for."""
+"""Versions of Python for which the pins are published, by stack."""
 OPEN_FILES = 65536
-# Ray keeps objects in shared memory: by default three tenths of the memory, and no more than this.
+# Ray keeps objects in shared memory: by default in three tenths of the memory, but at most this many bytes.
 OBJECT_STORE_SHARE, OBJECT_STORE_MOST = 0.3, 200 * 10**9
 
 
 def check_node(
     settings: Mapping[str, str], root: Path = Path("/"), job_runs: bool = False, stack: str = "2025"
 ) -> list[Finding]:
-    """Look at this machine.
+    """Check this machine.
 
     Args:
         settings: those of the cluster's file.
         root: the top of the file system.
-        job_runs: whether the job may have its dies already.
-        stack: whose versions it has to have.
+        job_runs: whether the job may already hold its dies.
+        stack: the stack whose versions are required.
     """
     findings = check_software(stack, root)
     findings += npus(int(settings["DIES_PER_NODE"]), root, int(settings.get("NODES", "2")))
@@ -54,12 +54,12 @@ def check_node(
 
 
 def check_software(stack: str, root: Path = Path("/")) -> list[Finding]:
-    """Look at what is installed, a part of `check_node` for any stack."""
+    """Check the installed software, the part of `check_node` that applies to any stack."""
     return [*python_and_pins(stack), *installed_files(stack), platform_plugin(), cann(root, CANN[stack])]
 
 
 def versions(stack: str = "2025") -> dict[str, str]:
-    """The installed version of every pinned distribution; `absent` where there is none."""
+    """Return the installed version of every pinned distribution; `absent` if it is not installed."""
     found = {}
     for upstream in Pins.read(stack=stack).upstreams:
         name = upstream.distribution or upstream.name
@@ -71,7 +71,7 @@ def versions(stack: str = "2025") -> dict[str, str]:
 
 
 def emulated() -> bool:
-    """Whether the emulated NPU is installed here."""
+    """Return whether the emulated NPU is installed here."""
     try:
         importlib.metadata.version("npu-emulator")
     except importlib.metadata.PackageNotFoundError:
@@ -80,9 +80,9 @@ def emulated() -> bool:
 
 
 def python_and_pins(stack: str = "2025") -> Iterator[Finding]:
-    """Python, and what the pins give a version to.
+    """Check the versions of Python and of the pinned upstreams.
 
-    Upstreams that a workspace of stack 2025 holds as source have none here; stack 2026 has no workspace, but releases.
+    Upstreams that a workspace of stack 2025 has as source are left out; stack 2026 has releases instead of a workspace.
     """
     found, fitting = ".".join(map(str, sys.version_info[:2])), PYTHONS[stack]
     remedy = "" if found in fitting else f"use Python {' or '.join(fitting)}, for which the pins are built"
@@ -98,9 +98,9 @@ def python_and_pins(stack: str = "2025") -> Iterator[Finding]:
 
 
 def installed_files(stack: str = "2025") -> Iterator[Finding]:
-    """Whether the files of the pinned upstreams are those that their packages brought.
+    """Check that the files of the pinned upstreams are those of their packages.
 
-    Upstreams that a workspace holds as source have no list of files; the workspace checks their commits.
+    Upstreams that a workspace has as source have no list of files; the workspace checks their commits.
     """
     by_site: dict[Path, list[str]] = {}
     for upstream in Pins.read(stack=stack).upstreams:
@@ -122,14 +122,14 @@ def installed_files(stack: str = "2025") -> Iterator[Finding]:
 
 
 def platform_plugin() -> Finding:
-    """The metadata by which vLLM finds the NPU; sources that lie in a workspace or a fork have none by themselves."""
+    """Check the metadata by which vLLM finds the NPU; sources in a workspace or a fork have none by themselves."""
     named = [plugin.name for plugin in importlib.metadata.entry_points(group="vllm.platform_plugins")]
     remedy = "write vLLM-Ascend's metadata with scripts/assemble_workspace.sh; in a fork with its --in-place"
     return Finding("vLLM's platform", ", ".join(named) or "none", "" if "ascend" in named else remedy)
 
 
 def cann(root: Path, pin: str = CANN["2025"]) -> Finding:
-    """CANN's toolkit, where its environment says it is."""
+    """Check CANN's toolkit at the place that its environment variable names."""
     if emulated():
         return Finding("CANN", "the emulated NPU needs none")
     home = Path(os.environ.get("ASCEND_HOME_PATH") or root / "usr/local/Ascend/ascend-toolkit/latest")
@@ -142,7 +142,7 @@ def cann(root: Path, pin: str = CANN["2025"]) -> Finding:
 
 
 def npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Finding]:
-    """Number and health of the NPUs, and the state of the links that a job of so many nodes uses."""
+    """Check number and health of the NPUs, and the links that a job on this many nodes uses."""
     if emulated():
         count = int(os.environ.get("NPU_EMULATOR_DEVICES", "8"))
         return [Finding("NPUs", f"{count} emulated", "" if count >= dies else f"set NPU_EMULATOR_DEVICES={dies}")]
@@ -150,7 +150,7 @@ def npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Finding]:
 
 
 def chips(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
-    """Family and memory of the NPUs against CHIP and DIE_MEMORY of the cluster's file."""
+    """Check family and memory of the NPUs against CHIP and DIE_MEMORY of the cluster's file."""
     if not emulated():
         return list(check_chips(settings, root))
     family, wanted = family_of_this_machine(), settings.get("CHIP")
@@ -160,7 +160,7 @@ def chips(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
 
 
 def visible_npus(settings: Mapping[str, str]) -> list[Finding]:
-    """CANN's list of the NPUs that processes see, of the cluster's file or inherited, against the dies of a node."""
+    """Check CANN's list of visible NPUs, from the cluster's file or inherited, against the dies of a node."""
     dies, environment = int(settings["DIES_PER_NODE"]), _environment(settings)
     if VISIBLE not in environment:
         return []
@@ -170,17 +170,17 @@ def visible_npus(settings: Mapping[str, str]) -> list[Finding]:
 
 
 def occupied_dies(settings: Mapping[str, str], root: Path = Path("/")) -> list[Finding]:
-    """Dies of the job that another job has. Emulated ones are each run's own."""
+    """Check that no other job uses the dies of this one. Emulated dies belong to each run alone."""
     return [] if emulated() else [dies_in_use(int(settings["DIES_PER_NODE"]), _environment(settings), root)]
 
 
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the list of visible NPUs of the cluster's file, which counts before an inherited one."""
+    """Return the environment with the cluster file's list of visible NPUs, which overrides an inherited one."""
     return {**os.environ, **{name: settings[name] for name in (VISIBLE,) if name in settings}}
 
 
 def network(settings: Mapping[str, str]) -> Iterator[Finding]:
-    """The interface, and Ray's port on the head."""
+    """Check the interface, and Ray's port on the head."""
     name, port = settings["SOCKET_IFNAME"], int(settings["RAY_PORT"])
     said = ask("ip", "-o", "-4", "addr", "show") or ""
     addresses = re.findall(r"^\d+:\s+(\S+)\s+inet (\S+?)/", said, re.MULTILINE)
@@ -202,7 +202,7 @@ def network(settings: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def public_addresses(held: Sequence[tuple[str, str]], settings: Mapping[str, str]) -> Finding:
-    """Interfaces with an address that is not of a private network: Ray listens on all of them, whatever it is told."""
+    """Find interfaces with public addresses: Ray listens on all interfaces, whatever its options say."""
     public = [f"{name} {text}" for name, text in held if ipaddress.ip_address(text).is_global]
     if not public:
         return Finding("public addresses", "none")
@@ -213,13 +213,13 @@ def public_addresses(held: Sequence[tuple[str, str]], settings: Mapping[str, str
 
 
 def limit_of_files() -> Finding:
-    """Open files: every die has a connection to every other."""
+    """Check the limit of open files: every die has a connection to every other."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Finding("open files", str(soft), "" if soft >= OPEN_FILES or soft < 0 else f"ulimit -n {OPEN_FILES}")
 
 
 def limit_of_locked_memory() -> Finding:
-    """Locked memory, which transfers between host and device need."""
+    """Check the limit of locked memory, which transfers between host and device need."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = soft == resource.RLIM_INFINITY
     detail = "unlimited" if unlimited else f"{soft} bytes"
@@ -227,7 +227,7 @@ def limit_of_locked_memory() -> Finding:
 
 
 def jemalloc(path: str) -> Finding:
-    """The allocator that is preloaded."""
+    """Check the allocator that is preloaded."""
     if path == "none":
         return Finding("jemalloc", "none: the C library's allocator keeps more memory of the host")
     there = os.access(path, os.R_OK)
@@ -235,7 +235,7 @@ def jemalloc(path: str) -> Finding:
 
 
 def shared_memory(root: Path) -> Finding:
-    """Room for Ray's objects."""
+    """Check that shared memory has room for Ray's objects."""
     free = shutil.disk_usage(root / "dev/shm").free
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     wanted = min(OBJECT_STORE_SHARE * memory, OBJECT_STORE_MOST)
@@ -244,7 +244,7 @@ def shared_memory(root: Path) -> Finding:
 
 
 def paths(settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Model and data can be read; the output's file system has room and can be written."""
+    """Check that model and data are readable, and that the output's file system is writable; report its free space."""
     model = Path(settings["MODEL_PATH"])
     for file in (model / "config.json", model / "tokenizer.json"):
         there = os.access(file, os.R_OK)

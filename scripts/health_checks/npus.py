@@ -1,7 +1,7 @@
-"""The NPUs of a node, by what the driver's tools print: chips, their health, and their links.
+"""Check the NPUs of a node from the output of the driver's tools: chips, their health, and their links.
 
-Columns are found by their headings, because releases of npu-smi differ in them: a 910B has `Chip Logic ID`, an A3 has
-`Chip Phy-ID` beside it.
+Columns are found by their headings, which differ between releases of npu-smi: a 910B has `Chip Logic ID`, an A3 also
+has `Chip Phy-ID`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ from pathlib import Path
 
 from scripts.health_checks.finding import Finding, ask
 
-# Where the driver puts its tools; not all of these folders are on every PATH.
+# Folders in which the driver installs its tools; not all of them are on every PATH.
 TOOL_FOLDERS = ("usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "usr/local/Ascend/driver/tools")
-# States of `hccn_tool -net_health` that say nothing of the link: no address to look for has been set, or not for long.
+# States of `hccn_tool -net_health` that do not describe the link: no address to detect was set, or only just now.
 NOT_LOOKED_AT = ("Init", "Detect ip set")
 
 
 @dataclass(frozen=True)
 class Chip:
-    """One die: the numbers of its card and of itself on the card, the logical one, and the physical one."""
+    """One die.
+
+    Attributes:
+        npu: number of its card.
+        chip: number of the die on the card.
+        logic: logical number on the node.
+        physical: physical number on the node.
+        name: of the chip.
+    """
 
     npu: int
     chip: int
@@ -36,17 +44,17 @@ class Chip:
 
 
 def find_tool(name: str, root: Path = Path("/")) -> str:
-    """The path of one of the driver's tools: on PATH, or where the driver puts it; its name if it is nowhere."""
+    """Return the path of one of the driver's tools, on PATH or in the driver's folders; its name if not found."""
     places = [root / folder / name for folder in TOOL_FOLDERS]
     found = shutil.which(name) or next((str(path) for path in places if os.access(path, os.X_OK)), None)
     return found or name
 
 
 def read_mapping(said: str) -> list[Chip]:
-    """The chips in the output of `npu-smi info -m`. Rows without a logical number are no NPUs, such as the Mcu.
+    """Return the chips in the output of `npu-smi info -m`, without rows that lack a logical number, such as the Mcu.
 
-    The last column, `Chip Name`, may hold spaces. Of `Chip Logic ID` and `Chip Phy-ID`, one stands for the other where
-    it is missing.
+    The last column, `Chip Name`, may contain spaces. If `Chip Logic ID` or `Chip Phy-ID` is missing, the other one is
+    used in its place.
     """
     chips, columns = [], []
     for line in said.splitlines():
@@ -64,7 +72,7 @@ def read_mapping(said: str) -> list[Chip]:
 
 
 def _headings(line: str) -> list[str]:
-    """The headings of the mapping's first line, which may be one space apart: each ends with ID or Name."""
+    """Split the mapping's first line into headings, which may be one space apart: each ends with ID or Name."""
     found, words = [], []
     for word in line.split():
         words.append(word)
@@ -76,7 +84,14 @@ def _headings(line: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """A chip in the table of `npu-smi info`: its numbers, its card's name, its health, and its HBM in MB, 0 without."""
+    """A chip in the table of `npu-smi info`.
+
+    Attributes:
+        npu: number of its card.
+        chip: number of the chip on the card.
+        name: of the card.
+        memory_mib: HBM; 0 if it is not shown.
+    """
 
     npu: int
     chip: int
@@ -86,9 +101,9 @@ class Row:
 
 
 def read_chips(said: str) -> list[Row]:
-    """The chips in the table of `npu-smi info`.
+    """Return the chips in the table of `npu-smi info`.
 
-    A chip has two lines there. In the first are its card, name and health, in the second its own number and its memory:
+    A chip has two lines there: the first with its card, name and health, the second with its own number and memory:
 
         | NPU   Name                | Health        | Power(W) ...
         | Chip  Phy-ID              | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB) |
@@ -102,7 +117,7 @@ def read_chips(said: str) -> list[Row]:
         if not line.lstrip().startswith("|") or not cells[0]:
             continue
         if cells[0].startswith("NPU"):
-            # The table of processes begins with NPU, too, and has no health.
+            # The table of processes begins with NPU, too, but has no health.
             column, first = (cells.index("Health") if "Health" in cells else None), None
         elif cells[0].startswith("Chip"):
             usages = cells[-1]
@@ -117,24 +132,24 @@ def read_chips(said: str) -> list[Row]:
 
 
 def _memory(headings: str, values: str) -> int:
-    """The total of the column HBM-Usage(MB), whose values are pairs such as `3122 / 65536`."""
+    """Return the total of the column HBM-Usage(MB), whose values are pairs such as `3122 / 65536`."""
     names = re.findall(r"(\S+)-Usage\(MB\)", headings)
     totals = re.findall(r"\d+\s*/\s*(\d+)", values)
     return int(dict(zip(names, totals, strict=False)).get("HBM", 0))
 
 
 def read_health(said: str) -> dict[tuple[int, int], str]:
-    """Health by numbers of card and chip, from the table of `npu-smi info`."""
+    """Return health by numbers of card and chip, from the table of `npu-smi info`."""
     return {(row.npu, row.chip): row.health for row in read_chips(said)}
 
 
 def check_npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Finding]:
-    """Number and health of the NPUs, and the state of the links that a job of so many nodes uses.
+    """Check number and health of the NPUs, and the links that a job on this many nodes uses.
 
     Args:
-        dies: those that the job takes of this node.
+        dies: number of this node's dies that the job takes.
         root: the top of the file system.
-        nodes: those of the job; one node sends nothing over the links of its dies.
+        nodes: number of the job's nodes; a single node sends nothing over the links of its dies.
     """
     smi = find_tool("npu-smi", root)
     listed = ask(smi, "info", "-m")
@@ -162,7 +177,7 @@ def _health(chip: Chip, states: Mapping[tuple[int, int], str], smi: str) -> Find
 
 
 def link(chip: Chip, tool: str, needed: bool = True) -> Finding:
-    """The network link of one die, over which HCCL reaches other nodes. hccn_tool takes physical numbers."""
+    """Check the network link of one die, over which HCCL reaches other nodes. hccn_tool takes physical numbers."""
     what = f"link of die {chip.logic}"
     said = ask(tool, "-i", str(chip.physical), "-link", "-g")
     state = re.search(r"link status:\s*(\S+)", said or "")

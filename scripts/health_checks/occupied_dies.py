@@ -1,4 +1,4 @@
-"""Dies of a job that another job has: those that a job of this project holds, and processes that npu-smi shows."""
+"""Find dies of a job that another job uses: a job of this project holds them, or npu-smi shows processes on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHAT = "dies in use"
 
 @dataclass(frozen=True)
 class Process:
-    """A row of the table of processes in `npu-smi info`; memory_mib: what it has of the chip."""
+    """A row of the table of processes in `npu-smi info`; `memory_mib` is its memory on the chip."""
 
     npu: int
     chip: int
@@ -26,7 +26,7 @@ class Process:
 
 
 def read_processes(said: str) -> list[Process]:
-    """The processes in the last table of `npu-smi info`; cards without any have a line of words there.
+    """Return the processes in the last table of `npu-smi info`; cards without any have a line of text there.
 
     | NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
     | 0       0                 | 602983        | python                   | 54729                   |
@@ -43,11 +43,11 @@ def read_processes(said: str) -> list[Process]:
 
 
 def dies_in_use(dies: int, environment: Mapping[str, str], root: Path = Path("/")) -> Finding:
-    """Whether another job has one of the dies that a job takes of this machine.
+    """Check whether another job uses one of the dies that a job takes on this machine.
 
     Args:
-        dies: those of the job.
-        environment: in which CANN's list of visible NPUs may be; without it the job takes the first dies.
+        dies: number of the job's dies.
+        environment: may contain CANN's list of visible NPUs; without it the job takes the first dies.
         root: the top of the file system.
     """
     try:

@@ -1,1 +1,1 @@
-"""Answering with a trained model."""
+"""Generate answers with a trained model."""

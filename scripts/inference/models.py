@@ -1,6 +1,6 @@
-"""Models that vLLM-Ascend answers with, and the processes that run it: for evaluate.py and serve.py.
+"""Models for vLLM-Ascend, and the environment of its processes: for evaluate.py and serve.py.
 
-A model is a HuggingFace folder, an export, a checkpoint of a training, which is exported on the way, or a run's folder,
+A model is a HuggingFace folder, an export, a checkpoint of a training, which is exported first, or a run's folder,
 which stands for its newest checkpoint.
 """
 
@@ -24,12 +24,17 @@ _MIB = 1 << 20
 
 
 class InferenceError(Exception):
-    """What was asked for cannot be done with a model or on this machine; one sentence."""
+    """The request cannot be fulfilled with a model or on this machine; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model that a user names. folder: a HuggingFace folder, which an export becomes; None until then."""
+    """A model that a user names.
+
+    Attributes:
+        given: the folder that the user named, or the newest checkpoint in it.
+        folder: a HuggingFace folder; None for a checkpoint that is not exported yet.
+    """
 
     name: str
     given: Path
@@ -37,7 +42,7 @@ class Model:
 
 
 def find_model(given: str) -> Model:
-    """The model of `[NAME=]DIR`.
+    """Return the model of `[NAME=]DIR`.
 
     Raises:
         InferenceError: no folder, or nothing in it that an engine can load.
@@ -62,7 +67,7 @@ def find_model(given: str) -> Model:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """The newest complete checkpoint of a run, whose checkpoints lie in it or in `checkpoints/`; others as they are.
+    """Return a run's newest complete checkpoint, in its folder or in `checkpoints/`; any other folder as it is.
 
     Raises:
         InferenceError: a run whose checkpoints are all incomplete.
@@ -77,14 +82,14 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def described(checkpoint: Model) -> Path:
-    """The folder with the model's config.json and tokenizer, for a checkpoint that is not exported yet."""
+    """Return the folder with the model's config.json and tokenizer, for a checkpoint that is not exported yet."""
     from scripts.export_hf import model_of_run
 
     return model_of_run(checkpoint.given)
 
 
 def check_machine(emulate: bool, dies: int) -> None:
-    """Raises InferenceError where there are no NPUs for what is asked."""
+    """Raise InferenceError if this machine has no NPUs for the request."""
     emulated = importlib.util.find_spec("npu_emulator") is not None
     if emulate:
         if not emulated:
@@ -107,7 +112,7 @@ def check_machine(emulate: bool, dies: int) -> None:
 
 
 def exported(model: Model, folder: Path) -> Path:
-    """A checkpoint of a training as a HuggingFace folder."""
+    """Export a checkpoint of a training as a HuggingFace folder."""
     from post_training.checkpoint.conversion import run
     from scripts.export_hf import parse_arguments as export_arguments
     from scripts.export_hf import plan
@@ -118,10 +123,13 @@ def exported(model: Model, folder: Path) -> Path:
 
 
 def engine_environment(folder: Path, emulate: bool, dies: int, node: str) -> dict[str, str]:
-    """The variables of a process that runs an engine on the model in `folder`.
+    """Return the environment variables of a process that runs an engine on the model in `folder`.
 
     Args:
-        emulate: on `dies` emulated dies of a node with this name, large enough for the weights.
+        folder: of the model.
+        emulate: whether to use emulated dies that are large enough for the weights.
+        dies: number of emulated dies.
+        node: name of the emulated node.
     """
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Records what rollout and training compute of given tokens: `capture_activations.py REQUEST`.
+"""Record what rollout and training compute from given tokens: `capture_activations.py REQUEST`.
 
-compare_log_probs.py writes REQUEST, a JSON file, and starts this: on emulated dies once, and it forks a process for
-each die behind the imports, which they share; on NPUs by torch.distributed.run, which starts a process for each die of
-a node. For a job of several nodes start it by that on each node, with a REQUEST on storage that all nodes share.
+compare_log_probs.py writes REQUEST, a JSON file, and starts this program. On emulated dies it starts it once, and a
+process per die is forked after the imports, which they share; on NPUs, torch.distributed.run starts a process for each
+die of a node. For a job on several nodes, start it with torch.distributed.run on each node, with a REQUEST on storage
+that all nodes share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LONGEST = 300
 
 
 def main(request: Path) -> int:
-    """Captures; returns the exit code."""
+    """Capture the sides and return the exit code."""
     asked = json.loads(request.read_text())
     if "RANK" in os.environ:
         _capture(asked)
@@ -38,14 +39,14 @@ def _import_stack() -> None:
 
 
 def _forked(asked: dict[str, Any]) -> int:
-    """A process for each emulated die; when one fails, the others, which wait for it, are ended."""
+    """Fork a process for each emulated die; if one fails, kill the others, which would wait for it."""
     import socket
     import traceback
 
     from verl_patches.trainer.isolated_ray import confine_worker, name_shared_memory
 
     confine_worker()
-    name_shared_memory()  # so that what a rank that is killed leaves goes with the folder for temporary files
+    name_shared_memory()  # so that remains of a killed rank are removed with the temporary folder
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         port = probe.getsockname()[1]
@@ -67,7 +68,7 @@ def _forked(asked: dict[str, Any]) -> int:
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
-                # Without destructors: an engine's would only hide what happened.
+                # Without destructors: an engine's would only hide the error.
                 os._exit(code)
         children.add(child)
     failed = 0
@@ -82,7 +83,7 @@ def _forked(asked: dict[str, Any]) -> int:
 
 
 def _capture(asked: dict[str, Any]) -> None:
-    """Builds verl's worker on this rank as its trainer does, and captures the sides that are asked for."""
+    """Build verl's worker on this rank as its trainer does, and capture the requested sides."""
     _import_stack()
     import torch
     from omegaconf import OmegaConf
@@ -109,7 +110,7 @@ def _capture(asked: dict[str, Any]) -> None:
 
 
 def _write(output: Path, header: Any, sequences: Any, part: Any) -> None:
-    """Every rank writes its part beside `output`, and the first one puts them together."""
+    """Write this rank's part beside `output`; rank 0 merges all parts."""
     import dataclasses
 
     import torch.distributed as dist

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Imports what a worker of a job imports, with the overlay on, and fails unless every patch is in effect."""
+"""Import a job worker's modules with the overlay on, and fail unless every patch is in effect."""
 
 import importlib
 import sys
@@ -20,7 +20,7 @@ MODULES = (
 
 
 def main() -> int:
-    """Returns the exit code: 0, or 1 with a line for every problem."""
+    """Check the image; return exit code 0, or 1 after printing a line for every problem."""
     for name in MODULES:
         importlib.import_module(name)
         print(f"imported {name}")
@@ -35,7 +35,7 @@ def main() -> int:
         print(f"error: the patch {name} has no effect", file=sys.stderr)
     if not report.applied:
         print("error: no patch was applied", file=sys.stderr)
-    # Without vLLM-Ascend's metadata vLLM starts all the same, and fails when it needs a device.
+    # Without vLLM-Ascend's metadata vLLM still starts, but fails when it needs a device.
     if current_platform.device_type != "npu":
         print(f"error: vLLM takes this machine for {type(current_platform).__name__}", file=sys.stderr)
     return 1 if ineffective or not report.applied or current_platform.device_type != "npu" else 0

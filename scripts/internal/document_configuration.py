@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints docs/configuration.md: every key, from the settings of the features and the schema of verl's keys.
+"""Print docs/configuration.md: every key, from the settings of the features and the schema of verl's keys.
 
 `python -m overlay update` runs it.
 """
@@ -70,7 +70,7 @@ LARGEST = 2**31 - 1
 
 
 def kind_of(annotation: Any) -> tuple[str, str]:
-    """The type of a value in words, and its range."""
+    """Return the type of a value in words, and its range."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         name, allowed = kind_of(inner[0])
@@ -91,7 +91,7 @@ def kind_of(annotation: Any) -> tuple[str, str]:
 
 
 def range_of(metadata: Sequence[Any]) -> str:
-    """What bounds a value, in words; the largest 32-bit number, at which every count ends, is left out."""
+    """Return the bounds of a value in words, without the largest 32-bit number, which bounds every count."""
     constraints = [each for item in metadata for each in (item.metadata if isinstance(item, FieldInfo) else [item])]
     words = [
         f"{word} {getattr(each, name)}"
@@ -117,7 +117,7 @@ def shown(value: Any) -> str:
 
 
 def overlay_rows(cls: type, key: str) -> Iterator[str]:
-    """One row for each key of a settings dataclass, groups inside it included."""
+    """Yield one row for each key of a settings dataclass, including nested groups."""
     hints = get_type_hints(cls)
     for each in fields(cls):
         kind, name = hints[each.name], f"{key}.{each.name}"
@@ -135,7 +135,7 @@ def default_of(spec: Field[Any]) -> Any:
 
 
 def sentences(cls: type) -> Iterator[str]:
-    """What a settings dataclass says of its keys, and those of the groups in it."""
+    """Yield the docstrings of a settings dataclass and of its nested groups, which describe their keys."""
     yield " ".join((inspect.getdoc(cls) or "").split())
     for kind in get_type_hints(cls).values():
         if isinstance(kind, type) and is_dataclass(kind):
@@ -143,18 +143,18 @@ def sentences(cls: type) -> Iterator[str]:
 
 
 def own_keys(feature: Feature) -> list[Key]:
-    """Its keys below the overlay's node that lie in no section."""
+    """Return the feature's keys below the overlay's node that are in no section."""
     return [key for key in feature.keys if key.path.startswith(f"{NODE}.")]
 
 
 def key_row(key: Key) -> str:
-    """One row for a key in no section."""
+    """Return the row of a key that is in no section."""
     words, allowed = kind_of(key.kind)
     return row(f"`{key.path}`", words, shown(key.default), allowed)
 
 
 def feature_section(feature: Feature) -> list[str]:
-    """The heading, what the keys do, and their table."""
+    """Return the heading, the description of the keys, and their table."""
     heading = ("Key", "Type", "Default", "Range")
     lines = ["", f"### {feature.name}", "", feature.purpose]
     if feature.settings is not None:
@@ -167,7 +167,7 @@ def feature_section(feature: Feature) -> list[str]:
 def verl_rows(
     group: type[BaseModel], place: tuple[str, ...], defaults: Any, owners: Mapping[str, str]
 ) -> Iterator[str]:
-    """One row for each key below a group of the schema."""
+    """Yield one row for each key below a group of the schema."""
     for name, field in group.model_fields.items():
         here = (*place, field.alias or name)
         key, inner = ".".join(here), group_of(field)
@@ -189,7 +189,7 @@ def verl_rows(
 
 
 def verl_default(place: Sequence[str], field: FieldInfo, defaults: Any) -> str:
-    """The value in verl's file as it is written there, else the one that the schema knows."""
+    """Return the value as written in verl's file, or else the schema's default."""
     node = defaults
     for part in place:
         if not isinstance(node, dict) or part not in node:
@@ -199,14 +199,14 @@ def verl_default(place: Sequence[str], field: FieldInfo, defaults: Any) -> str:
 
 
 def verl_file(name: str) -> Any:
-    """A file of verl's own, found without importing verl."""
+    """Read one of verl's own files, found without importing verl."""
     spec = find_spec("verl")
     assert spec is not None and spec.submodule_search_locations, "verl is not installed"
     return OmegaConf.to_container(OmegaConf.load(Path(spec.submodule_search_locations[0]) / VERL / name), resolve=False)
 
 
 def document() -> str:
-    """The whole text."""
+    """Return the whole text."""
     owners = {
         feature.switch: feature.name for feature in FEATURES if feature.switch and not feature.switch.startswith(NODE)
     }

@@ -1,4 +1,4 @@
-"""Writes the table of messages into docs/failure-signs.md and its Chinese sister, between the two marks there.
+"""Write the table of messages into docs/failure-signs.md and its Chinese version, between the two marks there.
 
 `python -m overlay update` runs it.
 """
@@ -16,7 +16,7 @@ _LONGEST = 150
 
 
 def written(page: str) -> str:
-    """The text of a page with the table between its marks."""
+    """Return the text of a page with the table between its marks."""
     before, _, rest = page.partition(_BEGIN)
     head = rest.partition("|---|")[0]
     _, _, after = rest.partition(_END)
@@ -33,14 +33,14 @@ def _cells(sign: Sign) -> tuple[str, str, str, str]:
         source = f"[{shown}]({source})"
     else:
         source = f"`{source}`"
-    # Two spaces would be one: a double backtick keeps those of the message.
+    # A message that contains backticks needs double ones around it.
     quoted = example.replace("|", "\\|")
     marks = "``" if "`" in quoted else "`"
     return f"{marks}{quoted}{marks}", f"`{sign.cause}`", f"`{Policy().actions[sign.cause]}`", source
 
 
 def main() -> int:
-    """Write both pages; returns the exit code."""
+    """Write both pages and return the exit code."""
     for page in PAGES:
         page.write_text(written(page.read_text()))
     return 0

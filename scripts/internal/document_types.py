@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints docs/weight_types.md: the types of tensors, from the layout tables of the families of models.
+"""Print docs/weight_types.md: the types of tensors, from the sharding specs of the model families.
 
 `python -m overlay update` runs it.
 """
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _kinds(table: Table) -> dict[str, bool]:
-    """Names of tensors, with `N` for numbers of layers and experts, and whether each is float32; the others in one."""
+    """Return names of float32 tensors, with `N` for numbers of layers and experts, and one label for all others."""
     found = {name: name.endswith(table.float32) for name in _names(table)}
     others = [name for name, is_float32 in found.items() if not is_float32]
     rows = {f"`{name}`": True for name, is_float32 in found.items() if is_float32}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Answers prompts with vLLM: `generate_responses.py REQUEST ANSWERS`, two JSON files; evaluate.py starts it.
+"""Answer prompts with vLLM: `generate_responses.py REQUEST ANSWERS`, two JSON files; evaluate.py starts it.
 
 REQUEST holds the engine's arguments, prompts as token ids, and sampling parameters by name. ANSWERS gets, for each of
 those names and each prompt, its answers as [token ids, why it ended]. Each model has a process of its own: what an
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def main(request: Path, answers: Path) -> None:
-    """Generates, and writes the answers under their name when all are there."""
+    """Generate the answers, and write the file under its name when all are there."""
     from vllm import LLM, SamplingParams
 
     asked = json.loads(request.read_text())
@@ -30,6 +30,6 @@ def main(request: Path, answers: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]))
-    # The answers are there; an engine whose destructors fail would only hide that.
+    # The answers are written; failing destructors of an engine would only hide that.
     sys.stdout.flush()
     os._exit(0)

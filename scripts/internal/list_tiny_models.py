@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the families of tiny models for `rehearse.sh --model`, which runs before there is a Python environment.
+"""Print the families of tiny models for `rehearse.sh --model`, which runs before there is a Python environment.
 
 `python -m overlay update` runs it.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints its standard input with all secrets masked: what a launcher shows of its settings and commands."""
+"""Print standard input with all secrets masked; launchers use it for their settings and commands."""
 
 import sys
 from pathlib import Path

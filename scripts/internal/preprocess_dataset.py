@@ -1,4 +1,4 @@
-"""What the scripts in examples/data_preprocess share: a published data set, from its hub or from files, for verl."""
+"""Code shared by the scripts in examples/data_preprocess: convert a published data set for verl, from hub or files."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from scripts import json_to_parquet
 
 @dataclass(frozen=True)
 class Published:
-    """A data set by its names on the hubs, the sentence that ends verl's prompts of it, and verl's folder for it."""
+    """A data set: its names on the hubs, the sentence that ends verl's prompts for it, and verl's folder for it."""
 
     name: str
     modelscope: str
@@ -23,7 +23,7 @@ class Published:
 
 
 def preprocess(published: Published, arguments: list[str] | None = None) -> int:
-    """Converts a data set; returns the exit code, 2 after one sentence that says what is missing."""
+    """Convert a data set and return the exit code, 2 after one sentence that names what is missing."""
     escape_output()
     parser = argparse.ArgumentParser(description=f"Turns {published.name} into verl's parquet files.")
     parser.add_argument("--local_dir", default=published.local_dir, help="where the two files are written")

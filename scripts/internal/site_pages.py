@@ -70,7 +70,7 @@ def _lines_outside_fences(text: str) -> Iterator[str]:
 
 
 def with_anchors(text: str, names: list[str]) -> str:
-    """Write the anchor of each heading behind it."""
+    """Write the anchor of each heading after it."""
     left = iter(names)
     return _map_lines(text, lambda line: f"{line.rstrip()} {{#{next(left)}}}" if _HEADING.match(line) else line)
 
@@ -86,11 +86,11 @@ def _map_lines(text: str, change: Callable[[str], str]) -> str:
 
 
 def with_indented_lists(text: str) -> str:
-    """Indent what belongs to an item by four spaces a level, and part lists and tables from a paragraph above.
+    """Indent the content of items by four spaces per level, and separate lists and tables from a paragraph above.
 
-    Python-Markdown takes anything less for a new paragraph, where CommonMark counts from the marker's width.
+    Python-Markdown treats anything less as a new paragraph, whereas CommonMark counts from the marker's width.
     """
-    # Of each open item: the column at which its text begins, here and in the result.
+    # For each open item, the column at which its text begins, here and in the result.
     items: list[tuple[int, int]] = []
     before = ""
 
@@ -105,7 +105,7 @@ def with_indented_lists(text: str) -> str:
         source, result = items[-1] if items else (0, 0)
         item, nested = _ITEM.match(line[source:]), bool(items)
         changed = " " * result + line[source:]
-        # A list or a table may follow a paragraph without a blank line in CommonMark alone.
+        # Only in CommonMark may a list or a table follow a paragraph without a blank line.
         parted = "\n" if before == "text" and (item or line.lstrip().startswith("|")) else ""
         if item:
             changed = " " * (result + len(item[1])) + line[source + len(item[1]) :]
@@ -118,7 +118,7 @@ def with_indented_lists(text: str) -> str:
 
 
 def _source_page_name(path: str) -> str:
-    """Return the page that shows a source file. Without a point: `.py` before `.md` would be taken for a language."""
+    """Return the page that shows a source file, without dots: `.py` before `.md` would be taken for a language."""
     return f"source/{path.replace('.', '-')}.md"
 
 
@@ -195,7 +195,7 @@ class Site:
         return f"]({relative}{'#' if fragment else ''}{fragment})"
 
     def _source(self, path: str) -> str | None:
-        """Return the page that shows a file, or None where there is no such text."""
+        """Return the page that shows a file, or None if there is no such file."""
         if not (self.root / path).is_file():
             return None
         self.sources.add(path)
@@ -224,9 +224,9 @@ def on_config(config: Any) -> Any:
 
 
 def _learn_chinese_words() -> None:
-    """Teach jieba, which finds the words of Chinese text for the search, those of this field.
+    """Teach jieba, which splits Chinese text into words for the search, the words of this field.
 
-    Its table of words is kept in .cache, and not in the /tmp of all users of the machine.
+    Its table of words is kept in .cache, not in the /tmp that all users of the machine share.
     """
     import jieba
 
@@ -237,13 +237,13 @@ def _learn_chinese_words() -> None:
 
 
 def on_post_build(config: Any) -> None:
-    """Put the list of pages beside the Chinese ones too: the theme's script asks for it there."""
+    """Copy the list of pages to the Chinese ones too, where the theme's script looks for it."""
     listed, chinese = Path(config.site_dir) / "sitemap.xml", Path(config.site_dir) / "zh"
     if listed.exists() and chinese.is_dir():
         shutil.copyfile(listed, chinese / "sitemap.xml")
 
 
 def on_shutdown() -> None:
-    """Take the folder away."""
+    """Remove the folder."""
     if _folder is not None:
         _folder.cleanup()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The command `ray`, without the servers of Ray that run commands for whoever connects, and that no option closes.
+"""Run the command `ray` without those of its servers that run commands for anybody and that no option disables.
 
-`ray start` opens Ray Client (port 10001) on a head, and on every node an agent whose HTTP port 52365 takes jobs; both
-listen on all interfaces and ask for no password. Ray leaves them away where the packages that they need are missing, so
-this program lets Ray miss them.
+`ray start` opens Ray Client (port 10001) on a head, and on every node an agent whose HTTP port 52365 accepts jobs; both
+listen on all interfaces and ask for no password. Ray leaves them out if the packages that they need are missing, so
+this program makes Ray believe that they are.
 
-While Ray runs (`--block`), it holds the dies that the node gives (`--resources`); a second job that wants one is
-rejected.
+While Ray runs (`--block`), it holds the dies that the node provides (`--resources`); a second job that needs one of
+them is rejected.
 """
 
 import json
@@ -20,7 +20,7 @@ from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402  (f
 from verl_patches.trainer.isolated_ray import without_job_servers  # noqa: E402  (found from where this file lies)
 
 _RESOURCES = "--resources="
-# The names under which `ray start` asks whether there is Ray Client, of Ray 2.46 and of 2.60, and the answer no.
+# Functions with which `ray start` of Ray 2.46 and of 2.60 asks whether Ray Client is available, with the answer no.
 _NO_CLIENT = {
     "check_ray_client_dependencies_installed": lambda: False,
     "get_ray_client_dependency_error": lambda: "left out",
@@ -28,7 +28,7 @@ _NO_CLIENT = {
 
 
 def main() -> None:
-    """Runs `ray` with this program's arguments; ends with its exit code."""
+    """Run `ray` with this program's arguments and end with its exit code."""
     try:
         with claimed_dies(dies_of_node(sys.argv[1:])):
             run_ray()
@@ -37,18 +37,18 @@ def main() -> None:
 
 
 def dies_of_node(arguments: Sequence[str]) -> int:
-    """The NPUs that a node gives to Ray."""
+    """Return the number of NPUs that a node gives to Ray."""
     given = [json.loads(each.removeprefix(_RESOURCES)) for each in arguments if each.startswith(_RESOURCES)]
     return int(given[-1].get("NPU", 0)) if given else 0
 
 
 def run_ray() -> None:
-    """Runs `ray` without those servers."""
+    """Run `ray` without those servers."""
     with without_job_servers():
         from ray.scripts import scripts
 
         asked = [name for name in _NO_CLIENT if callable(getattr(scripts, name, None))]
-        if not asked:  # without it, this would do nothing
+        if not asked:  # none would be replaced, so Ray Client would start
             sys.exit(
                 "error: this Ray asks otherwise whether to start Ray Client; bring scripts/internal/start_ray.py up to "
                 "it"

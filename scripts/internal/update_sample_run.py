@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts a rehearsal into the documents as their sample run: its output into docs/rehearsal.md, its picture beside that.
+"""Put a rehearsal into the documents as their sample run: its output into docs/rehearsal.md, its picture beside it.
 
 bash scripts/rehearse.sh | tee rehearsal.txt; python scripts/internal/update_sample_run.py rehearsal.txt
 """
@@ -29,9 +29,9 @@ class SampleError(ValueError):
 
 
 def sample(output: str, root: Path) -> tuple[str, int]:
-    """Return what the documents show of a rehearsal's output, with paths inside `root` relative, and its patches.
+    """Return the part of a rehearsal's output that the documents show, with paths relative to `root`, and its patches.
 
-    Of the steps these are the first and the last, and of the summary the lines that stand for themselves.
+    The part has the first and the last step, and those lines of the summary that are clear without context.
 
     Raises:
         SampleError: the rehearsal did not end, or patches had no effect.
@@ -50,7 +50,7 @@ def sample(output: str, root: Path) -> tuple[str, int]:
 
 
 def _entries(summary: str, names: Sequence[str]) -> Iterator[str]:
-    """The lines of the summary's entries that begin with one of `names`, with those that continue them."""
+    """Return the summary's entries that begin with one of `names`, including their continuation lines."""
     entries = re.split(r"\n(?=  \w)", summary)
     return (entry for entry in entries if entry.strip().startswith(tuple(names)))
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Waits until enough nodes with enough NPUs have joined a Ray cluster, and holds them against each other.
+"""Wait until enough nodes with enough NPUs have joined a Ray cluster, and
+compare them.
 
-Exit codes: 0 they are there and agree, 1 not in time, 3 they differ in what they run, 4 Ray does not
-answer. A clock that is off is told, and ends nothing.
+Exit codes: 0 they are there and agree, 1 not in time, 3 they run different
+code, 4 Ray does not answer. A clock that is off is only reported.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def wait_for_nodes(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Polls `list_nodes` (as `ray.nodes`) until `nodes` living nodes have `dies` NPUs each; False after `timeout` s."""
+    """Poll `list_nodes` (as `ray.nodes`) until `nodes` living nodes have `dies` NPUs each; False after `timeout` s."""
     begun = shown = clock()
     while True:
         found = {
@@ -57,7 +58,7 @@ def wait_for_nodes(
 
 
 def agree(facts: Sequence[NodeFacts], nodes: int, dies: int) -> bool:
-    """Prints what is bad about the nodes; False if they run different code."""
+    """Print the problems of the nodes; return False if they run different code."""
     bad = [finding for finding in compare_nodes(facts, nodes, dies) if finding.remedy]
     for finding in bad:
         print(finding.line(), flush=True)
@@ -65,7 +66,7 @@ def agree(facts: Sequence[NodeFacts], nodes: int, dies: int) -> bool:
 
 
 def rejection(address: str, error: Exception) -> tuple[int, str]:
-    """The exit code and the sentence for what Ray raised when this node connected."""
+    """Return the exit code and the sentence for an error that Ray raised when this node connected."""
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", str(error))
     if len(versions) < 2:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -75,7 +76,7 @@ def rejection(address: str, error: Exception) -> tuple[int, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Joins the cluster as a driver and waits; returns the exit code."""
+    """Join the cluster as a driver, wait, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True, help="HOST:PORT of the head")
     parser.add_argument("--nodes", type=int, required=True)

@@ -18,12 +18,12 @@ from post_training.report.run_page import missing_part, render_page  # noqa: E40
 from post_training.terminal import escape_output  # noqa: E402
 
 _LOOPBACK = "127.0.0.1"
-# What a run's page is made of.
+# Files from which a run's page is made.
 _PARTS = ("*.json", "*.jsonl", "*.yaml", "memory/*.json", "meters/*.json")
 
 
 class NotBegun(Exception):
-    """There is nothing to show yet; the message says what the page waits for."""
+    """There is nothing to show yet; the message names what the page waits for."""
 
 
 class RunServer(ThreadingHTTPServer):
@@ -38,11 +38,11 @@ class RunServer(ThreadingHTTPServer):
 
     @property
     def names(self) -> set[str]:
-        """What a browser of this machine may call this server; another name is another site's, pointed here."""
+        """Host names under which a browser on this machine may address the server; others are another site's."""
         return {f"{host}:{self.server_port}" for host in (_LOOPBACK, "localhost")}
 
     def page(self) -> bytes:
-        """The page of this moment.
+        """Return the current page.
 
         Raises:
             NotBegun: the run has no step yet.

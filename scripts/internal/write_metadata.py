@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes what installing a distribution from its checkout would leave for importlib.metadata: its version and plugins.
+"""Write the metadata that installing a distribution from its checkout would leave: its version and plugins.
 
-The workspace holds packages that nobody installs. vLLM finds its platform by an entry point of vLLM-Ascend, and verl
-asks for vLLM's version; both look into the folders of sys.path, and so into the workspace.
+The packages in the workspace are not installed. vLLM finds its platform by an entry point of vLLM-Ascend, and verl asks
+for vLLM's version; importlib.metadata looks for both in the folders of sys.path, and so in the workspace.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def entry_points(checkout: Path) -> dict[str, list[str]]:
-    """The entry points by group, as pyproject.toml or setup.py of a checkout declares them: `name = module:object`."""
+    """Return entry points by group as a checkout's pyproject.toml or setup.py declares them: `name = module:object`."""
     found: dict[str, list[str]] = {}
     project = checkout / "pyproject.toml"
     if project.is_file():
@@ -29,7 +29,7 @@ def entry_points(checkout: Path) -> dict[str, list[str]]:
 
 
 def write_metadata(name: str, version: str, groups: Mapping[str, list[str]], folder: Path) -> Path:
-    """Writes NAME-VERSION.dist-info into `folder` and returns it."""
+    """Write NAME-VERSION.dist-info into `folder` and return its path."""
     target = folder / f"{name}-{version}.dist-info"
     target.mkdir()
     (target / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
@@ -39,7 +39,7 @@ def write_metadata(name: str, version: str, groups: Mapping[str, list[str]], fol
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes and prints the folder's name; 2 if the checkout lacks a group that --needs names."""
+    """Write the metadata and print the folder's name; return 2 if the checkout lacks a group that --needs names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="the package's name, such as vllm_ascend")
     parser.add_argument("version")

@@ -1,1 +1,1 @@
-"""Parts of scripts/supervise.py: the run and its starts, why one failed, what follows, and on which nodes."""
+"""Parts of scripts/supervise.py: the run and its starts, the causes of failures, restarts, and the choice of nodes."""

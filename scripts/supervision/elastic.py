@@ -1,4 +1,4 @@
-"""On how many nodes a job starts, and when it goes back to more: decided from who is there and from the plan."""
+"""Decide on how many nodes a job starts, and when it returns to more, from the nodes present and from the plan."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ _POLL_S = 1.0
 
 
 class NoLayout(Exception):
-    """The nodes that are there cannot hold the job; the message is one sentence."""
+    """The nodes present cannot run the job; the message is one sentence."""
 
 
 class NodesReturned(Exception):
-    """A checkpoint is complete since more nodes are there: the training starts again on them."""
+    """More nodes are present, and a checkpoint was completed since then: the training restarts on them."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds. wait_s: that a start waits for lost nodes. look_s: between two looks for returned ones."""
+    """How long to wait for nodes.
+
+    Attributes:
+        wait_s: seconds that a start waits for lost nodes.
+        look_s: seconds between two looks for returned nodes.
+    """
 
     wait_s: float
     look_s: float
@@ -31,12 +36,13 @@ class Elastic:
     """The nodes of one supervised job, on its head.
 
     Args:
-        layouts: what the plan says with some overrides; raises ValueError where it rejects them.
-        present: looks who is there.
-        checkpoint: the step of the newest complete checkpoint, 0 where there is none.
-        say: tells a sentence of a transition.
-        wait: waits some seconds; raises where the job is to end.
-        clock: seconds, from any beginning.
+        layouts: returns the plan's layouts with some overrides; raises ValueError if it rejects them.
+        present: returns the nodes that are present.
+        checkpoint: returns the step of the newest complete checkpoint, 0 if there is none.
+        patience: how long to wait for nodes.
+        say: reports a transition in one sentence.
+        wait: waits some seconds; raises if the job is to end.
+        clock: returns seconds since an arbitrary moment.
     """
 
     def __init__(
@@ -59,16 +65,16 @@ class Elastic:
 
     @property
     def configured(self) -> int:
-        """Nodes that the job has when all are there."""
+        """Number of nodes that the job has if all are present."""
         return self._layouts.configured
 
     @property
     def fewer(self) -> Layout | None:
-        """The layout of the present start; None where it is the configured one."""
+        """The layout of the current start; None if it is the configured one."""
         return self.current if self.current.nodes < self.configured else None
 
     def facts(self) -> dict[str, int | str]:
-        """What the record says of a start: its nodes, its layout, and the step that it goes on from."""
+        """Return the record's facts about a start: its nodes, its layout, and the step from which it continues."""
         return {
             "nodes": self.current.nodes,
             "of_nodes": self.configured,
@@ -77,19 +83,19 @@ class Elastic:
         }
 
     def describe(self) -> str:
-        """What the job can go on with, as a clause."""
+        """Describe the numbers of nodes on which the job can continue, as a clause."""
         found = [f"{layout.nodes} ({layout.text})" for layout in self._layouts.fitting]
         possible = f"it can go on with {', '.join(found)}" if found else "it can go on with no fewer"
         return f"of {self.configured} nodes {possible}{self._shortage() if self._layouts.short else ''}"
 
     def choose(self, overrides: Sequence[str]) -> Layout:
-        """The layout of the next start, once all nodes are there or the wait for them is over.
+        """Return the layout of the next start, once all nodes are present or the wait for them is over.
 
         Args:
-            overrides: those of the supervisor's own, as smaller micro batches.
+            overrides: the supervisor's own, such as smaller micro batches.
 
         Raises:
-            NoLayout: the nodes that are there cannot hold the job.
+            NoLayout: the nodes present cannot run the job.
         """
         self._plan_again(tuple(overrides))
         begun, told, there = self._clock(), False, self._count()
@@ -114,10 +120,10 @@ class Elastic:
         return layout
 
     def check_returned(self) -> None:
-        """Look for returned nodes, as often as it is time to; call it while the training runs.
+        """Look for returned nodes every `look_s` seconds; call it while the training runs.
 
         Raises:
-            NodesReturned: a larger layout fits, and a checkpoint was completed since that was seen.
+            NodesReturned: a larger layout fits, and a checkpoint was completed since that was noticed.
         """
         if self.current.nodes >= self.configured:
             return
@@ -150,13 +156,13 @@ class Elastic:
         return Layout(self._layouts.configured, "as configured")
 
     def _largest(self, there: int) -> Layout | None:
-        """The layout on most of the nodes that are there. What the job was configured for is not held against the plan:
-        it is its user's choice."""
+        """Return the layout that uses the most of the nodes present. The configured layout is not checked against the
+        plan: it is the user's choice."""
         every = [self._configured(), *self._layouts.fitting]
         return next((layout for layout in every if layout.nodes <= there), None)
 
     def _shortage(self) -> str:
-        """Why fewer cannot hold it, as the end of a sentence: of the smallest number that was planned."""
+        """Say why fewer nodes cannot run the job, for the smallest number planned, as the end of a sentence."""
         if not self._layouts.short:
             return f"; --min-nodes is {self._layouts.least}"
         nodes = min(self._layouts.short)

@@ -1,4 +1,4 @@
-"""Why a start failed, read from what it left, and the archive of that for whoever looks into it."""
+"""Find out why a start failed from the files that it left, and archive these for a diagnosis."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from verl_patches.features.training_checkpoint.run_records import set_aside_dama
 
 
 def failed_attempt(run: SupervisedRun, start: Start, code: int, hang: str | None, nodes: int | None = None) -> Attempt:
-    """What is known of a start that failed.
+    """Collect everything that is known about a start that failed.
 
     Args:
         run: The supervised run.
         start: The start that failed.
         code: Its exit status.
         hang: A clause if it was ended because it hung.
-        nodes: That it ran on, see `Attempt`.
+        nodes: Number of nodes that it ran on, see `Attempt`.
     """
     events, faults, records = _entries_of(run.folder, start)
     said = [each["message"] for each in events if each["event"] == ENDED]
@@ -44,11 +44,11 @@ def failed_attempt(run: SupervisedRun, start: Start, code: int, hang: str | None
     failure = classify(code, sentence, start.end_of_log(), faults, status.exit_reason)
     failure = failure if hang is None else Failure("hang", hang)
     full_disk = run.full_disk()
-    # A training that met a full disk may have had no space left to say so.
+    # A training that met a full disk may have had no space left to report it.
     if full_disk and failure.cause not in ("bad_configuration", "interrupted"):
         failure = Failure("full_disk", full_disk)
     checkpoint = run.checkpoint()
-    # A start that ended no step stands where it resumed, not where an earlier start had come to.
+    # A start that completed no step is at the step where it resumed, not at that of an earlier start.
     step = max((record.step for record in training_steps(records)), default=checkpoint)
     return Attempt(failure, step, checkpoint, _configuration(run.folder, start), nodes)
 
@@ -56,10 +56,10 @@ def failed_attempt(run: SupervisedRun, start: Start, code: int, hang: str | None
 def write_bundle(run: SupervisedRun, start: Start) -> str:
     """Make one archive of the last log, the configuration, metrics, faults, samples and versions.
 
-    Secrets are masked, and only the user can read it. Files that an earlier start left are in its folder `earlier`.
+    Secrets are masked, and only the user can read it. Files of earlier starts are in its folder `earlier`.
 
     Returns:
-        A clause that says where it is.
+        A clause that says where the archive is.
     """
     bundle = run.folder / f"failure-{datetime.now().strftime('%Y%m%d-%H%M%S')}.tar.gz"
     unfinished = bundle.with_suffix(".partial")
@@ -81,7 +81,7 @@ def write_bundle(run: SupervisedRun, start: Start) -> str:
 
 
 def _entries_of(folder: Path, start: Start) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[StepRecord]]:
-    """The events, faults and metrics that this start recorded; none of them if the files cannot be read."""
+    """Return the events, faults and metrics that this start recorded; none of them if the files cannot be read."""
     try:
         for sentence in set_aside_damaged(folder):
             print(f"warning: {sentence}", file=sys.stderr)
@@ -96,7 +96,7 @@ def _entries_of(folder: Path, start: Start) -> tuple[list[dict[str, Any]], list[
 
 
 def _configuration(folder: Path, start: Start) -> Mapping[str, Any]:
-    """The configuration that this start resolved; empty if it did not come so far."""
+    """Return the configuration that this start resolved; empty if it failed before that."""
     if not start.wrote(folder / CONFIGURATION):
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What a launcher would start on this node, as it describes it, and with which fewer nodes the plan lets it go on."""
+"""The job that a launcher describes for this node, and the layouts on fewer nodes that the plan allows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ _MODEL, _CLUSTER, _JOIN, _NAME = "actor_rollout_ref.model.path", "--cluster", "-
 
 @dataclass(frozen=True)
 class LaunchedJob:
-    """A job of several nodes. words: of the training's command. emulated_mb: of an emulated die; None on NPUs."""
+    """A job on several nodes.
+
+    Attributes:
+        words: of the training's command.
+        cluster: the cluster's file that the launcher was given, if any.
+        emulated_mb: memory of an emulated die; None on NPUs.
+    """
 
     words: tuple[str, ...]
     cluster: str | None
@@ -31,7 +37,7 @@ class LaunchedJob:
         return Path(given[-1].strip("'\"")) / "config.json"
 
     def plan_command(self, overrides: Sequence[str], least: int, die_memory: str | None) -> list[str]:
-        """The command that prints the layouts of fewer nodes as JSON."""
+        """Return the command that prints the layouts on fewer nodes as JSON."""
         name = self.words[self.words.index(_NAME) + 1]
         command = [sys.executable, str(ROOT / "scripts" / "plan.py"), _NAME, name, "--model", str(self.model)]
         command += ["--fewer-nodes", "--min-nodes", str(least), "--json"]
@@ -46,10 +52,10 @@ class LaunchedJob:
 
 
 def describe_launched(command: Sequence[str]) -> LaunchedJob | None:
-    """The job of a launcher's command; None on a node that gives its dies to another one's training.
+    """Return the job of a launcher's command; None on a node that gives its dies to another node's training.
 
     Raises:
-        ValueError: no launcher of several nodes, or one that rejects its arguments; one sentence.
+        ValueError: it is no launcher for several nodes, or rejects its arguments; one sentence.
     """
     if not any(word.endswith(".sh") for word in command):
         raise ValueError("--elastic is invalid: the command is no launcher of several nodes. Pass one after --")
@@ -73,18 +79,18 @@ def describe_launched(command: Sequence[str]) -> LaunchedJob | None:
 
 
 def with_options(command: Sequence[str], options: Sequence[str]) -> list[str]:
-    """A launcher's command with more options of its own, which stand before ``--``."""
+    """Return a launcher's command with further options of its own, placed before ``--``."""
     place = command.index("--") if "--" in command else len(command)
     return [*command[:place], *options, *command[place:]]
 
 
 def plan_layouts(job: LaunchedJob, overrides: Sequence[str], least: int, die_memory: str | None) -> Layouts:
-    """The layouts of fewer nodes.
+    """Return the layouts on fewer nodes.
 
-    The plan runs in a process of its own: a supervisor lives for weeks and must hold neither verl nor torch.
+    The plan runs in a process of its own: a supervisor runs for weeks and must load neither verl nor torch.
 
     Raises:
-        ValueError: the configuration is rejected, or cannot go on with fewer nodes; one sentence.
+        ValueError: the configuration is rejected, or cannot continue on fewer nodes; one sentence.
     """
     command = job.plan_command(overrides, least, die_memory)
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
@@ -102,6 +108,6 @@ def plan_layouts(job: LaunchedJob, overrides: Sequence[str], least: int, die_mem
 
 
 def _host_kib() -> int:
-    """Memory of this node; all nodes of a job are alike."""
+    """Return the memory of this node in KiB; all nodes of a job are alike."""
     (line,) = [each for each in Path("/proc/meminfo").read_text().splitlines() if each.startswith("MemTotal:")]
     return int(line.split()[1])

@@ -1,4 +1,4 @@
-"""A supervised run: the command given, the folder that all its starts share, and its record of what was decided."""
+"""A supervised run: its command, the folder that all its starts share, and its record of decisions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SupervisedRun:
 
     @classmethod
     def prepared(cls, command: Sequence[str], output: Path | None) -> SupervisedRun:
-        """The folders are those that the command's own overrides name, else they are below `output`."""
+        """Make a run whose folders are those of the command's own overrides, or else below `output`."""
         time_of_start = datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = _given_path(command, _OUTPUT) or output or ROOT / "outputs" / "supervised" / time_of_start
         folder = absolute(folder)
@@ -50,11 +50,11 @@ class SupervisedRun:
         return cls(tuple(command), folder, checkpoints)
 
     def command(self, overrides: Mapping[str, int | float], layout: Layout | None = None) -> list[str]:
-        """The command with our overrides after its own; a launcher takes them after `--`.
+        """Return the command with our overrides after its own; a launcher takes them after `--`.
 
         Args:
-            overrides: Of smaller micro-batches and the like.
-            layout: On fewer nodes than the job is configured for; None on all of them.
+            overrides: For smaller micro-batches and the like.
+            layout: The layout on fewer nodes than the job is configured for; None on all of them.
         """
         own = [*self.own_overrides(overrides), *(layout.overrides if layout else ())]
         is_launcher = any(word.endswith(".sh") for word in self.given)
@@ -63,16 +63,16 @@ class SupervisedRun:
         return [*given, *separator, *own]
 
     def own_overrides(self, overrides: Mapping[str, int | float]) -> list[str]:
-        """The overrides that name the run's folders and resume it, and then `overrides`."""
+        """Return the overrides that name the run's folders and resume it, followed by `overrides`."""
         own = [setting(_OUTPUT, self.folder), setting(_CHECKPOINTS, self.checkpoints), f"{_RESUME}=auto"]
         return [*own, *as_words(overrides)]
 
     def checkpoint(self) -> int:
-        """The step of the newest complete checkpoint, 0 if there is none."""
+        """Return the step of the newest complete checkpoint, 0 if there is none."""
         return newest_step(self.checkpoints)[0] or 0
 
     def full_disk(self) -> str | None:
-        """One sentence if a disk that the supervisor or the training writes to has no space left."""
+        """Return one sentence if a disk that the supervisor or the training writes to has no space left."""
         return describe_full_disk((self.folder, self.checkpoints))
 
     def record(self, sentence: str, **facts: Any) -> None:
@@ -88,11 +88,11 @@ class SupervisedRun:
 
 
 def as_words(overrides: Mapping[str, int | float]) -> list[str]:
-    """Overrides as words of a command line."""
+    """Return overrides as words of a command line."""
     return [f"{key}={value}" for key, value in overrides.items()]
 
 
 def _given_path(command: Sequence[str], key: str) -> Path | None:
-    """The path that the command's own override gives to a key."""
+    """Return the path that the command's own overrides set for a key."""
     found = [word.partition("=")[2] for word in command if word.lstrip("+").startswith(f"{key}=")]
     return Path(found[-1].strip("'\"")) if found and found[-1] else None

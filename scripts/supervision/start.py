@@ -1,4 +1,4 @@
-"""One start of a supervised run: its log, its status, what it wrote, and how long it may be silent."""
+"""One start of a supervised run: its log, its status, the files it wrote, and how long it may be silent."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from post_training.start_status import VARIABLE as STATUS_FILE
 from post_training.start_status import StartStatus
 
 KEPT = (CONFIGURATION, METRICS, "events.jsonl", "faults.jsonl", "samples.last.json", "overlay.json", SUPERVISION)
-"""Files of the run that a bundle about a failure holds."""
+"""Files of the run that go into the archive about a failure."""
 _HEARTBEAT_S = 1.0
 _END_OF_LOG_BYTES = 400_000
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start, and what it found in the run's folder, which tells its files from those of earlier starts.
+    """One start, and the files that it found in the run's folder, which distinguish its own from earlier starts' files.
 
     Attributes:
-        log: What it prints.
-        time: Unix seconds when it began. Entries of records carry a time too.
-        files: Inode, size and time of change of each file that a start replaces as a whole. The file system's clock
-            may be a server's, so these are compared with one another only.
+        log: The file with its output.
+        time: Unix seconds when it began. Entries of records have a time too.
+        files: Inode, size and modification time of each file that a start replaces as a whole. The file system's clock
+            may be a server's, so these are only compared with each other.
     """
 
     log: Path
@@ -40,18 +40,18 @@ class Start:
 
     @classmethod
     def begin(cls, folder: Path) -> Start:
-        """A start that begins now, with a log of its own in the run's folder."""
+        """Return a start that begins now, with a log of its own in the run's folder."""
         files = {name: found for name in KEPT if (found := _identity(folder / name))}
         return cls(_new_log(folder), time.time(), files)
 
     @property
     def status_file(self) -> Path:
-        """Where the launcher and the training keep their status."""
+        """The file in which the launcher and the training keep their status."""
         return self.log.with_suffix(".status.json")
 
     @property
     def status(self) -> StartStatus:
-        """What the launcher and the training last said of themselves."""
+        """The last status that the launcher or the training reported."""
         return StartStatus.read(self.status_file)
 
     @property
@@ -60,18 +60,18 @@ class Start:
         return self.status.role == "worker"
 
     def wrote(self, file: Path) -> bool:
-        """Whether this start has written the file."""
+        """Return whether this start has written the file."""
         found = _identity(file)
         return found is not None and found != self.files.get(file.name)
 
     def end_of_log(self) -> str:
-        """The last 400,000 bytes of what it printed."""
+        """Return the last 400,000 bytes of its output."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - _END_OF_LOG_BYTES))
             return file.read().decode("utf-8", errors="replace")
 
     def end(self, code: int) -> dict[str, int]:
-        """The fact that the record keeps of the end: of the whole training, or of this node's part."""
+        """Return the record's fact about the end: `left` for this node's part, `ended` for the whole training."""
         return {"left" if self.is_worker else "ended": code}
 
     def run(
@@ -86,10 +86,10 @@ class Start:
 
         Args:
             command: Its words.
-            signals: End the run, as `run_to_the_end` says.
+            signals: End the run, as in `run_to_the_end`.
             silence: Measures how long the training has shown no life.
             silent_after: Seconds of silence that end the run.
-            check: Called while the command runs. What it raises ends the run, and is raised here.
+            check: Called while the command runs. An exception from it ends the run, and is raised here.
 
         Returns:
             The exit status, None if the training hung.
@@ -120,14 +120,14 @@ class Start:
 
 
 class Silence:
-    """How long a training has shown no life: neither output nor progress of a rank.
+    """Measures how long a training has shown no life: neither output nor progress of a rank.
 
-    A training whose hang detector is off keeps no heartbeat, so only its output counts.
+    A training whose hang detector is off writes no heartbeat, so only its output counts.
 
     Args:
-        progress: Reads the run's counter, see `post_training.report.heartbeat`. An earlier start may have left its
-            first value, so only a change is life.
-        clock: Seconds since any beginning.
+        progress: Reads the run's counter, see `post_training.report.heartbeat`. Its first value may be that of an
+            earlier start, so only a change counts as life.
+        clock: Returns seconds since an arbitrary moment.
     """
 
     def __init__(self, progress: Callable[[], int | None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,11 +135,11 @@ class Silence:
         self._seen, self._alive_at, self._read_at = progress(), clock(), clock()
 
     def output(self) -> None:
-        """The training has printed something."""
+        """Note that the training has printed something."""
         self._alive_at = self._clock()
 
     def seconds(self) -> float:
-        """Since the last output or progress. The file is read once a second at most: it may lie on NFS."""
+        """Return the seconds since the last output or progress. Reads the file, maybe on NFS, once a second at most."""
         now = self._clock()
         if now - self._read_at >= _HEARTBEAT_S:
             seen, self._read_at = self._progress(), now
@@ -149,7 +149,7 @@ class Silence:
 
 
 class _Silent(Exception):
-    """Nothing was printed and no rank made progress for so long that the training hangs as a whole."""
+    """Nothing was printed and no rank made progress for so long that the whole training counts as hung."""
 
 
 def _identity(file: Path) -> tuple[int, int, int] | None:
@@ -161,11 +161,11 @@ def _identity(file: Path) -> tuple[int, int, int] | None:
 
 
 def _new_log(folder: Path) -> Path:
-    """A new, empty log. The supervisors of all nodes make theirs in one folder."""
+    """Create a new, empty log. The supervisors of all nodes create theirs in one folder."""
     for number in count(1):
         with suppress(FileExistsError):
             log = folder / f"start_{number}.log"
-            # Only its user reads what a training prints.
+            # Only the user may read the output of a training.
             os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             return log
     raise AssertionError  # numbers do not end

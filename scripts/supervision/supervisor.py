@@ -1,4 +1,4 @@
-"""Starts a training until it ends, and decides after each failure what follows."""
+"""Start a training, and restart it after failures until it ends or is given up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scripts.supervision.start import Silence, Start
 
 SIGNALLED = 128
 """An exit code above this names the signal that ended the command."""
-# A node that gives its dies to another node's training waits this many seconds after a start for the decision of that
+# Seconds that a node that gives its dies to another node's training waits after a start for the decision of that
 # training's supervisor.
 _DECIDED_S = 60.0
 
@@ -30,11 +30,11 @@ class Supervisor:
     """The supervisor of one node.
 
     Args:
-        run: What it starts.
+        run: The run that it starts.
         supervision: Decides after a failure.
-        silent_after: Seconds without output and without progress after which a training hangs.
+        silent_after: Seconds without output and progress after which a training counts as hung.
         signals: Those that ask this command to end.
-        elastic: Chooses the nodes of a start; None where a job always has all its nodes.
+        elastic: Chooses the nodes of a start; None if a job always has all its nodes.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Supervisor:
         self._head = _Head(run)
 
     def supervise(self) -> int:
-        """Start the training, and again after failures; returns the exit code.
+        """Start the training, restart it after failures, and return the exit code.
 
         Raises:
             Interrupted: one of the signals was received.
@@ -81,7 +81,7 @@ class Supervisor:
                 raise
 
     def _start_once(self, start: Start, overrides: Mapping[str, int | float]) -> int | Again:
-        """One start. Returns the exit code if it was the last one."""
+        """Start the training once. Return the exit code if this was the last start."""
         nodes = self._elastic.facts() if self._elastic else {}
         log = start.log
         self._run.record(f"a start; its output is in {log}", start=log.name, overrides=dict(overrides), **nodes)
@@ -103,8 +103,8 @@ class Supervisor:
         return self._after_failure(start, code)
 
     def _as_the_head_decides(self, code: int | None, overrides: Mapping[str, int | float]) -> int | Again | None:
-        """What follows on a node that gives its dies to another's training; None if it failed by itself."""
-        # Ray ends here with the head's. Its next one may answer before the launcher has looked which of them it was.
+        """Return what follows on a node that gives its dies to another's training; None if it failed by itself."""
+        # Ray here ends with the head's. The head's next one may answer before the launcher has checked which it was.
         with_heads_ray = code in (0, RAY_ENDED)
         decided = self._head.decision(_DECIDED_S if with_heads_ray else 0, self._signals)
         ended = decided.get("ended")
@@ -117,9 +117,9 @@ class Supervisor:
         return None
 
     def _after_failure(self, start: Start, code: int | None) -> int | Again:
-        """Record the failure and what follows. Returns the exit code if nothing does.
+        """Record the failure and what follows. Return the exit code if the training is not restarted.
 
-        code: the exit status; None if the training hung.
+        `code` is the exit status; None if the training hung.
         """
         hang = None if code is not None else f"no output and no progress of any rank for {self._silent_after:g} s"
         nodes = self._elastic.current.nodes if self._elastic else None
@@ -143,14 +143,14 @@ class Supervisor:
 
 
 class _Head:
-    """What the head's supervisor writes into the record of all nodes, from now on."""
+    """The decisions that the head's supervisor writes into the record of all nodes from now on."""
 
     def __init__(self, run: SupervisedRun) -> None:
         self._file = run.folder / SUPERVISION
         self._read = len(read_entries(self._file))
 
     def decision(self, seconds: float, signals: SignalFlag) -> dict[str, Any]:
-        """Its newest decision: `ended`, the exit code of the whole training, or `again_s`; empty if it has made none
+        """Return its newest decision: `ended`, the exit code of the whole training, or `again_s`; empty if none is made
         within `seconds`."""
         wait_until(lambda: bool(signals.received or self._decisions()), seconds)
         if signals.received:
@@ -164,12 +164,12 @@ class _Head:
 
 
 def wait(seconds: float, signals: SignalFlag) -> None:
-    """Wait, unless a signal is received, which raises Interrupted."""
+    """Wait for some seconds; raise Interrupted if a signal is received."""
     wait_until(lambda: bool(signals.received), seconds)
     if signals.received:
         raise Interrupted(signals.received[0])
 
 
 def _exit_code(code: int | None) -> int:
-    """This command's. A rejection, and the end that somebody asked the training for, are this command's too."""
+    """Return this command's exit code: that of a rejection or a requested end as it is, 1 for any other failure."""
     return code if code in (2, 129, 130, 131, 143) else 1

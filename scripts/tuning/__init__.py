@@ -1,1 +1,1 @@
-"""What scripts/tune.py asks of a job: whether settings can run, and what they bring."""
+"""The job and the objectives of scripts/tune.py: whether settings can run, and the value that they reach."""

@@ -1,4 +1,4 @@
-"""What a search measures: tokens a second or the reward of runs, or the seconds of a step on paper."""
+"""The objectives of a search: tokens per second or reward of runs, or the seconds of a step in the plan's model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scripts.tuning.subject import Subject
 
 @dataclass(frozen=True)
 class OfRuns:
-    """The value of a run of the subject's command, which makes `steps` steps in a folder of its own below `folder`."""
+    """An objective measured in runs of the subject's command, each of `steps` steps in its own folder in `folder`."""
 
     subject: Subject
     folder: Path
@@ -39,10 +39,10 @@ class OfRuns:
     direction: Literal["maximize"] = "maximize"
 
     def measure(self, settings: Settings, trial: optuna.Trial) -> float:
-        """Run and read.
+        """Run the command and read its value.
 
         Raises:
-            TrialFailed: the run failed, or has not written what is measured.
+            TrialFailed: the run failed, or has not written the value.
             optuna.TrialPruned: it was behind the others, and was ended.
             Interrupted: a signal ended it.
         """
@@ -71,16 +71,15 @@ class OfRuns:
 
 
 def tokens_a_second(folder: Path) -> float:
-    """Of prompts and responses, of the whole job: the mean of all steps but the first, which also compiles.
-
-    Seconds of saving and validation do not count: settings do not change them, and not every trial has as many.
+    """Return the whole job's mean tokens per second, of prompts and responses, without the first step, which compiles.
+    Seconds of saving and validation do not count: settings do not change them, and trials differ in how many they have.
     """
     rate = rates(read_run(folder).statistics, 1).trained
     return float("nan") if rate is None else rate
 
 
 def reward(folder: Path) -> float:
-    """The mean reward of the last steps."""
+    """Return the mean reward of the last steps."""
     found = [record.metrics.get(REWARD) for record in training_steps(_records(folder))[-REWARD_WINDOW:]]
     return fmean(float("nan") if value is None else value for value in found)
 
@@ -91,9 +90,10 @@ def _records(folder: Path) -> list[Any]:
 
 @dataclass(frozen=True)
 class Modelled:
-    """The seconds of a step that the plan works out: nothing is started, and nothing was measured.
+    """An objective computed by the plan, the seconds of a step: nothing is started or measured.
 
-    prompt_tokens, response_tokens: means of a sequence; None takes the longest that is allowed.
+    Attributes:
+        prompt_tokens, response_tokens: means per sequence; for the response, None takes the longest one allowed.
     """
 
     subject: Subject
@@ -104,7 +104,7 @@ class Modelled:
     unit: str = "modelled s"
 
     def measure(self, settings: Settings, trial: optuna.Trial) -> float:
-        """Work it out. Raises TrialFailed where the model has no formula."""
+        """Compute the seconds of a step. Raises TrialFailed if the plan's model has no formula for the job."""
         try:
             config, swaps = self.subject.configuration(settings)
             model = cast(Mapping[str, Any], self.subject.model)

@@ -25,8 +25,13 @@ _OWN = ("--output", "--resume", "--dry-run", "--stop", "--help", OUTPUT, CHECKPO
 class Subject:
     """A job.
 
-    given: Hydra overrides that hold for every trial. model: its config.json, None where nobody gave it. machine: what
-    the plan is held against. command: a launcher or an entry point; empty where nothing is started.
+    Attributes:
+        config_name: of its configuration.
+        given: Hydra overrides for every trial.
+        model: its config.json, None if it was not given.
+        machine: the machine that the plan must fit.
+        swaps_optimizer: whether the optimizer is swapped to the host.
+        command: a launcher or an entry point; empty if nothing is started.
     """
 
     config_name: str
@@ -37,16 +42,16 @@ class Subject:
     command: tuple[str, ...] = ()
 
     def configuration(self, settings: Settings) -> tuple[dict[str, Any], bool]:
-        """The checked configuration with some settings, and whether the optimizer is swapped to the host.
+        """Return the checked configuration with some settings, and whether the optimizer is swapped to the host.
 
         Raises:
-            ValueError: it is refused; one sentence.
+            ValueError: it is rejected; one sentence.
         """
         config, swaps = configuration_of(self.config_name, [*self.given, *overrides(settings)], self.model)
         return config, self.swaps_optimizer or swaps
 
     def refusal(self, settings: Settings) -> str | None:
-        """Why these settings cannot run, by the checks and, where the model is known, by the plan; None where they
+        """Return why these settings cannot run, by the checks and, if the model is known, by the plan; None if they
         can."""
         try:
             config, swaps = self.configuration(settings)
@@ -57,12 +62,12 @@ class Subject:
             return str(error)
 
     def layers(self, config: Mapping[str, Any]) -> int | None:
-        """Layers of the model, where Megatron divides them into stages."""
+        """Return the number of layers of a model that Megatron divides into stages; None for any other."""
         divided = self.model is not None and at(config, "actor_rollout_ref.actor.strategy") == "megatron"
         return (self.model or {}).get("num_hidden_layers") if divided else None
 
     def run(self, folder: Path, steps: int, settings: Settings) -> list[str]:
-        """The command of a trial: it writes to a folder, makes some steps, and keeps no checkpoint."""
+        """Return the command of a trial, which writes to a folder, makes `steps` steps, and keeps no checkpoint."""
         own = [f"trainer.total_training_steps={steps}", *overrides(settings)]
         place = _rehearsal(self.command)
         if place is not None:
@@ -77,10 +82,10 @@ def is_rehearsal(command: Sequence[str]) -> bool:
 
 
 def describe_rehearsal(command: Sequence[str], more: Sequence[str]) -> Subject:
-    """The subject of `bash scripts/rehearse.sh ...`: everything follows from its own options.
+    """Return the subject of `bash scripts/rehearse.sh ...`, described by its own options.
 
     Raises:
-        ValueError: an option that a search gives itself.
+        ValueError: it has an option that the search sets itself.
     """
     _refuse_own(command)
     options, _ = parse_arguments([*_with(command, more)][(_rehearsal(command) or 0) + 1 :])
@@ -93,10 +98,10 @@ def describe_rehearsal(command: Sequence[str], more: Sequence[str]) -> Subject:
 def describe_job(
     config_name: str, more: Sequence[str], command: Sequence[str], model: Path | None, machine: Machine, swaps: bool
 ) -> Subject:
-    """The subject of another launcher or entry point, or of none.
+    """Return the subject of another launcher or entry point, or of no command.
 
     Raises:
-        OSError, ValueError: no model at that path, or an option that a search gives itself.
+        OSError, ValueError: there is no model at that path, or the command has an option that the search sets itself.
     """
     _refuse_own(command)
     path = [] if model is None else [setting("actor_rollout_ref.model.path", model.parent)]
@@ -108,13 +113,13 @@ def describe_job(
 
 
 def _with(command: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """A command with more overrides; a launcher takes them behind ``--``."""
+    """Return a command with further overrides; a launcher takes them after ``--``."""
     separated = "--" in command or not overrides or not any(word.endswith(".sh") for word in command)
     return [*command, *([] if separated else ["--"]), *overrides]
 
 
 def _rehearsal(command: Sequence[str]) -> int | None:
-    """Where rehearse.sh stands in a command."""
+    """Return the position of rehearse.sh in a command; None if it is not there."""
     return next((place for place, word in enumerate(command) if Path(word).name == _REHEARSAL), None)
 
 

@@ -1,1 +1,1 @@
-"""Models of megatron-core. These modules import Megatron: import them where a model is built."""
+"""Models of megatron-core. These modules import Megatron: import them only in code that builds a model."""

@@ -1,9 +1,10 @@
-"""Log-probs and entropy straight from hidden states: the logits exist for one chunk of the vocabulary at a time.
+"""Log-probs and entropy directly from hidden states: the logits exist for one chunk of the vocabulary at a time.
 
-A rank holds `V / TP` rows of the output layer's weight. Its logits are computed for some of these rows, in the order of
-the vocabulary, reduced to three numbers a token in float32 and dropped; the backward computes them again. Every row of
-the weight meets all tokens in one product, so that its gradient is rounded as often as upstream's, and the gradient of
-the hidden states is added up in float32. With logits l, m their maximum, s = sum(exp(l - m)) over the vocabulary:
+A rank holds `V / TP` rows of the output layer's weight. It computes the logits of some of these rows, in the order of
+the vocabulary, reduces them to three numbers per token in float32 and drops them; the backward computes them again.
+Every row of the weight meets all tokens in one product, so its gradient is rounded as often as upstream's, and the
+gradient of the hidden states is summed in float32. With logits l, m their maximum, s = sum(exp(l - m)) over the
+vocabulary:
 
     log_prob = l[label] - m - log(s)            d log_prob / d l = one_hot(label) - p
     entropy  = log(s) - sum(p * (l - m))        d entropy  / d l = -p * (log(p) + entropy)
@@ -49,7 +50,7 @@ class Projection:
         return gathered
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits at the temperature, rounded to the weight's type before as upstream's are."""
+        """Return float32 logits at the temperature, first rounded to the weight's type like upstream's."""
         logits = torch.matmul(hidden, weight.t()).float()
         return logits if self.temperature == 1.0 else logits.div_(self.temperature)
 
@@ -91,11 +92,11 @@ def _group() -> dist.ProcessGroup:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Rows of the weight, and which labels are among them."""
+    """Rows of the weight, and the labels among them."""
 
     rows: slice
     columns: torch.Tensor
-    """[tokens, 1] int64: the label's column in this chunk, 0 where it has none."""
+    """[tokens, 1] int64: the label's column in this chunk, 0 if it is in another one."""
     has_label: torch.Tensor
     """[tokens] bool."""
 
@@ -150,7 +151,7 @@ class _LogProbs(torch.autograd.Function):
 def _reduced(
     hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, projection: Projection, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Over the whole vocabulary, [tokens] each: m, s, the label's l - m, and sum(exp(l - m) * (l - m)) or zeros.
+    """Reduce over the vocabulary, [tokens] each: m, s, the label's l - m, and sum(exp(l - m) * (l - m)) if needed.
 
     Each chunk is reduced against its own maximum, and rescaled once the maximum over chunks and ranks is known.
     """
@@ -172,7 +173,7 @@ def _reduced(
 
 
 def _of_chunk(logits: torch.Tensor, chunk: _Chunk, entropy: bool) -> tuple[torch.Tensor, ...]:
-    """Maximum, sum of exponentials, their sum weighted by the distance to the maximum, and the label's logit."""
+    """Return maximum, sum of exponentials, their sum weighted by the distance to the maximum, and the label's logit."""
     own = logits.gather(1, chunk.columns).squeeze(1)
     maximum = logits.amax(1)
     logits.sub_(maximum.unsqueeze(1))
@@ -191,7 +192,7 @@ def _of_logits(
     of_entropy: torch.Tensor | None,
     entropy: torch.Tensor,
 ) -> torch.Tensor:
-    """Gradient of a chunk's logits in float32; `log_p` is overwritten."""
+    """Return the gradient of a chunk's logits in float32; overwrites `log_p`."""
     if of_entropy is None:
         found = log_p.exp_().mul_(-of_log_probs.unsqueeze(1))
     else:
@@ -204,8 +205,8 @@ def _of_logits(
 class _Gradients:
     """Gradients of hidden states and weight, chunk after chunk.
 
-    Where Megatron's data-parallel wrapper has given the weight a `main_grad`, each chunk is added to its rows, and no
-    gradient of the whole weight is made.
+    If Megatron's data-parallel wrapper has given the weight a `main_grad`, each chunk is added to its rows in it, and
+    no gradient of the whole weight is allocated.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class _Gradients:
         self._of_weight = torch.empty_like(weight) if wants_weight and not self._accumulates else None
 
     def add(self, rows: slice, of_logits: torch.Tensor) -> None:
-        """Add what follows from the gradient of the logits of some rows of the weight, [tokens, rows]."""
+        """Add the contributions of `of_logits` [tokens, rows], the gradient of the logits of some rows of weight."""
         if self._of_hidden is not None:
             self._add_to_hidden(of_logits, self._weight[rows])
         if self._accumulates:
@@ -229,10 +230,10 @@ class _Gradients:
 
     def _add_to_hidden(self, of_logits: torch.Tensor, weight: torch.Tensor) -> None:
         assert self._of_hidden is not None
-        if self._projection.fuses_accumulation:  # the operator of weight gradients adds up unrounded products
+        if self._projection.fuses_accumulation:  # the operator of weight gradients sums unrounded products
             self._accumulate(self._of_hidden, of_logits.t().contiguous(), weight)
             return
-        # The product has the weight's type: some rows at a time, it is no larger than a chunk.
+        # The product has the weight's type; it is computed for some rows at a time, so it is no larger than a chunk.
         size = rows_at_once(len(of_logits), weight.size(1) * weight.element_size(), self._projection.chunk_bytes)
         for added, rows in zip(self._of_hidden.split(size), of_logits.split(size), strict=True):
             added.add_(torch.matmul(rows, weight))
@@ -254,7 +255,7 @@ class _Gradients:
         return self._projection.own_gradient(gradient)
 
     def of_weight(self) -> torch.Tensor | None:
-        """Return the weight's gradient; None where it is in `main_grad`, of which Megatron's hook is told."""
+        """Return the weight's gradient; None if it is in `main_grad`, which Megatron's hook learns from a flag."""
         if self._accumulates:
             self._weight.grad_added_to_main_grad = True
         return self._of_weight

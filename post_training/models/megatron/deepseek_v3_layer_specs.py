@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage of DeepSeek-V3 consists of."""
+"""The layers of a pipeline stage of DeepSeek-V3."""
 
 from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -17,7 +17,7 @@ from post_training.models.megatron.staged_layer import StagedLayer
 
 
 def deepseek_v3_block_spec(config: DeepseekV3TransformerConfig) -> TransformerBlockSubmodules:
-    """The layers of the pipeline stage that this rank belongs to, from this project's modules."""
+    """Return the layers of this rank's pipeline stage, built from this project's modules."""
     stage = parallel_state.get_pipeline_model_parallel_rank()
     first = config.first_layer_of_stage(stage)
     layers = range(first, first + config.layers_on_stage(stage))

@@ -1,4 +1,4 @@
-"""Building the part of DeepSeek-V3 that a pipeline stage holds."""
+"""Build the part of DeepSeek-V3 that a pipeline stage holds."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def build_deepseek_v3(
     post_process: bool,
     freeze_moe_router: bool = False,
 ) -> GPTModel:
-    """A ``GPTModel`` with the layers of this stage.
+    """Return a ``GPTModel`` with the layers of this stage.
 
     ``pre_process`` adds the embedding, ``post_process`` the final norm and the output layer. ``freeze_moe_router``
     keeps the router weights out of training. The embedding and the output layer have weights of their own; raises

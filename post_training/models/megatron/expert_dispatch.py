@@ -1,4 +1,4 @@
-"""Sending tokens to the ranks that hold their experts and back, by all-to-all."""
+"""Send tokens to the ranks that hold their experts and back, by all-to-all."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ class _PermuteRows(torch.autograd.Function):
 
 
 def inverse_permutation(order: torch.Tensor) -> torch.Tensor:
-    """The permutation that undoes ``order`` (int64 [n])."""
+    """Return the permutation that undoes ``order`` (int64 [n])."""
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.shape[0], device=order.device)
     return inverse
@@ -44,7 +44,7 @@ class ExpertDispatch:
 
     group: dist.ProcessGroup
     copies: int
-    """Experts a token goes to."""
+    """Experts per token."""
 
     by_expert: torch.Tensor
     """int64 [tokens * copies]: order of this rank's token copies by global expert."""
@@ -59,7 +59,7 @@ class ExpertDispatch:
 
     @staticmethod
     def plan(experts: torch.Tensor, num_experts: int, group: dist.ProcessGroup) -> "ExpertDispatch":
-        """Agree over ``group`` who sends how many rows to whom, for ``experts`` int64 [tokens, copies]."""
+        """Exchange in ``group`` how many rows each rank sends to each other, for ``experts`` int64 [tokens, copies]."""
         ranks = dist.get_world_size(group)
         local_experts = num_experts // ranks
         flat = experts.flatten()

@@ -16,9 +16,9 @@ from post_training.models.router_balance import dealt_experts
 def choose_experts(
     biased_scores: torch.Tensor, num_groups: int, groups_per_token: int, experts_per_token: int
 ) -> torch.Tensor:
-    """Indices int64 [tokens, experts_per_token] of the chosen experts, best first.
+    """Return indices int64 [tokens, experts_per_token] of the chosen experts, best first.
 
-    ``biased_scores`` [tokens, experts]. A group counts as much as the sum of its two best scores; experts outside the
+    ``biased_scores`` is [tokens, experts]. The score of a group is the sum of its two best scores; experts outside the
     best ``groups_per_token`` groups cannot be chosen.
     """
     if groups_per_token < num_groups:
@@ -59,16 +59,16 @@ class GroupLimitedRouter(torch.nn.Module):
 
     @property
     def groups(self) -> tuple[int, int]:
-        """How many groups the experts form, and from how many of them a token's experts come."""
+        """Number of groups of experts, and number of groups from which a token's experts are chosen."""
         return self.config.moe_router_num_groups, self.config.moe_router_group_topk
 
     @torch.no_grad()
     def choice_scores(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The scores that decide which experts are chosen, fp32 [tokens, experts], for ``tokens`` [tokens, hidden]."""
+        """Return the scores by which experts are chosen, fp32 [tokens, experts], for ``tokens`` [tokens, hidden]."""
         return F.linear(tokens.float(), self.weight.float()).sigmoid() + self.expert_bias
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
+        """Return weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
         config = self.config
         scores = F.linear(tokens.float(), self.weight.float()).sigmoid()
         experts = self._choose(scores)
@@ -79,7 +79,7 @@ class GroupLimitedRouter(torch.nn.Module):
 
     @torch.no_grad()
     def _choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """Expert indices int64 [tokens, top_k] for ``scores`` [tokens, experts]."""
+        """Return expert indices int64 [tokens, top_k] for ``scores`` [tokens, experts]."""
         config = self.config
         if config.moe_router_force_load_balancing:
             return dealt_experts(scores.shape[0], config.moe_router_topk, config.num_moe_experts, scores.device)

@@ -48,10 +48,10 @@ def _grouped_product(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Te
 
 
 def _grouped_outer_product(rows: torch.Tensor, gradient: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """For each group its rows transposed times its rows of `gradient`: [groups, k, m] in the type of `rows`.
+    """Multiply the transposed rows of each group by its rows of `gradient`: [groups, k, m] in the type of `rows`.
 
-    ``npu_grouped_matmul`` of torch_npu 2.5.1 refuses to split this axis (group_type 2). ``npu_grouped_matmul_add_``
-    does nothing else: it adds products of 16 bits to a float32 total. Running totals give its groups.
+    ``npu_grouped_matmul`` of torch_npu 2.5.1 cannot split this axis (group_type 2). ``npu_grouped_matmul_add_`` splits
+    only this one: it adds products of 16-bit types to a float32 total, with groups given by cumulative counts.
     """
     groups, shape = counts.shape[0], (rows.shape[-1], gradient.shape[-1])
     if rows.shape[0] == 0:

@@ -89,7 +89,7 @@ class MoETransformerConfig(TransformerConfig):
 
 
 def types(dtype: torch.dtype) -> dict[str, Any]:
-    """The fields that say in which type parameters are and what pipeline stages exchange."""
+    """Return the fields for the type of parameters and of the tensors that pipeline stages exchange."""
     return {
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
@@ -99,7 +99,7 @@ def types(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def parallelism() -> dict[str, Any]:
-    """The fields of the parallel layout that ``parallel_state`` holds now."""
+    """Return the fields of the parallel layout that ``parallel_state`` holds now."""
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size()
     return {
         "tensor_model_parallel_size": tensor_parallel,

@@ -1,6 +1,6 @@
 """Causal attention over packed sequences through the NPU's fused operator.
 
-Sequences of a micro batch lie end to end on the token axis ("TND" layout), described by megatron-core's
+Sequences of a micro batch are concatenated along the token axis ("TND" layout), described by megatron-core's
 ``PackedSeqParams.cu_seqlens_q``.
 """
 
@@ -23,19 +23,19 @@ _RIGHT_DOWN_CAUSAL = 3
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """Where the sequences of a micro batch lie on the token axis."""
+    """Positions of a micro batch's sequences on the token axis."""
 
     ends: list[int]
-    """Index after the last token of each sequence, on the host, as the operator wants it."""
+    """Index after the last token of each sequence, on the host, as the operator requires it."""
 
     positions: torch.Tensor
     """int64 [tokens] on the device: index of every token within its own sequence."""
 
     @staticmethod
     def of(packed_seq_params: PackedSeqParams) -> "PackedSequences":
-        """The layout that ``packed_seq_params`` describes, computed once and kept on it for all layers.
+        """Return the layout that ``packed_seq_params`` describes, computed once and cached on it for all layers.
 
-        Reading the ends on the host waits for the device: doing it once a micro batch instead of once a layer matters.
+        Reading the ends on the host waits for the device, so it is done once per micro batch instead of once per layer.
         """
         known = packed_seq_params.__dict__.get("_packed_sequences")
         if known is None:
@@ -56,7 +56,7 @@ def _causal_mask(device: torch.device) -> torch.Tensor:
 def packed_causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sequences: PackedSequences, scale: float
 ) -> torch.Tensor:
-    """Causal attention within each packed sequence.
+    """Compute causal attention within each packed sequence.
 
     ``query`` [tokens, heads, d], ``key`` [tokens, kv_heads, d], ``value`` [tokens, kv_heads, d_v] with
     ``d_v <= d`` and ``heads`` a multiple of ``kv_heads``; returns [tokens, heads, d_v] in the dtype of ``value``.

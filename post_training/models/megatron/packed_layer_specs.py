@@ -39,7 +39,7 @@ class NormColumnParallelLinear(ColumnParallelLinear):
 
 
 def packed_attention_spec(config: TransformerConfig) -> ModuleSpec:
-    """Causal attention on packed sequences, with a norm of each head of query and key where the configuration says."""
+    """Return causal attention on packed sequences, with norms of query and key heads if the configuration has them."""
     head_norm = NpuRMSNorm if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=NormColumnParallelLinear,
@@ -52,7 +52,7 @@ def packed_attention_spec(config: TransformerConfig) -> ModuleSpec:
 
 
 def packed_block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """The dense decoder layers of this pipeline stage.
+    """Return the dense decoder layers of this pipeline stage.
 
     Raises ``ValueError`` for a norm other than RMSNorm and for experts, which this spec does not build.
     """

@@ -1,4 +1,4 @@
-"""Building the part of a Qwen3-MoE that a pipeline stage holds."""
+"""Build the part of a Qwen3-MoE that a pipeline stage holds."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def build_qwen3_moe(
     post_process: bool,
     freeze_moe_router: bool = False,
 ) -> GPTModel:
-    """A ``GPTModel`` with the layers of this stage.
+    """Return a ``GPTModel`` with the layers of this stage.
 
     ``pre_process`` adds the embedding, ``post_process`` the final norm and the output layer. ``freeze_moe_router``
     keeps the router weights out of training. Raises ``ValueError`` for a checkpoint that ties the embedding to the

@@ -1,4 +1,4 @@
-"""A router whose scores are one softmax over all experts, as Qwen3-MoE has it."""
+"""A router whose scores are one softmax over all experts, as in Qwen3-MoE."""
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ class SoftmaxRouter(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
+        """Return weights fp32 and expert indices int64, both [tokens, top_k], for ``tokens`` [tokens, hidden]."""
         scores = F.linear(tokens.float(), self.weight.float()).softmax(dim=-1)
         weights, experts = scores.topk(self.config.moe_router_topk, dim=-1)
         if self.config.moe_router_norm_topk_prob:

@@ -8,10 +8,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class ValueHead(torch.nn.Linear):
-    """One value a token, where megatron-core's ``GPTModel`` has its output layer.
+    """One value per token, in place of the output layer of megatron-core's ``GPTModel``.
 
-    Every tensor-parallel rank has it whole. Under sequence parallelism a rank computes the values of its own tokens,
-    and has the gradients of its own tokens too: the marks let Megatron add them up over the ranks.
+    Every tensor-parallel rank has the whole layer. Under sequence parallelism a rank computes the values, and thus the
+    gradients, of its own tokens only: the marks let Megatron sum the gradients over the ranks.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -21,7 +21,7 @@ class ValueHead(torch.nn.Linear):
             parameter.sequence_parallel = self._gathers
 
     def forward(self, input_: torch.Tensor, *output_layers: Any, **options: Any) -> tuple[torch.Tensor, None]:
-        """[tokens, 1, hidden] to float32 [all tokens, 1, 1]; what else ``GPTModel`` gives is for a vocabulary."""
+        """[tokens, 1, hidden] to float32 [all tokens, 1, 1]; further arguments of ``GPTModel`` are ignored."""
         values = super().forward(input_).float()
         if self._gathers:
             values = gather_from_sequence_parallel_region(values, tensor_parallel_output_grad=False)

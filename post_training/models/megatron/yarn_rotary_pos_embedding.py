@@ -19,7 +19,7 @@ def attention_temperature(factor: float, coefficient: float) -> float:
 def yarn_frequencies(
     dim: int, base: float, factor: float, original_context: int, beta_fast: float, beta_slow: float
 ) -> torch.Tensor:
-    """Angular frequencies of the ``dim / 2`` rotary planes, fp32 [dim / 2] on the host, in radians per token.
+    """Return angular frequencies of the ``dim / 2`` rotary planes, fp32 [dim / 2] on the host, in radians per token.
 
     A plane that turns more than ``beta_fast`` times within ``original_context`` tokens keeps its frequency, one that
     turns fewer than ``beta_slow`` times has it divided by ``factor``; between the two the mix is linear in the index of
@@ -61,9 +61,9 @@ class YarnRotaryEmbedding:
         self._amplitude = attention_temperature(factor, mscale) / attention_temperature(factor, mscale_all_dim)
 
     def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine, each ``dtype`` [tokens, 1, dim], for integer ``positions`` [tokens].
+        """Return cosine and sine, each ``dtype`` [tokens, 1, dim], for integer ``positions`` [tokens].
 
-        The angle of a plane stands in both halves of the last axis, ready for ``npu_rotary_mul`` in half mode.
+        The angle of a plane is in both halves of the last axis, as ``npu_rotary_mul`` needs it in half mode.
         """
         if self._frequencies.device != positions.device:
             self._frequencies = self._frequencies.to(positions.device)

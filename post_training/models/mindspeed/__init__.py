@@ -1,1 +1,1 @@
-"""The same through MindSpeed-LLM, after that has started."""
+"""Models built through MindSpeed-LLM, after it has started."""

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def model_arguments(hf_config: Any) -> dict[str, Any]:
-    """The options that describe a model that has passed `variant_findings`; True is one without a value.
+    """Return the options that describe a model that has passed `variant_findings`; True means one without a value.
 
     Raises ValueError for a rope_scaling that MindSpeed-LLM cannot represent.
     """
@@ -82,7 +82,7 @@ def _experts(hf_config: Any) -> dict[str, Any]:
         "moe_router_score_function": "sigmoid",
         "moe_router_load_balancing_type": "noaux_tc",
         "moe_router_enable_expert_bias": True,
-        # The bias stays what the checkpoint has: GRPO does not balance experts.
+        # The bias stays that of the checkpoint: GRPO does not balance experts.
         "moe_router_bias_update_rate": 0.0,
         "moe_aux_loss_coeff": 0.0,
         "moe_grouped_gemm": True,

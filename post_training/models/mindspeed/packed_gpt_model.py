@@ -1,4 +1,4 @@
-"""DeepSeek-V3 as MindSpeed-LLM builds it, on packed sequences as Megatron describes them. MindSpeed-LLM has started."""
+"""DeepSeek-V3 built by MindSpeed-LLM, which must have started, on packed sequences as Megatron describes them."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -20,8 +20,9 @@ from post_training.models.megatron.deepseek_v3_config import DeepseekV3Transform
 class PackedGPTModel(GPTModel):
     """A ``GPTModel`` that tells MindSpeed-LLM's attention where sequences end, before each forward pass.
 
-    Recomputation in backward finds the ends of its own micro batch, because MindSpeed-LLM keeps them with what it
-    checkpoints. Positions count through the whole micro batch: rotary embedding depends on distances alone.
+    Recomputation in backward finds the ends of its own micro batch, because MindSpeed-LLM stores them with the
+    activations that it checkpoints. Positions count through the whole micro batch: rotary embedding depends only on
+    distances.
 
     The routers' ``expert_bias`` stays float32: MindSpeed-LLM registers it so, and Megatron's ``Float16Module`` casts it
     with all other buffers.
@@ -46,10 +47,10 @@ class PackedGPTModel(GPTModel):
 
 
 def with_arguments(config: DeepseekV3TransformerConfig) -> DeepseekV3TransformerConfig:
-    """The same object with everything on it that MindSpeed-LLM's code reads.
+    """Add everything that MindSpeed-LLM's code reads to `config`, and return it.
 
-    What Megatron's own configuration has comes from MindSpeed-LLM's arguments; the fields of this project stay, but for
-    `num_layer_list`: where it is set, MindSpeed-LLM looks for offsets that only its own argument brings along.
+    Fields of Megatron's own configuration come from MindSpeed-LLM's arguments; the fields of this project stay, except
+    `num_layer_list`: if it is set, MindSpeed-LLM looks for offsets that only its own argument sets.
     """
     own = {each.name for each in fields(DeepseekV3TransformerConfig)} - {
         each.name for each in fields(TransformerConfig)
@@ -62,8 +63,9 @@ def with_arguments(config: DeepseekV3TransformerConfig) -> DeepseekV3Transformer
 def build_deepseek_v3(
     config: DeepseekV3TransformerConfig, hf_config: Any, pre_process: bool, post_process: bool
 ) -> PackedGPTModel:
-    """This pipeline stage; ``pre_process`` adds the embedding, ``post_process`` the final norm and the output layer.
+    """Build this pipeline stage.
 
+    ``pre_process`` adds the embedding, ``post_process`` the final norm and the output layer.
     Raises ``ValueError`` for a checkpoint that ties the embedding to the output layer.
     """
     if hf_config.tie_word_embeddings:
