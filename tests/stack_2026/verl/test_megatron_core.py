@@ -10,7 +10,7 @@ import pytest
 
 from tests.stack_2026.checkpoints import make_checkpoints
 
-# Of logits near 5, in float32.
+# Largest difference of logits near 5, in float32.
 TOLERANCE = 2e-5
 # Patches that DeepSeek-V3 reaches without an optimizer.
 REACHED = {
