@@ -1,4 +1,4 @@
-"""Each phase of a step has the memory that it takes, beside what other processes of the die hold."""
+"""Each phase of a step reports its own memory peak, including memory of other processes on the die."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ STEPS = [(engine, planted) for engine in ENGINES for planted in PHASES]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks found."""
+    """Results of each of two ranks."""
     folder = tmp_path_factory.mktemp("peaks")
     for model in {case.model for case in ENGINES.values()}:
         write_checkpoint(model, folder / model)
@@ -35,7 +35,7 @@ def peaks(rank: dict[str, Any], engine: str, planted: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(("engine", "planted"), STEPS)
 def test_tensor_shows_in_the_phase_that_holds_it_alone(ranks, engine, planted):
-    """Rank 1 has it; the metrics of both are those of the fullest die."""
+    """Rank 1 allocates the tensor; both ranks report the metrics of the fullest die."""
     for rank in ranks:
         found, plain = peaks(rank, engine, planted), peaks(rank, engine, "none")
         assert found.pop(planted) - plain.pop(planted) > PLANTED_BYTES - (8 << 20)
@@ -44,7 +44,7 @@ def test_tensor_shows_in_the_phase_that_holds_it_alone(ranks, engine, planted):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_peaks_are_the_emulated_dies_own(ranks, engine):
-    """The die's meter has this process's memory by segments, and nothing of the other process."""
+    """The die's meter counts this process's memory in segments, and excludes the other process."""
     for planted in ("none", *PHASES):
         found = peaks(ranks[0], engine, planted)
         for phase in PHASES:
@@ -67,5 +67,5 @@ def test_fifty_departures_of_training_leave_no_memory_behind(ranks, engine):
         rows = rank[engine]["cycles"]
         assert rows == rows[:1] * CYCLES and rank[engine]["same"]
         away, _, back, _ = rows[0]
-        assert away < back  # what stays is the reference
+        assert away < back  # only the reference stays
         assert len({tuple(row) for row in rank[engine]["leaks"]}) == 3  # a tensor kept in each would show
