@@ -9,7 +9,7 @@ from typing import Any
 
 from rehearsal.plan import ROOT
 
-# Of the probabilities of sampled tokens, and of the answers' mean log-probs, in float32.
+# Limit, in float32, on the mean differences of sampled tokens' probabilities and of answers' mean log-probs.
 MEAN_DIFFERENCE = 1e-3
 STEPS = 2
 
@@ -33,7 +33,7 @@ def summary_of(output: Path) -> dict[str, Any]:
 
 
 def check_computes_alike(run: subprocess.CompletedProcess[str], output: Path) -> None:
-    """Whether a rehearsal made its steps, and rollout and training computed the same in them."""
+    """Check that a rehearsal completed its steps, and that rollout and training computed the same in them."""
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     summary = summary_of(output)
     assert summary["steps"] == STEPS and 0 < summary["rollout_prob_diff_mean"] < MEAN_DIFFERENCE
