@@ -80,7 +80,7 @@ def engine_options(case: Case) -> dict[str, Any]:
 
 
 def write_model(name: str, folder: Path) -> None:
-    """Write a random model with its processor. The wide model's file is as transformers 5 writes it, not as published."""
+    """Write a random model with its processor. The wide model's file is transformers 5's, not as published."""
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
