@@ -1,4 +1,4 @@
-"""A rank that fails in a reshard: the others raise in time and know where, and nobody generates from a mixture."""
+"""If a rank fails in a reshard, the others raise in time and say where, and none generates from mixed weights."""
 
 import json
 import re
@@ -16,7 +16,7 @@ SURVIVORS = [rank for rank in range(WORLD) if rank != CULPRIT]
 
 
 def outcome(folder: Path, way: str) -> dict[int, dict]:
-    """What each surviving rank was told."""
+    """Run the ranks with a fault, and return the results of each surviving rank."""
     (folder / "way.txt").write_text(way)
     run_ranks("tests.post_training.reshard.failing_rank_program", WORLD, folder, timeout=300, imported=PYTORCH)
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in SURVIVORS}
