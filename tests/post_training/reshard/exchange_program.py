@@ -208,7 +208,7 @@ def coverage(case: Case, shards: list, state: State) -> tuple[State, State]:
 
 
 def verified() -> dict[str, list[str]]:
-    """Return the tensors named by verify() after a reshard, after a bit flip on the last rank, and after another run."""
+    """Return the names from verify() after a reshard, after a bit flip on the last rank, and after one more run."""
     case = Case(11, torch.bfloat16, 4000)
     case.resharder.run()
     found = {"at first": case.resharder.verify()}
