@@ -1,4 +1,4 @@
-"""Reading question files: every known shape, and one clear sentence for everything else."""
+"""Question files of every known form are read, and all others get one clear error."""
 
 import json
 
@@ -121,7 +121,7 @@ def test_a_record_that_occurs_twice_as_it_is_is_reported(tmp_path):
 
 
 def test_only_white_space_makes_no_other_question(tmp_path):
-    """A variable in another case is another question, and so is the same text from another kind of data with it."""
+    """Only white space is ignored: a variable in another case makes another question."""
     records = [{"problem": problem, "answer": "2"} for problem in ("Find x", "Find X", "find x", "Find  x")]
     reading = read_problems(write(tmp_path, json.dumps(records)))
     assert [problem.question for problem in reading.problems] == ["Find x", "Find X", "find x"]
