@@ -1,4 +1,4 @@
-"""The file of a rank that makes no progress: what is in it, when it comes and when it goes."""
+"""The file of calls of a rank without progress: its content, when it is written and when it is removed."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def sign(moves=0):
 
 @pytest.fixture
 def stalled(tmp_path):
-    """A rank under a clock: `hear(at, moves)` passes its heartbeat on."""
+    """A rank with a simulated clock; the function `hear(at, moves)` passes its heartbeat on."""
     clock, passed = [0.0], []
     calls = CallsOfStalledRank(
         lambda *sent: passed.append(sent), 3, tmp_path, AFTER_S, dump=lambda: DUMP, clock=lambda: clock[0]
