@@ -1,4 +1,4 @@
-"""Which layers DeepSeek-V3 is built from."""
+"""The layers that DeepSeek-V3 is built from."""
 
 import importlib
 import sys
