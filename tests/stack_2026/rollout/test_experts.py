@@ -1,4 +1,4 @@
-"""A rank combines its own experts alone: plain torch is the reference, vLLM-Ascend's dispatcher the control."""
+"""A rank combines only its own experts: plain torch is the reference, vLLM-Ascend's dispatcher the control."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from verl_plugin.rollout.experts import FiniteCombine, redirect_to_zeros
 
 NAN = float("nan")
 ELSEWHERE = -1
-# The rows of four tokens with two experts each, of which five are this rank's.
+# Row of each of four tokens' two experts; five are on this rank.
 PLACES = [3, 0, ELSEWHERE, 1, ELSEWHERE, ELSEWHERE, 2, 4]
 
 
 def outputs_of(places, broken):
-    """Outputs of this rank's experts, which lie in front; behind them and in rows `broken` is NaN."""
+    """Make outputs of this rank's experts in the first rows; the rows after them, and the rows `broken`, are NaN."""
     rows = torch.randn(len(places), 16, generator=torch.Generator().manual_seed(1))
     rows[sum(place != ELSEWHERE for place in places) :] = NAN
     rows[list(broken)] = NAN
@@ -24,13 +24,13 @@ def outputs_of(places, broken):
 
 
 def weights_of(places):
-    """A token's weights for its two experts; 0 for those of other ranks, as vLLM-Ascend makes them."""
+    """Draw each token's weights for its two experts; they are 0 for experts of other ranks, as in vLLM-Ascend."""
     drawn = torch.rand(len(places) // 2, 2, generator=torch.Generator().manual_seed(2)) + 0.1
     return drawn * (torch.tensor(places) != ELSEWHERE).view(-1, 2)
 
 
 def expected(outputs, places, weights):
-    """The weighted sum over this rank's experts."""
+    """Return the weighted sum over this rank's experts."""
     sums = torch.zeros(len(places) // 2, outputs.shape[1])
     for number, place in enumerate(places):
         if place != ELSEWHERE:
@@ -79,7 +79,7 @@ def test_places_keep_type_and_this_ranks_rows():
 
 
 def test_worker_registers_it_after_the_layers(monkeypatch):
-    """A model's layers register upstream's when it is loaded; another chip's dispatcher stays."""
+    """A model's layers register upstream's dispatcher when they are loaded; another chip's dispatcher stays."""
     from types import SimpleNamespace
 
     from vllm_ascend.ascend_forward_context import MoECommType
