@@ -1,4 +1,4 @@
-"""The launchers of the stack 2026: they check a job without NPUs, and run it scaled down on emulated dies."""
+"""The launchers of the stack 2026 check a job without NPUs, and run it scaled down on emulated dies."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_job_runs_scaled_down_on_emulated_dies(tmp_path, job, dies):
     ended = launch(job, "--emulate", "--steps", str(STEPS), "--output", output, *own)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     summary = summary_of(output)
-    # In bfloat16, as the job computes; every update was compared bit for bit (alltoallv's option verify).
+    # The job computes in bfloat16; every update was compared bit for bit (alltoallv's option verify).
     assert summary["steps"] == STEPS and summary["dies"] == dies
     assert 0 < summary["rollout_prob_diff_mean"] < 0.01
     rows = [json.loads(line)["data"] for line in (output / "verl_metrics.jsonl").read_text().splitlines()]

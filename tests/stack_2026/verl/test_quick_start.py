@@ -1,4 +1,4 @@
-"""verl's own Ascend quick start with the verl that is installed; its commands are those of a checkout, `verl-v0.9.0`.
+"""verl's own Ascend quick start, with commands from the checkout `verl-v0.9.0` and the installed verl.
 
 `bash scripts/test.sh --stack 2026 tests/stack_2026/verl/test_quick_start.py --upstream FOLDER` runs all of it.
 """
@@ -21,7 +21,7 @@ from scripts import make_quick_start_files
 CHECKOUT = "verl-v0.9.0"
 PREPROCESS = "python3 examples/data_preprocess/gsm8k.py --local_dataset_path ~/hf_data/gsm8k/"
 TRAIN = "bash tests/special_npu/quick_start/run_qwen3_0_6b_fsdp2_vllm_ascend.sh"
-# The script's own variables, and keys behind it: sizes, and what has no compiler here.
+# The script's own variables and additional keys, which set sizes and disable parts that need a compiler.
 SIZES = {
     "NDEVICES_PER_NODE": "1",
     "ROLLOUT_TP": "1",
