@@ -279,7 +279,7 @@ def faulty_results(folder: Path, reference: dict[str, Any]) -> dict[str, float]:
 
 
 def compare_dense_model(folder: Path) -> dict[str, Any]:
-    """Qwen2 through verl's own configuration, loader and forward function, with TP2 x PP2."""
+    """Compare Qwen2, run with TP2 x PP2 through verl's own configuration, loader and forward function."""
     layout = Layout("tensor2_pipeline2", tensor=2, pipeline=2)
     start_layout(layout)
     reference = torch.load(folder / "dense_reference.pt", weights_only=True)
