@@ -1,4 +1,4 @@
-"""Which models a job can use: each rule by its sentence, over the config.json of published models."""
+"""Models that a job can use: each rule and its message, on the config.json of published models."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_model_that_a_job_cannot_use_is_named(config, changes, job, says):
 
 
 def test_value_that_the_job_overrides_is_the_one_that_counts():
-    """verl overrides values of config.json on Megatron, for training alone."""
+    """On Megatron, verl overrides values of config.json for training only."""
     job = use()
     job.node["model"]["override_config"] = {"model_config": {"num_nextn_predict_layers": 0}}
     assert list(model_findings(V3 | {"num_nextn_predict_layers": 1}, job)) == []
