@@ -113,7 +113,7 @@ def main(folder: Path) -> None:
         threading.Thread(target=end_when_hung, daemon=True).start()
     try:
         rounds(folder, way, rank == CULPRIT, *groups)
-    except RuntimeError:  # another rank has ended already
+    except RuntimeError:  # another rank has already exited
         if not (folder / "over").exists():
             raise
     if way in CALLS_IN:

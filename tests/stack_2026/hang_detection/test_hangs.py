@@ -1,4 +1,4 @@
-"""Planted hangs on emulated dies: the rank to blame is named, and a replay stops in the same calls."""
+"""Planted hangs on emulated dies: the culprit rank is named, and a replay stops in the same calls."""
 
 from __future__ import annotations
 

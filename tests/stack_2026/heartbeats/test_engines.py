@@ -17,7 +17,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for model in {case.model for case in ENGINES.values()}:
         write_checkpoint(model, folder / model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
         run_ranks("tests.stack_2026.heartbeats.program", 2, folder, timeout=300)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]

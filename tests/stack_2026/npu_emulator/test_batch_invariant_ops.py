@@ -1,4 +1,4 @@
-"""The emulated package `batch_invariant_ops`: a row, or a query, gives the same bits whatever is beside it."""
+"""The emulated package `batch_invariant_ops`: a row or query gives the same bits whatever else is in the batch."""
 
 import batch_invariant_ops
 import pytest

@@ -69,7 +69,7 @@ def test_patches_of_images_are_convolved_and_their_gradients(wanted):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_of_banned_tokens_are_filled(dtype):
-    """verl bans the tokens that stand for images by `index_fill`."""
+    """verl bans image placeholder tokens with `index_fill`."""
     scores, banned = drawn(4, 16, dtype=dtype), torch.tensor([7, 3])
     on_device = scores.npu()
     out = on_device.index_fill(-1, banned.npu(), float("-inf"))

@@ -35,7 +35,7 @@ GROUPS = ("actor", "gradients", "optimizer", "reference")
 def offload(engine: Any, trains: bool) -> None:
     """Offload an engine as verl's keys `param_offload` and `optimizer_offload` do."""
     if not trains and engine.engine_config.strategy == "fsdp2":
-        return  # verl has it on the host anyway
+        return  # verl keeps it on the host anyway
     engine._is_offload_param, engine._is_offload_optimizer = True, trains
     engine.to("cpu", model=True, optimizer=trains, grad=True)
 
@@ -57,7 +57,7 @@ def modules(engine: Any) -> list[Any]:
 
 def gradients(engine: Any) -> Iterator[Any]:
     for module in modules(engine):
-        if isinstance(getattr(module, "buffers", None), list):  # Megatron's, where torch has a method
+        if isinstance(getattr(module, "buffers", None), list):  # an attribute in Megatron, a method in torch
             yield from (buffer.grad_data for buffer in (*module.buffers, *module.expert_parallel_buffers))
         yield from (parameter.grad for parameter in module.parameters())
 
@@ -205,7 +205,7 @@ def parameter_bytes(engine: Any) -> int:
 
 def cycles(steps: Steps, count: int, leaks: bool = False) -> list[list[int]]:
     """Offload and load the state `count` times. Return the bytes allocated by torch and those free after each cycle."""
-    gc.collect()  # engines that were made before
+    gc.collect()  # collect earlier engines
     found, kept = [], []
     for _ in range(count):
         steps.cycle()

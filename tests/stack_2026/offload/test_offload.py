@@ -28,7 +28,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for model in {case.model for case in ENGINES.values()}:
         write_checkpoint(model, folder / model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
         run_ranks("tests.stack_2026.offload.program", 2, folder, timeout=500)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
@@ -57,7 +57,7 @@ def test_each_phase_has_what_it_needs_alone(ranks, engine):
 
 @NAMED
 def test_another_order_is_noticed(ranks, engine):
-    """The controls: verl without its keys, and two faults."""
+    """Controls: verl without its keys, and two planted faults."""
     for rank in ranks:
         stays = misplaced(rank[engine]["nothing leaves"])
         assert {"actor in rollout", "optimizer in rollout", "optimizer in reshard"} <= set(stays)
@@ -97,7 +97,7 @@ def test_fifty_cycles_leave_no_memory_behind(ranks, engine):
     for rank in ranks:
         found = rank[engine][OURS]
         assert found["cycles"] == found["cycles"][:1] * CYCLES and found["same"]
-        assert len({tuple(row) for row in found["leaks"]}) == 3  # a tensor kept in each would show
+        assert len({tuple(row) for row in found["leaks"]}) == 3  # control: a leaked tensor shows up
 
 
 def test_every_fault_was_planted(ranks):

@@ -34,7 +34,7 @@ REJECTED = [
 
 @pytest.fixture(scope="module")
 def trainer() -> Any:
-    """The registered class; verl is imported by tests, not by their files."""
+    """The registered trainer class; verl is imported inside tests, not by test modules."""
     importlib.import_module(REGISTRATION)
     from verl.trainer.ppo.v1 import get_trainer_cls
 

@@ -51,10 +51,10 @@ def combined(dispatcher, outputs, places, weights):
     ("places", "broken"),
     [
         (PLACES, []),
-        (PLACES, [1]),  # of the second token, which upstream reads for every expert of another rank
+        (PLACES, [1]),  # second token's row, which upstream reads for all experts of other ranks
         (PLACES, [0, 3]),
-        ([ELSEWHERE] * 8, []),  # no row is anybody's
-        ([2, 0, 1, 3, 7, 5, 4, 6], []),  # all rows are this rank's, the last one too
+        ([ELSEWHERE] * 8, []),  # no row belongs to this rank
+        ([2, 0, 1, 3, 7, 5, 4, 6], []),  # all rows belong to this rank, including the last
     ],
     ids=["whole", "row 1 broken", "own rows broken", "nothing here", "all here"],
 )
@@ -65,7 +65,7 @@ def test_token_is_the_sum_over_its_experts_here(places, broken):
 
 
 def test_upstream_spreads_what_is_not_finite():
-    """The control: with row 1 not finite, upstream loses the third token, which has no expert here."""
+    """Control: with a non-finite row 1, upstream corrupts the third token, which has no expert on this rank."""
     outputs, weights = outputs_of(PLACES, [1]), weights_of(PLACES)
     found = combined(TokenDispatcherWithAllGather, outputs, PLACES, weights)
     assert found[2].isnan().all() and not expected(outputs, PLACES, weights)[2].any()

@@ -65,9 +65,9 @@ def test_engines_that_decode_synchronise_once_a_window():
 @pytest.mark.parametrize(
     ("offers", "tokens", "left"),
     [
-        ([Offer(9, False, 100), Offer(2, True, 100)], None, 0),  # a prompt anywhere: one forward, and workers ask
-        ([Offer(3, True, 5), Offer(2, True, 2)], 3, 4),  # no longer than the longest work
-        ([IDLE, IDLE], 1, 0),  # nobody has anything
+        ([Offer(9, False, 100), Offer(2, True, 100)], None, 0),  # any prompt: one forward, then workers ask again
+        ([Offer(3, True, 5), Offer(2, True, 2)], 3, 4),  # at most the longest work
+        ([IDLE, IDLE], 1, 0),  # all ranks are idle
     ],
     ids=["prompt", "work", "idle"],
 )
@@ -174,10 +174,10 @@ def requests_of(*each: tuple[int, int, bool]) -> list[SimpleNamespace]:
     ("running", "scheduled", "offered"),
     [
         ([(9, 2, False), (30, 4, False), (8, 7, False)], {"0": 1, "1": 1, "2": 1}, Offer(3, True, 26)),
-        ([(9, 2, False), (9, 9, False)], {"0": 1}, Offer(2, True, 7)),  # one waits for blocks, and may run later
-        ([(5, 5, False)], {"0": 1}, Offer(1, True, 1)),  # its last token is on its way
+        ([(9, 2, False), (9, 9, False)], {"0": 1}, Offer(2, True, 7)),  # one waits for blocks and may run later
+        ([(5, 5, False)], {"0": 1}, Offer(1, True, 1)),  # its last token is in flight
         ([(9, 0, False), (9, 3, False)], {"0": 6, "1": 1}, Offer(7, False, 9)),  # a prompt of six tokens
-        ([(9, 0, True), (9, 3, False)], {"0": 1, "1": 1}, Offer(2, False, 9)),  # the last part of one, of one token
+        ([(9, 0, True), (9, 3, False)], {"0": 1, "1": 1}, Offer(2, False, 9)),  # a prompt's last chunk, one token
         ([], {"0": 1}, Offer(1, True, 1)),
     ],
 )
@@ -245,7 +245,7 @@ def test_scheduler_admits_between_windows_alone(left, paused):
     scheduler = executor._scheduler_class(Upstream)()
     assert executor.scheduler is scheduler and scheduler.schedule() == "scheduled"
     assert scheduler.seen == [PauseState[paused or "UNPAUSED"]] and scheduler.pause_state is PauseState.UNPAUSED
-    scheduler.pause_state = PauseState.PAUSED_ALL  # whoever pauses it all the same
+    scheduler.pause_state = PauseState.PAUSED_ALL  # paused by some other caller
     scheduler.schedule()
     assert scheduler.seen[1] is PauseState.PAUSED_ALL is scheduler.pause_state
 

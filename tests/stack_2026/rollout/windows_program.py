@@ -78,7 +78,7 @@ def engine_of(folder: Path, case: Case) -> Any:
 
 def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
     """Generate, and count all-reduces on the host: those of workers as `asked`, those of windows as `agreed`."""
-    keep_float32()  # the attention of DeepSeek's prompts, which vLLM-Ascend computes in bfloat16
+    keep_float32()  # DeepSeek's prefill attention, which vLLM-Ascend computes in bfloat16
     engine = engine_of(folder, case)
     core = engine.engine_core.engine_core
     counts = count_all_reduces()

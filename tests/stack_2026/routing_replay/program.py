@@ -34,7 +34,7 @@ from verl.workers.engine import EngineRegistry
 
 from tests.stack_2026.routing_replay.reference import Reference
 
-# Tokens of each sample, of which the latter half is the answer.
+# Number of tokens of each sample; the second half is the answer.
 LENGTHS = (9, 6, 12, 7)
 LEARNING = 1e-3
 
@@ -99,7 +99,7 @@ COMPARED = {
     ],
     2: [],
 }
-# verl without what this project adds to its engines.
+# verl without this project's engine extensions.
 UPSTREAM = {1: [Case("megatron", "qwen3moe", extended=False)], 2: []}
 
 
@@ -128,7 +128,7 @@ def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.T
     values = model_output["log_probs"].values()
     offsets = data["input_ids"].offsets()
     wanted = torch.ones(len(values), dtype=torch.bool, device=values.device)
-    wanted[offsets[1:] - 1] = False  # the row of the last token predicts another sample's first one
+    wanted[offsets[1:] - 1] = False  # the last token's row predicts the next sample's first token
     return values[wanted].sum() * dist.get_world_size(dp_group), {}
 
 
@@ -153,14 +153,14 @@ def batch_of(samples: list[torch.Tensor], experts: list[torch.Tensor], case: Cas
         "update_lr_scheduler": True,
     }
     if not case.extended:
-        settings["enable_routing_replay"] = True  # verl's workers say so
+        settings["enable_routing_replay"] = True  # set by verl's workers
     return tu.get_tensordict(tensors, settings)
 
 
 def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
     """Build verl's engine for an NPU as its workers do: the actor's, or the reference's, which does not train."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
-        os.environ.pop(name, None)  # Megatron-core keeps the choice of the model before
+        os.environ.pop(name, None)  # Megatron-core keeps the previous model's setting
     libraries = ["verl_plugin.megatron_core", "verl_plugin.megatron_float32"]
     libraries += ["verl_plugin.routing_replay.engines"] * case.extended
     attention = "flash_attention_2" if case.packed else "eager"
@@ -192,7 +192,7 @@ def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
         optimizer: Any = McoreOptimizerConfig(lr=LEARNING, total_training_steps=10)
     else:
         types = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
-        common["router_replay"] = {"mode": case.mode}  # as hydra makes it: verl's files have no such section
+        common["router_replay"] = {"mode": case.mode}  # a dict, as from hydra; verl's files lack this section
         settings = FSDPEngineConfig(
             strategy="fsdp2", dtype="float32", mixed_precision=types, use_torch_compile=False, **common
         )
@@ -346,7 +346,7 @@ def main(folder: Path) -> None:
     cases = (*UPSTREAM[world], *REPLAYED[world], *COMPARED[world])
     expected = {case: expected_of(folder, case) for case in cases}
     found: dict[str, Any] = {}
-    for case in cases:  # unextended engines first: an extension is for the whole process
+    for case in cases:  # unextended engines first: extensions apply to the whole process
         found[case.name] = (found_of if case.extended else upstream_found)(folder, case, expected[case])
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()

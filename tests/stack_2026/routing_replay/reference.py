@@ -61,7 +61,7 @@ class Reference:
     def _masked(experts: torch.Tensor, gate: Any, inputs: Any, output: Any) -> Any:
         logits = output[0] if isinstance(output, tuple) else output
         mask = torch.full_like(logits, -torch.inf).scatter(1, experts, 0.0)
-        mask[-1] = 0.0  # the rollout did not compute the last token
+        mask[-1] = 0.0  # the rollout never ran the last token
         masked = logits + mask
         if not isinstance(output, tuple):
             return masked
@@ -70,6 +70,6 @@ class Reference:
 
 
 def write_models(folder: Path) -> None:
-    """The checkpoints of all cases."""
+    """Write the checkpoints of all cases."""
     for model in ("qwen3moe", "deepseek"):
         write_checkpoint(model, folder / model)

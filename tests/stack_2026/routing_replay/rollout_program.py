@@ -36,7 +36,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del os.environ[name]  # every engine is alone
+        del os.environ[name]  # each engine runs alone
     model, options = CASES[rank]
     if model == "deepseek":
         keep_float32()
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     prompts = make_prompts(4, True)
     greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
     reference, found = Reference(folder / model), []
-    for _ in range(2):  # the second time from the cache, where there is one
+    for _ in range(2):  # the second time from the prefix cache, if enabled
         outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], greedy, use_tqdm=False)
         for prompt, output in zip(prompts, outputs, strict=True):
             answer = output.outputs[0]

@@ -32,7 +32,7 @@ def found(request: pytest.FixtureRequest, checkpoints: Path) -> list[dict[str, A
     """Results of each rank, by name of the case."""
     world = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
         run_ranks("tests.stack_2026.routing_replay.program", world, checkpoints, timeout=500)
     return [json.loads((checkpoints / f"{world}.{rank}.json").read_text()) for rank in range(world)]
@@ -86,7 +86,7 @@ def test_reference_replays_beside_the_actor(found):
 
 
 def test_packed_rows_are_those_of_verl(found):
-    """On one rank, and on two tensor-parallel ones that split packed samples, as MindSpeed's layers do."""
+    """Check one rank, and two tensor-parallel ranks that split packed samples like MindSpeed's layers."""
     assert all(rank["placed as verl"] for rank in found)
 
 

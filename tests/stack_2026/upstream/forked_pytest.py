@@ -48,7 +48,7 @@ def _run_file(file: Path, root: Path, report: Path, log: Path) -> None:
     if partial.exists():
         partial.rename(report)
     sys.stdout.flush()
-    os._exit(code)  # threads of what was tested may never end
+    os._exit(code)  # the tested code's threads may never end
 
 
 def _run_in_a_process(file: Path, root: Path, results: Path, limit: float) -> None:
@@ -58,14 +58,14 @@ def _run_in_a_process(file: Path, root: Path, results: Path, limit: float) -> No
     process.join(limit)
     code = process.exitcode
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # itself, and what its tests have left
+        os.killpg(process.pid, signal.SIGKILL)  # the process and leftovers of its tests
     process.join()
     with log.open("a") as written:
         written.write("\nthe time limit ended it\n" if code is None else f"\nthe process ended with code {code}\n")
 
 
 def main(results: Path, jobs: int, limit: float, root: Path, files: list[Path]) -> None:
-    del sys.path[0]  # the folder of this file
+    del sys.path[0]  # this file's folder
     for module in IMPORTS:
         __import__(module)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

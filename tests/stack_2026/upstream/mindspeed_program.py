@@ -56,7 +56,7 @@ def trained_reference(folder: Path) -> tuple[PreTrainedModel, list[torch.Tensor]
     tokens = sequences()
     logits = [model(input_ids=ids[None]).logits[0] for ids in tokens]
     loss_of(logits, tokens).backward()
-    torch.optim.AdamW(model.parameters(), **STEP).step()  # verl lets Megatron-core decay norms and biases too
+    torch.optim.AdamW(model.parameters(), **STEP).step()  # verl has Megatron-core decay norms and biases too
     return model, [each.detach() for each in logits]
 
 
@@ -90,7 +90,7 @@ def compare(folder: Path) -> dict[str, Any]:
     with torch.no_grad():
         exported = {name: weight.cpu() for name, weight in bridge.export_weights(models)}
     with tempfile.TemporaryDirectory() as scratch:
-        reference.save_pretrained(scratch)  # in the names of published checkpoints, expert by expert
+        reference.save_pretrained(scratch)  # under HF names, one tensor per expert
         wanted = safetensors.torch.load_file(Path(scratch, "model.safetensors"))
     before = safetensors.torch.load_file(folder / "model.safetensors")
     assert exported.keys() == wanted.keys() == before.keys(), exported.keys() ^ wanted.keys()

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHECKOUTS = ("MindSpeed-core_r0.16.0", "Megatron-LM-core_r0.16.0")
 # Largest difference, in float32, of logits near 5 and of weights that one step moves by 1e-2.
 TOLERANCE = 5e-6
-# CANN's name of the attention of packed batches, which the rollout does not call.
+# CANN's attention operator for packed batches, which the rollout does not call.
 PACKED_ATTENTION = "aclnnFlashAttentionVarLenScore"
 KERNELS = ("mindspeed.core.fusions.fused_rms_norm", "mindspeed.te.pytorch.attention.dot_product_attention.backend")
 
@@ -45,14 +45,14 @@ def environment_with(paths: list[str], scratch: Path) -> dict[str, str]:
     """Return the environment variables of a program that imports the checkouts."""
     return {
         "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
-        "PYTHONDONTWRITEBYTECODE": "1",  # the checkouts are read only
+        "PYTHONDONTWRITEBYTECODE": "1",  # the checkouts are read-only
         "TORCH_EXTENSIONS_DIR": str(scratch / "extensions"),
     }
 
 
 @pytest.mark.parametrize("dies", [1, 2])
 def test_step_with_mindspeed_equals_transformers(checkpoints, dies, paths, tmp_path):
-    compared = checkpoints if dies == 1 else checkpoints[1:]  # without experts nothing is spread over dies
+    compared = checkpoints if dies == 1 else checkpoints[1:]  # without experts there is no expert parallelism
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.upstream.mindspeed_program"]
     environment = os.environ | environment_with(paths, tmp_path)

@@ -22,7 +22,7 @@ CANNOT = {
     "test_npu_flash_attention": (_V4,),
     "test_npu_grouped_matmul_swiglu_quant": ("aclnnGroupedMatmulSwigluQuantWeightNZ is not emulated",),
     "test_npu_grouped_matmul_swiglu_quant_v2": ("aclnnGroupedMatmulSwigluQuantWeightNzV2 is not emulated",),
-    "test_npu_moe_init_routing_v2": ("aclnnMoeInitRoutingV3 is not emulated",),  # with quantised tokens
+    "test_npu_moe_init_routing_v2": ("aclnnMoeInitRoutingV3 is not emulated",),  # with quantised activations
     # Weights of 4 bits, and an offset in the type of the result, which aclnnQuantMatmulV5's documents do not have.
     "test_npu_quant_matmul": ("groupSize 256 is not emulated", "Tensor yOffset not implemented for DT_"),
     "test_npu_quant_scatter": ("aclnnQuantize is not emulated",),

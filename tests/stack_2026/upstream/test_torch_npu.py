@@ -16,14 +16,14 @@ CHECKOUT = "pytorch-v26.1.0"
 PROJECT = projects.Project(
     CHECKOUT, ("test/custom_ops/test_*.py", "test/npu/test_*.py"), (f"{CHECKOUT}/test", str(projects.STARTED))
 )
-TIME_LIMIT = 900  # seconds for a file
+TIME_LIMIT = 900  # seconds per file
 # It compares traces of graphs as text, with the package expecttest.
 LEFT_OUT = {"test_functionalization.py"}
 # Not investigated yet.
 LEFT_OUT |= {"test_npu.py", "test_npu_format.py", "test_serialization.py", "test_storage.py", "test_tensor.py"}
 LEFT_OUT |= {"test_swapped_memory_allocator.py"}
 CANNOT = {
-    "test_aclop_op_with_multi_device": "OPS function error: Maximum",  # of CANN's older interface
+    "test_aclop_op_with_multi_device": "OPS function error: Maximum",  # from CANN's older interface
     # With a scale of 128, scores are in the thousands: its reference rounds them to 16 bits, the emulator only rounds
     # the result.
     "test_opapi_op_with_multi_device": "result error",

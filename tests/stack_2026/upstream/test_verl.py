@@ -16,7 +16,7 @@ from tests.upstream.projects import read_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-# The release before the installed one, 0.9.1, which has no tag.
+# The release before the installed 0.9.1, which has no tag.
 CHECKOUT = "verl-v0.9.0"
 BACKEND = Path(__file__).with_name("verl_backend.py")
 ENGINES = "verl_plugin.alltoallv.engines"

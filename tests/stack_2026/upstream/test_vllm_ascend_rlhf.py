@@ -49,14 +49,14 @@ def ran(place: Path, name: str) -> Outcome:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(tools), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(place), *(path for path in given if path and not _has_tests(Path(path)))]),
         "HF_HUB_OFFLINE": "1",
-        # As in upstream's own runs: the test process has an NPU when vLLM starts its engine.
+        # As in upstream's own runs, the test process already uses an NPU when vLLM starts its engine.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "NPU_EMULATOR_NODE": f"rlhf.{os.getpid()}",
         "NPU_EMULATOR_DEVICES": "2",
         "NPU_EMULATOR_CAPACITY_MB": str(CAPACITY_MB),
         "NPU_EMULATOR_STRICT": "1",
     }
-    environment.pop("TORCHDYNAMO_DISABLE", None)  # pieces of a model for graphs are found by tracing it
+    environment.pop("TORCHDYNAMO_DISABLE", None)  # piecewise graphs require tracing the model
     report = place.parent / f"{Path(name).stem}.xml"
     command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={place}"]
     run = subprocess.run(

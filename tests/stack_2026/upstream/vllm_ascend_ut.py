@@ -103,7 +103,7 @@ def run(upstream: Path, names: Sequence[str], limit: float = LIMIT_S, keep: Path
             "NPU_EMULATOR_STRICT": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        # The package `tests` must be the checkout's.
+        # `tests` must resolve to the checkout's package.
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(path for path in given if path and not _has_tests(Path(path)))
         reports = {name: results / f"{name_of(place / name, place)}" for name in names}

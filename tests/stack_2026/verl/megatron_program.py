@@ -73,7 +73,7 @@ def compare(folder: Path) -> dict[str, float]:
         exported = {name: weight.cpu() for name, weight in bridge.export_weights(models)}
     assert stored.keys() == exported.keys(), stored.keys() ^ exported.keys()
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
-        finalize_model_grads(models)  # which sums what each rank has of the sequence, and changes experts' biases too
+        finalize_model_grads(models)  # sums sequence-parallel gradients; also updates expert biases
     gradients = gradient_differences(bridge, models[0], reference)
     return {
         "logits": (found.cpu() - expected).abs().max().item(),

@@ -103,7 +103,7 @@ def continued(request, tmp_path_factory) -> Continued:
 
 def test_first_step_is_that_of_transformers(continued, tmp_path):
     record, weights = read_record(continued.run / "checkpoints" / "records" / f"step_{SAVED + 1}")
-    assert weights is not None and (weights / "manifest.json").is_file()  # those of 2025
+    assert weights is not None and (weights / "manifest.json").is_file()  # the 2025 stack's
     found = Reference(continued.model, continued.checkpoint, tmp_path).step(record)
     assert apart(found.log_probs, record.columns["old_log_probs"].rows) < TOKEN_TOLERANCE
     assert apart(found.ref_log_probs, record.columns["ref_log_prob"].rows) < TOKEN_TOLERANCE

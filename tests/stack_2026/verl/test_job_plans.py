@@ -50,7 +50,7 @@ def planned(job, *more):
 def test_state_is_that_of_the_published_parameters(job):
     code, found = planned(job)
     assert code == 0 and max(found["phases"].values()) < found["die"] == 61 << 30
-    # FSDP2 shards float32 weights; Megatron's distributed optimizer has them as main parameters.
+    # FSDP2 shards float32 weights; Megatron's distributed optimizer keeps them as main parameters.
     each = 8 if job == ONE_CARD else 12
     # Megatron's norms and routers are replicated on several dies, whose optimizers shard them; stages differ.
     assert found["optimizer"] * DIES[job] == pytest.approx(each * PARAMETERS[job], rel=0.12 if job in CLUSTER else 1e-3)

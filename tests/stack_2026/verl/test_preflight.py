@@ -1,4 +1,4 @@
-"""scripts/preflight.py --stack 2026: a job passes, and each planted fault fails its stage."""
+"""scripts/preflight.py --stack 2026: a valid job passes, and each planted fault fails its stage."""
 
 import json
 import shlex

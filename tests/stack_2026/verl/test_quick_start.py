@@ -79,7 +79,7 @@ def test_quick_start_trains_on_an_emulated_die(tmp_path, pytestconfig):
     home, place = tmp_path / "home", tmp_path / "place"
     assert make_quick_start_files.main(["--home", str(home)]) == 0
     place.mkdir()
-    for name in ("examples", "tests"):  # its folder `verl` is left away: the installed one is what runs
+    for name in ("examples", "tests"):  # not its `verl` folder: the installed verl must run
         (place / name).symlink_to(Path(upstream, CHECKOUT, name).resolve())
     environment = {**os.environ, **environment_of("2026"), **SIZES, "HOME": str(home)}
     environment |= {"NPU_EMULATOR_DEVICES": "1", "NPU_EMULATOR_CAPACITY_MB": "1024", "ASCEND_VISIBLE_DEVICES": "0"}

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 RUNS = [("megatron", "deepseek_v3", 2), ("fsdp2", "qwen3", 1)]
 ONE_DIE = [f"actor_rollout_ref.{part}.megatron.expert_model_parallel_size=1" for part in ("actor", "ref")]
 SECOND_FORWARD = f"{MODE_KEY}=sync"
-BFLOAT16_DIFFERENCE = 0.01  # of the answers' mean log-probs; 5.8e-4 was measured
+BFLOAT16_DIFFERENCE = 0.01  # in the answers' mean log-probs; the measured value is 5.8e-4
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=[backend for backend, _, _ in RUNS])
@@ -43,7 +43,7 @@ def test_recorded_step_is_made_again_on_other_dies(finished, tmp_path):
     backend, folder, _ = finished
     command = [sys.executable, "scripts/replay.py", folder / "checkpoints" / "records" / "step_2", "--emulate"]
     command += ["--output", tmp_path / "replay.json", "--dies", "1" if backend == "megatron" else "2"]
-    # vLLM-Ascend computes the attention of DeepSeek's prompts in bfloat16; all else is compared closely below.
+    # vLLM-Ascend computes DeepSeek's prefill attention in bfloat16; everything else is compared closely below.
     command += ["--tolerance", "0.01", *(f"--set={key}" for key in ONE_DIE)] if backend == "megatron" else []
     run = subprocess.run(map(str, command), cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0 and "All is as recorded." in run.stdout, run.stdout[-3000:] + run.stderr[-3000:]
@@ -107,4 +107,4 @@ def test_float32_shards_of_fsdp2_trained_in_bfloat16(tmp_path):
     summary = summary_of(tmp_path / "run")
     assert summary["precision"] == "bfloat16" and 0 < summary["rollout_log_prob_diff_mean"] < BFLOAT16_DIFFERENCE
     processes = [json.loads(path.read_text())["operators"] for path in (tmp_path / "run" / "meters").glob("*.json")]
-    assert sum("aclnnForeachCopy" in operators for operators in processes) == 2  # the ranks that train
+    assert sum("aclnnForeachCopy" in operators for operators in processes) == 2  # the training ranks

@@ -37,7 +37,7 @@ def write_run(folder: Path, shift: float = 0.0) -> Path:
         )
         (folder / "state").rename(actor / Path(OPTIMIZER).name)
         (actor / "dist_ckpt" / "__0_0.distcp").write_bytes(b"tensors" * step)
-        (actor / "dist_ckpt" / ".metadata").write_text(str(folder))  # names that are drawn at each save
+        (actor / "dist_ckpt" / ".metadata").write_text(str(folder))  # random names, new at each save
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

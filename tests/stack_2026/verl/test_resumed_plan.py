@@ -27,7 +27,7 @@ def step(checkpoints: Path, number: int) -> Path:
 
 @pytest.fixture
 def other(tmp_path) -> Path:
-    """Another run's checkpoint."""
+    """Checkpoint of another run."""
     return step(tmp_path / "other" / "checkpoints", 1)
 
 

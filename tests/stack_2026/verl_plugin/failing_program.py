@@ -100,7 +100,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
     handover.MEMBERSHIP_CHECK_S = 2.0
     die_of_rank = Die(folder, f"failing.{os.environ['MASTER_PORT']}")
-    handover.PART_ELEMENTS = BUCKET  # several buckets, as a real model has
+    handover.PART_ELEMENTS = BUCKET  # several buckets, like a real model
     found = {"first": told(die_of_rank.update) | {"differing": die_of_rank.rank.differing()}}
     pack = exchange.pack
     if rank == CULPRIT and way != "nothing":

@@ -154,7 +154,7 @@ def carry_out(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
         try:
             with planted(task["fault"]) if "fault" in task else nullcontext():
                 engine.load_checkpoint(task["load"], del_local_after_load=False)
-        except Exception as error:  # whichever it is, the test reads it
+        except Exception as error:  # the test checks any error
             return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         write_states(engine, folder / f"{task['name']}.loaded")
         if "mindspeed" not in sys.modules:
@@ -183,7 +183,7 @@ def main(folder: Path) -> None:
     for task in tasks:
         found = carry_out(folder, task)
         (folder / f"{task['name']}.{rank}.json").write_text(json.dumps(found))
-    for child in multiprocessing.active_children():  # Megatron-core's, which would outlive a forked rank
+    for child in multiprocessing.active_children():  # Megatron-core's children would outlive a forked rank
         child.terminate()
     dist.barrier()
     dist.destroy_process_group()

@@ -33,7 +33,7 @@ def loss_of(logits: torch.Tensor) -> float:
 
 
 class Reference:
-    """A model that torch's AdamW updates on the host, in float32."""
+    """Model updated on the host by torch's AdamW, in float32."""
 
     def __init__(self, checkpoint: Path) -> None:
         from transformers import AutoModelForCausalLM

@@ -109,7 +109,7 @@ def megatron_engine(rank: Any) -> Any:
 
 
 class Served(Rank):
-    """A rollout rank, which trains nothing."""
+    """Rollout rank that does no training."""
 
     def build(self, checkpoint: Path) -> None:
         pass

@@ -32,7 +32,7 @@ def test_worker_describes_itself_and_learns_of_updates(tmp_path, worker):
     assert inquiry.greet() == DESCRIPTION
     inquiry.ask(Begin(7))
     assert worker.version == 7
-    worker.check()  # this very process trains, and has given nothing up
+    worker.check()  # this process is the trainer, and has not given up
 
 
 def test_update_given_up_ends_the_waiting_once(tmp_path, worker):
@@ -110,7 +110,7 @@ def test_experts_are_in_file_order_before_and_after_waking():
     before = {name: tensor.clone() for name, tensor in served_weights(layer).items()}
     assert [tuple(tensor.shape) for tensor in before.values()] == [(3, 10, 4), (3, 4, 5)]
     addresses = [parameter.data_ptr() for parameter in layer.parameters()]
-    for name in ("w13_weight", "w2_weight"):  # as vllm_ascend/worker/worker.py wakes them
+    for name in ("w13_weight", "w2_weight"):  # like the wake-up in vllm_ascend/worker/worker.py
         awoken = getattr(layer.mlp.experts, name).transpose(1, 2)
         setattr(layer.mlp.experts, name, nn.Parameter(awoken, requires_grad=False))
     assert all(torch.equal(tensor, before[name]) for name, tensor in served_weights(layer).items())

@@ -18,7 +18,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("finite")
     write_checkpoint("qwen3moe", folder / "qwen3moe")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         run_ranks("tests.stack_2026.verl_plugin.finite_steps_program", 2, folder, timeout=300)
     return [json.loads((folder / f"finite.{rank}.json").read_text()) for rank in range(2)]
 

@@ -41,7 +41,7 @@ def on_host(**other: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         made = Runs(tmp_path_factory.mktemp("hybrid"))
         reference = Reference(made.folder / MODEL)
         for number in range(1, SAVED + 1):

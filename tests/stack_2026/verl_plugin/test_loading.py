@@ -95,7 +95,7 @@ def test_schedule_of_megatron_counts_from_the_beginning():
 
 
 class UpstreamManager:
-    """verl's manager, which records its calls."""
+    """Stand-in for verl's manager that records its calls."""
 
     model, optimizer, lr_scheduler = "model", "optimizer", "schedule"
 

@@ -23,7 +23,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("name", "world"), RUNS.items())
 def test_weights_are_transformers_and_upstreams_at_the_bound(checkpoints, monkeypatch, name, world):
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
     (checkpoints / "run.txt").write_text(name)
     run_ranks("tests.stack_2026.verl_plugin.megatron_program", world, checkpoints, timeout=400)
     ranks = [json.loads((checkpoints / f"megatron.{name}.{rank}.json").read_text()) for rank in range(world)]

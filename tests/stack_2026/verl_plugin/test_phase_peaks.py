@@ -10,7 +10,7 @@ from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.phase_peaks_program import CYCLES, ENGINES, NEIGHBOUR_BYTES, PHASES, PLANTED_BYTES
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
-# torch's allocator takes memory from a die in segments of at most 20 MiB beyond what large tensors need.
+# torch's allocator reserves die memory in segments of at most 20 MiB beyond what large tensors need.
 SEGMENTS = 40 << 20
 STEPS = [(engine, planted) for engine in ENGINES for planted in PHASES]
 
@@ -22,7 +22,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for model in {case.model for case in ENGINES.values()}:
         write_checkpoint(model, folder / model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
         run_ranks("tests.stack_2026.verl_plugin.phase_peaks_program", 2, folder, timeout=300)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
@@ -58,7 +58,7 @@ def test_nothing_is_left_that_was_not_at_the_peak(ranks, engine):
     for phase in (*PHASES, "idle"):
         left, peak = metrics[ALLOCATED_BYTES_PREFIX + phase], metrics[PEAK_BYTES_PREFIX + phase]
         assert NEIGHBOUR_BYTES < left <= peak
-    assert "memory/peak_bytes/rollout" not in metrics  # no worker has been there
+    assert "memory/peak_bytes/rollout" not in metrics  # no worker has run that phase
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -68,4 +68,4 @@ def test_fifty_departures_of_training_leave_no_memory_behind(ranks, engine):
         assert rows == rows[:1] * CYCLES and rank[engine]["same"]
         away, _, back, _ = rows[0]
         assert away < back  # only the reference stays
-        assert len({tuple(row) for row in rank[engine]["leaks"]}) == 3  # a tensor kept in each would show
+        assert len({tuple(row) for row in rank[engine]["leaks"]}) == 3  # control: a leaked tensor shows up

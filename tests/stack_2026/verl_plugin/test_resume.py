@@ -88,7 +88,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, references: dict[str, Any]) -> Runs:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         made = Runs(tmp_path_factory.mktemp("resume"))
         for model in ("qwen3", "deepseek"):
             reference = Reference(made.folder / model)

@@ -67,7 +67,7 @@ def test_sides_may_differ_in_size(checkpoints, name, trainers):
 @pytest.mark.parametrize("name", ["megatron112.2+2", "megatron211.2+1", "megatron121.2+1"])
 def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch, name):
     """Split experts, tensors or layers over two dies. Pipeline stages send different amounts."""
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
     found = ran(checkpoints, name)
     assert len(found[0]) == 2
     for case in found[0]:
@@ -77,7 +77,7 @@ def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch, name):
 @pytest.mark.parametrize("name", ["nodes2.2+2", "megatron121.nodes2.2+2"])
 def test_weights_that_two_dies_of_a_node_need_enter_it_once(checkpoints, monkeypatch, name):
     """Both workers are on one node, and forward to each other the weights that both need."""
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
     found = ran(checkpoints, name)
     for case in (case for case in found[0] if case != "fails"):
         ranks = [rank[case] for rank in found]

@@ -182,7 +182,7 @@ def test_worker_sleeps_as_upstream_without_a_known_update(device):
     device.blocks, device.bytes = [Block(8, 4)], {8: b"abcd"}
     sleeper, worker, discarded = sleeper_of(device, [])
     worker.sleep()
-    worker.sleep(level=1)  # verl asks a second time
+    worker.sleep(level=1)  # verl calls it a second time
     assert (device.slept[1:], len(discarded)) == ([2, 1], 1)
     worker.wake_up()
     assert device.bytes == {8: b"abcd"} and sleeper.kept_bytes == 0

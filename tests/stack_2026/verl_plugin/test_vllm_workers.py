@@ -55,7 +55,7 @@ def test_tokens_after_each_update_are_those_of_transformers(folder, case):
     for update, expected in enumerate(all_expected):
         assert [len(tokens) for tokens in expected] == [TOKENS] * len(PROMPTS)
         assert [worker["tokens"] for worker in served(folder, case, update)] == [expected] * case.dies
-    assert all_expected[0] != all_expected[1]  # weights that did not arrive would show
+    assert all_expected[0] != all_expected[1]  # exposes weights that were not received
 
 
 @pytest.mark.parametrize("update", range(UPDATES))
@@ -102,4 +102,4 @@ def test_without_what_no_update_writes_tokens_are_others(folder):
 def test_fifty_cycles_take_no_memory(folder):
     memory = json.loads((folder / f"{CASES[0].name}.0.memory.json").read_text())
     assert len(memory) == 50
-    assert memory == memory[:1] * 50  # bytes that torch has allocated and reserved, and those free on the die
+    assert memory == memory[:1] * 50  # bytes that torch has allocated and reserved, and free bytes on the die

@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and nothing else."""
+    """Folder with only the wheel installed."""
     folder = tmp_path_factory.mktemp("site")
     install = ["install", "-q", "--no-index", "--no-deps", "--target", str(folder), str(wheel)]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True, timeout=300)

@@ -65,7 +65,7 @@ def engine_options(case: Case) -> dict[str, Any]:
     options: dict[str, Any] = {"enforce_eager": case.graph == "eager"}
     if case.graph != "eager":
         options["compilation_config"] = {"cudagraph_mode": case.graph, "cudagraph_capture_sizes": CAPTURED_SIZES}
-    if case.sleeps:  # vLLM-Ascend refuses to wake with weights in tiles
+    if case.sleeps:  # vLLM-Ascend cannot wake with tiled weights
         options["additional_config"] = {"weight_nz_mode": 0}
     if case.chunks:
         options |= {"max_num_batched_tokens": 24, "enable_chunked_prefill": True}

@@ -37,7 +37,7 @@ from tests.vllm_cases import (
 
 PROMPTS = 6
 TOKENS = 16
-CAPTURED_SIZES = [1, 2, 4, 8]  # tokens of a step that runs in graphs
+CAPTURED_SIZES = [1, 2, 4, 8]  # batch sizes in tokens that run in graphs
 SMALL = 1e-4
 BFLOAT16_PROMPTS = 0.02
 IMPORTED_ONCE = (
@@ -151,7 +151,7 @@ def engine_options(case: Case) -> dict[str, Any]:
     options: dict[str, Any] = {"enforce_eager": case.graph == "eager"}
     if case.graph != "eager":
         options["compilation_config"] = {"cudagraph_mode": case.graph, "cudagraph_capture_sizes": CAPTURED_SIZES}
-    if case.sleeps and not case.nz:  # vLLM-Ascend refuses to wake with weights in tiles
+    if case.sleeps and not case.nz:  # vLLM-Ascend cannot wake with tiled weights
         options["additional_config"] = {"weight_nz_mode": 0}
     if case.chunks:
         options |= {"max_num_batched_tokens": 24, "enable_chunked_prefill": True}
@@ -159,7 +159,7 @@ def engine_options(case: Case) -> dict[str, Any]:
         # With steps scheduled ahead, an engine in its caller's process gets out of step with ranks whose schedules
         # differ: one asks whether all have finished while another waits for it in a step.
         options |= {"async_scheduling": False}
-        if case.graph != "eager":  # graphs are counted by the process that runs them
+        if case.graph != "eager":  # each process counts the graphs that it runs
             options |= {"distributed_executor_backend": "uni"}
     if case.layout.startswith("tp") and RANKS[case.layout] > 1:
         options |= {"tensor_parallel_size": RANKS[case.layout], "distributed_executor_backend": "external_launcher"}

@@ -93,12 +93,12 @@ def test_upstream_rejects_what_is_listed_as_impossible(found, case):
 
 @pytest.mark.parametrize("case", MENDED.values(), ids=ids)
 def test_no_token_is_lost_with_this_projects_worker(found, case):
-    """Upstream's worker loses tokens in these settings (`WRONG`)."""
+    """With upstream's worker, these settings (`WRONG`) lose tokens."""
     assert is_right(case, found[case.name]), found[case.name]
 
 
 def test_upstreams_worker_loses_tokens(found):
-    """The control: if it passes, upstream has fixed the bug."""
+    """Control: if it passes, upstream has fixed the bug."""
     assert not is_right(LOST, found[LOST.name]) and LOST in WRONG
 
 
