@@ -38,7 +38,7 @@ def test_absent_or_torn_status_has_defaults(file, text):
 
 
 def test_reader_of_another_release_takes_what_it_knows(file):
-    """A newer writer has more fields and values; an older one has fewer."""
+    """A newer writer adds fields and values; an older one lacks some."""
     newer = {"role": "worker", "phase": "draining", "exit_reason": "cosmic_ray", "exit_code": "137", "nodes": [1, 2]}
     file.write_text(json.dumps(newer))
     assert StartStatus.read(file) == StartStatus("worker")

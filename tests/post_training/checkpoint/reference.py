@@ -109,7 +109,7 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class ReferenceShards:
-    """Shards of whole weights, rank by rank, as MindSpeed-LLM's documentation and models describe them."""
+    """Per-rank shards of whole weights, as described by MindSpeed-LLM's documentation and models."""
 
     def __init__(self, weights: State, shape: DeepseekV3Shape, layout: ShardLayout) -> None:
         self.weights, self.shape, self.layout = weights, shape, layout

@@ -189,7 +189,7 @@ def test_the_marker_is_written_last(monkeypatch, pristine, output, tmp_path):
 
     def noted(path, *arguments):
         complete = json.loads((output / "manifest.json").read_text())["complete"]
-        with seen.open("a") as file:  # of all processes
+        with seen.open("a") as file:  # shared by all processes
             file.write(f"{path.suffix} {complete} {(output / MARKERS[0]).exists()}\n")
         return write(path, *arguments)
 
@@ -204,7 +204,7 @@ def test_the_marker_is_written_last(monkeypatch, pristine, output, tmp_path):
 
 
 def test_workers_die_with_the_main_process(tmp_path):
-    """Otherwise a rerun could begin while a worker of the killed run still writes."""
+    """Otherwise a rerun could start while a worker of the killed run is still writing."""
     reading, writing = os.pipe()
 
     def killed() -> int:

@@ -171,7 +171,7 @@ def test_fp8_slices_are_the_formulas(quantised: Quantised, pair: tuple[TrainPlac
 
 
 def test_a_folder_may_hold_layers_that_no_layout_uses(quantised: Quantised) -> None:
-    """The run's own configuration may describe the model without its layers for multi-token prediction."""
+    """The run's own configuration may leave out the layers for multi-token prediction."""
     shape = replace(QUANTISED.shape, mtp_layers=0)
     target = emptied(megatron_state(quantised.full, shape, SINGLE, 0))
     shards, shapes = megatron(shape, SINGLE, 0), hf_shapes(shape)

@@ -199,7 +199,7 @@ def test_the_factory_of_a_published_state_dict_is_not_called(quantised, weights,
     ReferenceShards(weights, Synthetic(small_config()).shape, ShardLayout(stages=ONE)).save(tmp_path / "saved")
     (path,) = (tmp_path / "saved").rglob("*.pt")
     state = torch.load(path, weights_only=True)["model"]
-    state.pop("output_layer.weight")  # looked up, and made by the factory if there were one
+    state.pop("output_layer.weight")  # looking it up would call the factory
     torch.save({"model": defaultdict((tmp_path / "ran").touch, state)}, path)
     options = ["--hf-dir", str(quantised), "--moe-grouped-gemm"]
     assert verify(quantised, tmp_path / "saved", *options) == 2

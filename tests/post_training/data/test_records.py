@@ -39,7 +39,7 @@ def test_gsm8k_answer_follows_the_mark(tmp_path):
 @pytest.mark.parametrize(
     ("worked", "answer", "solution"),
     [
-        ("3 #### 3\nno, 4\n#### 4", "4", "3 #### 3\nno, 4"),  # the last mark counts
+        ("3 #### 3\nno, 4\n#### 4", "4", "3 #### 3\nno, 4"),  # the last marker counts
         ("#### -1,234,567.50 ", "-1234567.50", ""),
         ("so\n#### 7 apples", "7 apples", "so"),
         ("a\n\n####5", "5", "a"),

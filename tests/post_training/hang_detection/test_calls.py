@@ -9,7 +9,7 @@ from post_training.hang_detection.calls import CALLS, CallsError, CallsOfStalled
 from post_training.hang_detection.signs import Sign
 
 AFTER_S = 10.0
-# An entry as torch_npu 2.10.0.post4 returns it: no name, and `completed` before the call has finished.
+# An entry in the form of torch_npu 2.10.0.post4: without a name, and `completed` before the call has finished.
 ENTRY = {
     "frames": [
         {"name": "all_reduce", "filename": "/site-packages/torch/distributed/distributed_c10d.py", "line": 3007},

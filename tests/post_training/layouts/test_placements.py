@@ -97,7 +97,7 @@ def rank_of_megatron(rank: int, tensor: int, stage: int, replica: int, expert: i
 
 
 def test_another_order_of_megatrons_ranks_rejected():
-    """Rank 6 in the order tp-cp-ep-dp-pp is tensor rank 0 of the second replica in stage 1."""
+    """In the order tp-cp-ep-dp-pp, rank 6 is tensor-parallel rank 0 of the second replica in stage 1."""
     config = SimpleNamespace(num_layers=3)
     with rank_of_megatron(6, tensor=0, stage=1, replica=1, expert=1):
         placement = train_placement(config)

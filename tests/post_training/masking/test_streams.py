@@ -62,7 +62,7 @@ def test_secret_at_the_cut_of_a_long_line_masked(monkeypatch):
             shown = io.StringIO()
             writer = MaskingWriter(secrets, shown.write)
             writer.feed(parts[0])
-            assert shown.getvalue()  # the line was cut
+            assert shown.getvalue()  # the line is split across the parts
             writer.feed(parts[1])
             whole = secrets.text("".join(parts))
             assert secret not in whole

@@ -63,8 +63,8 @@ def test_text_with_secret_masked(text, secret):
         ("export HF_TOKEN=abcdef data.seed=1", "export HF_TOKEN=*** data.seed=1"),
         ("'+a.password=correct horse' data.seed=1", "'+a.password=***' data.seed=1"),
         ("'~a.password=correct horse' data.seed=1", "'~a.password=***' data.seed=1"),
-        ("HF_TOKEN=/etc", "HF_TOKEN=***"),  # a path that is there, under a name that means no path
-        ("'+a.password=correct horse", "'+a.password=***"),  # cut off before its quote
+        ("HF_TOKEN=/etc", "HF_TOKEN=***"),  # an existing path, under a name that does not denote a path
+        ("'+a.password=correct horse", "'+a.password=***"),  # truncated before the closing quote
         ('{"password": 12345, "token": 12345, "n": 2}', '{"password": ***, "token": 12345, "n": 2}'),
         ("api_key=[abc,def], seed=1", "api_key=***, seed=1"),
         ("api_key=[abc,def", "api_key=***"),
@@ -77,7 +77,7 @@ def test_text_with_secret_masked(text, secret):
         ("token=None password=null secret=auto api_key=${oc.env:KEY}", None),
         ("KEY=1 MY_KEY=/etc sort_key=length PROMPT_KEY=question max_tokens=8192 eos_token=</s>", None),
         ("a == b, a::token, https://host:8080/x", None),
-        (f"x={'-----BEGIN PRIVATE KEY-----'}abc", "x=***"),  # without its end
+        (f"x={'-----BEGIN PRIVATE KEY-----'}abc", "x=***"),  # without the END line
     ],
 )
 def test_masked_text_keeps_all_but_the_secret(text, shown):

@@ -28,7 +28,7 @@ GATE = torch.randn(EXPERTS, WIDTH, generator=torch.Generator().manual_seed(8))
 
 
 class Apply(nn.Module):
-    """A module of one function."""
+    """Module that applies one function."""
 
     def __init__(self, function):
         super().__init__()
@@ -256,7 +256,7 @@ def generated(runner, recorder, sequences, first=40):
 
 def test_the_rollout_is_recorded_token_by_token_and_given_the_responses(runner):
     recorder = Recorder(SEQUENCES)
-    outputs = generated(runner, recorder, [0, 1, 2, 3])  # the fourth only fills up
+    outputs = generated(runner, recorder, [0, 1, 2, 3])  # the fourth is only padding
     assert [outputs[str(40 + index)][: len(each.response)] for index, each in enumerate(SEQUENCES)] == [
         list(each.response) for each in SEQUENCES
     ]

@@ -96,7 +96,7 @@ def table_of_vllm(model, head=HEAD):
     if scaling:
         patch_rope_scaling_dict(scaling)
         if model["model_type"] == "deepseek_v3":
-            scaling["rope_type"] = "deepseek_yarn"  # as vLLM's and vLLM-Ascend's models do
+            scaling["rope_type"] = "deepseek_yarn"  # like vLLM's and vLLM-Ascend's models
     on_host = mock.patch.object(rotary_embedding, "current_platform", SimpleNamespace(device_type="cpu"))
     with set_current_vllm_config(VllmConfig()), on_host:
         longest, base = model["max_position_embeddings"], model["rope_theta"]
@@ -130,7 +130,7 @@ def test_rotation_is_what_the_tables_hold(name):
     for rotation, table in sides:
         found = amplitude_and_factor(table, model["rope_theta"])
         assert found[0] == pytest.approx(rotation.amplitude, rel=1e-4)
-        if rotation.kind != "dynamic":  # which has another base
+        if rotation.kind != "dynamic":  # dynamic scaling changes the base
             assert found[1] == pytest.approx(dict(rotation.numbers).get("factor", 1.0), rel=2e-3)
 
 

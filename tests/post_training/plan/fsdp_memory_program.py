@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
     worker, reference = (ActorRolloutRefWorker(config=config.actor_rollout_ref, role=role) for role in ("actor", "ref"))
     worker.rollout_sharding_manager = None  # it would keep the random state of an engine, and there is none
     critic = CriticWorker(config=config.critic) if config.algorithm.adv_estimator == "gae" else None
-    for each in filter(None, (critic, reference, worker)):  # in the order of verl's driver
+    for each in filter(None, (critic, reference, worker)):  # in the same order as verl's driver
         each.init_model()
     for _ in range(STEPS):
         step(worker, reference, critic, config)

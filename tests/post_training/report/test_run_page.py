@@ -109,7 +109,7 @@ def test_the_dies_are_those_of_all_nodes(tmp_path, trainer, said):
 
 def test_a_response_is_text_and_nothing_else(tmp_path):
     page = render_page(write_run(tmp_path / "run"))
-    strict = StrictPage(page)  # an address would raise
+    strict = StrictPage(page)  # raises at an address
     assert (
         HOSTILE in strict.text and "script" not in strict.tags and "http://" not in page.replace("http://example", "")
     )

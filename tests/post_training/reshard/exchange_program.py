@@ -285,7 +285,7 @@ def fifty_steps() -> dict:
         for value in case.source.values():
             value.neg_()
         case.resharder.run()
-    for _ in range(100_000):  # a thread of gloo's may hold its last transfer for a moment after that has ended
+    for _ in range(100_000):  # one of gloo's threads may hold its last transfer a moment longer
         if torch.npu.memory_allocated() <= before:
             break
         os.sched_yield()

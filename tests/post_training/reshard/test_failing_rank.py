@@ -58,7 +58,7 @@ def test_a_rank_that_is_gone_is_named(tmp_path: Path, way: str, number: int) -> 
         said = rf"rank {rank} did not hear from ranks \[{CULPRIT}\], in bucket "
         reached = re.search(said + r"(\d+) of \d+ of the leg from training weights or before it: ", text)
         assert reached and int(reached[1]) >= number, text
-        # HCCL's own reason is kept, which names it too.
+        # HCCL's own reason, which also names the rank, is kept.
         reason = rf"HcclAlltoAllV on rank {rank} of {WORLD}: no answer after \S+ s from .*rank {CULPRIT} "
         assert re.search(reason, text), text
         assert told["reshard"]["seconds"] < TIMEOUT + 6

@@ -232,7 +232,7 @@ def test_an_incomplete_source_rejected() -> None:
     [
         [((0, 3), (0, 2)), ((2, 4), (0, 2))],  # rows
         [((0, 4), (0, 2)), ((0, 4), (1, 2))],  # columns
-        [((0, 4), (0, 1)), ((0, 2), (1, 2)), ((1, 4), (1, 2))],  # both: no two neighbours in order overlap in the first
+        [((0, 4), (0, 1)), ((0, 2), (1, 2)), ((1, 4), (1, 2))],  # both; no neighbours in sort order overlap here
         [((0, 4), (0, 1)), ((0, 1), (1, 2)), ((2, 3), (0, 2))],
     ],
 )

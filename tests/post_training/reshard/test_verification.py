@@ -43,7 +43,7 @@ def test_weight_that_the_rollout_holds_rounded_is_not_equal(lone_rank):
 
 
 def test_padding_that_is_not_zero_is_named_as_the_rollout_names_it(lone_rank):
-    """The rollout's vocabulary has two rows more than the weight."""
+    """The rollout's vocabulary has two more rows than the weight."""
     values = torch.randn(4, 6).npu()
     padded = torch.cat([values, torch.zeros(2, 6).npu()])
     held = Shard(NAME, SHARD.bounds, "padded", LocalView(index=((0, 4),)))
@@ -142,7 +142,7 @@ def test_weights_of_a_batch_are_compared_at_once(lone_rank):
     train, rollout = many_weights(), many_weights()
     before = operator_calls().get("aclnnEqual", 0)
     assert of_many(rollout, MANY, lone_rank, train) == []
-    assert operator_calls()["aclnnEqual"] - before == 2  # as bytes and as values
+    assert operator_calls()["aclnnEqual"] - before == 2  # once as bytes and once as values
 
 
 @pytest.mark.parametrize("value", [float("nan"), -0.0, 1e-30], ids=["nan", "minus zero", "small"])

@@ -1,4 +1,4 @@
-"""The typed configuration rejects what the model cannot honour, and places layers on uneven stages."""
+"""The typed configuration rejects unsupported settings, and places layers on uneven stages."""
 
 import pytest
 from transformers import DeepseekV3Config

@@ -87,7 +87,7 @@ class Trial:
         for parameter in module.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         if dtype != torch.float32:
-            module = Float16Module(self.config, module)  # as verl's get_model wraps it
+            module = Float16Module(self.config, module)  # wrapped as in verl's get_model
             for name, weight in train_tensors([module]).items():
                 kept = torch.float32 if name.endswith("expert_bias") else dtype
                 assert weight.dtype == kept, (name, weight.dtype)
