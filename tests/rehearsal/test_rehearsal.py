@@ -39,7 +39,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEMS = "\n".join(json.dumps({"problem": f"{n}+1", "answer": str(n + 1)}) for n in range(80))
-# Runs the real rehearsal with a fake training and a fake checkpoint; arguments: mode, then those of rehearse.sh.
+# Runs the real rehearsal with a fake training run and checkpoint. Arguments: the mode, then those of rehearse.sh.
 LAUNCHER = f"""
 import sys
 from pathlib import Path

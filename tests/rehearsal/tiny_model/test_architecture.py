@@ -1,4 +1,4 @@
-"""The tiny models have every structural part of the published ones, and widths that can be split in two."""
+"""The tiny models have every structural component of the published ones, and even widths."""
 
 import json
 from pathlib import Path
