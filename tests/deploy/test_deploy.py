@@ -61,7 +61,7 @@ def test_all_nodes_of_the_cluster_are_asked_for():
 
 
 def test_the_head_of_the_volcano_job_is_a_name_that_it_gets():
-    """The plugin svc names pods JOB-TASK-INDEX, in the domain JOB."""
+    """Volcano's svc plugin names pods JOB-TASK-INDEX, in the domain JOB."""
     volcano = manifest("volcano_job")
     job, (task,) = volcano["metadata"]["name"], volcano["spec"]["tasks"]
     (container,) = containers("volcano_job")
