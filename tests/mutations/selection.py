@@ -23,7 +23,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/worker_processes"),
 }
 
-# These look at every file of the tree.
+# These read every file in the tree.
 _EVERY_FILE = ("tests/test_dataclasses.py", "tests/test_function_lengths.py", "tests/test_import_contracts.py")
 
 # A patch's tests name its target, not its file; configuration keys are tested by one document of all keys.

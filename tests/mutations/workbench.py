@@ -193,7 +193,7 @@ class Workbench:
         if not (prefix / "bin").exists():
             for package in filter(Path.is_dir, (self._tree / _INSTALLED_FROM).iterdir()):
                 _link_what_is_missing(package, site / package.name)
-                _link_what_is_missing(installed / package.name, site / package.name)  # what is built beside its modules
+                _link_what_is_missing(installed / package.name, site / package.name)  # files built next to its modules
             for folder in (site, *site.parents):
                 _link_what_is_missing(sys.prefix / folder.relative_to(prefix), folder)
                 if folder == prefix:
@@ -201,7 +201,7 @@ class Workbench:
         return str(prefix / "bin" / "python")
 
     def _compile(self, package: Path) -> None:
-        """Compile what changed since the last time, and put the libraries into a package.
+        """Compile what changed since the last build, and put the libraries into a package.
 
         Raises:
             FaultError: the tree's sources do not compile.
