@@ -1,4 +1,4 @@
-"""How tokens reach their experts: the fused exchange for decodes in graphs, vLLM-Ascend's choice everywhere else."""
+"""MoE communication method: fused dispatch for decode steps in graphs, vLLM-Ascend's own choice everywhere else."""
 
 from dataclasses import replace
 from enum import Enum
