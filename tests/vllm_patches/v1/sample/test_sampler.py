@@ -112,7 +112,7 @@ def check_frequencies(temperature, top_k, top_p, min_p):
         [of_model[token] for token in seen], abs=1e-5
     )
     if len(seen) < VOCABULARY - 1 and narrowed:
-        # A control: the model's own log-probs, which vLLM 0.9.1 reports, are not those of the draws.
+        # Control: the model's raw log-probs, which vLLM 0.9.1 reports, differ from those of the sampling distribution.
         assert surprise(counts, of_model) > 100
 
 
