@@ -167,7 +167,7 @@ def upstream(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def lone_rank():
-    """The default process group over hccl with this process as its only rank."""
+    """Default process group on hccl, with this process as its only rank."""
     import torch
     import torch.distributed as dist
     import torch_npu  # noqa: F401

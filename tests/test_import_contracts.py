@@ -166,7 +166,7 @@ def is_any(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def outside_overlay(name: str, at_import: bool) -> bool:
-    if name == "typing_extensions.TypeVar" and not at_import:  # type checkers bring it themselves
+    if name == "typing_extensions.TypeVar" and not at_import:  # type checkers provide it
         return False
     return name.partition(".")[0] not in (*sys.stdlib_module_names, "overlay")
 
