@@ -25,7 +25,7 @@ def test_pass_at_k_is_the_share_of_all_choices(drawn):
 
 
 def test_the_plug_in_estimate_is_another_number():
-    """The control: 1 - (1 - c/n)^k, which the paper calls biased, fails the comparison above."""
+    """Control: 1 - (1 - c/n)^k, which the paper calls biased, fails the comparison above."""
     assert 1 - (1 - 1 / 4) ** 2 != pytest.approx(counted(4, 1, 2))
     assert pass_at_k(4, 1, 2) == 0.5 and pass_at_k(200, 3, 1) == pytest.approx(3 / 200)
 

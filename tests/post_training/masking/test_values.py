@@ -169,7 +169,7 @@ def test_ordinary_log_lines_kept():
 
 @pytest.mark.parametrize("job", JOBS)
 def test_shipped_configuration_kept(job, monkeypatch):
-    """The control: masking must not change a shipped job, as it would then change users' jobs too."""
+    """Control: masking must not change a shipped job, as it would then change users' jobs too."""
     overrides = [
         "actor_rollout_ref.model.path=/models/a",
         "data.train_files=[/d/a.parquet]",

@@ -62,7 +62,7 @@ def test_no_other_placement_of_a_small_rollout_needs_fewer_slots(lengths):
 
 
 def test_prompts_as_they_come_and_as_sorted_need_more_slots():
-    """The control: file order, and order by length, place long prompts side by side."""
+    """Control: file order, and order by length, place long prompts side by side."""
     lengths: list[float] = [9, 9, 1, 1, 8, 1]
     dealt = slots(parts(lengths, first_placement(lengths, 3), 3))
     assert dealt < slots(parts(lengths, list(range(6)), 3))

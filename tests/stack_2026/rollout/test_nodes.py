@@ -53,7 +53,7 @@ def test_engines_of_two_nodes_generate_transformers_tokens(tmp_path):
 
 @pytest.mark.slow
 def test_broken_window_of_the_other_node_is_an_error(tmp_path):
-    """The control: a forward with one token less meets the other node's in a collective."""
+    """Control: a forward with one token less meets the other node's in a collective."""
     status, output = run(tmp_path, "few")
     assert status and not (tmp_path / "tokens.json").exists()
     assert "EI0005" in output and "rank 1 HcclAllGather" in output

@@ -44,7 +44,7 @@ def test_nonfinite_weights_named_after_a_skipped_update(ranks):
 
 
 def test_upstream_steps_to_weights_that_are_nan(ranks):
-    """The control: verl's own engine steps, and counts nothing."""
+    """Control: verl's own engine steps, and counts nothing."""
     for found in ranks:
         first, second = found["stock"]
         assert first == STEPPED | {"counted": None}

@@ -129,7 +129,7 @@ def started(site: Path, checkpoint: Path) -> subprocess.Popen[str]:
 
 
 def test_update_with_the_wheel_alone_and_none_without_a_file(site, tmp_path):
-    """The control: the second run lacks one file and must fail."""
+    """Control: the second run lacks one file and must fail."""
     write_checkpoint("qwen3", tmp_path / "qwen3")
     incomplete = tmp_path / "incomplete"
     shutil.copytree(site, incomplete)
