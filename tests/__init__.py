@@ -1,1 +1,1 @@
-"""The test suite; a real package, because some installed packages bring a top-level `tests` of their own."""
+"""The test suite. It is a regular package because some installed packages ship a top-level `tests` of their own."""

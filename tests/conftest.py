@@ -1,5 +1,4 @@
-"""The order of the tests, which of them run only when asked for, emulated dies of their own, a tiny model, and a
-process group of one rank."""
+"""Order and selection of the tests, their own emulated dies, and fixtures for a tiny model and a lone rank."""
 
 import gc
 import os
@@ -18,25 +17,25 @@ from tests import forked
 from tests.fast_tier import Measurement, Selection, Unmeasured, file_of, folder_of
 from tests.sharing import FileScheduling
 
-# Processes of a node share the memory of its dies; no other run on this machine is to take part.
+# Processes of a node share the memory of its dies. Use a separate node, so that no other run on this machine joins.
 os.environ["NPU_EMULATOR_NODE"] = f"tests-{os.getpid()}"
-# As in the rehearsal operators reject what their documentation forbids and collectives complete at wait() only. Most
-# comparisons are made in float32, which kernels for 16 bits get in these reference runs only.
+# As in the rehearsal, operators reject what their documentation forbids, and collectives complete only at wait(). Most
+# comparisons use float32, which kernels for 16 bits only accept in these reference runs.
 MODES = {"NPU_EMULATOR_STRICT": "float32", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"}
 os.environ |= MODES
-# A test that changes one of these and does not restore it breaks every test after it that starts a job.
+# A test that changes one of these without restoring it breaks every later test that starts a job.
 OF_EVERY_JOB = {
     name: os.environ.get(name) for name in ("TORCH_DEVICE_BACKEND_AUTOLOAD", "VLLM_PLUGINS", "PYTHONOPTIMIZE")
 }
 
-# How long an example takes says how busy the machine is, and nothing of what is tested.
+# An example's duration depends on the load of the machine and says nothing about the tested code.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
 ROOT = Path(__file__).parents[1]
-# Where several processes share the tests, those of a file stay together; of these folders all do, since they share
-# processes. What takes longest begins early, so that all end at once: these folders, and of each the slow files.
+# If several processes share the tests, each file's tests stay together, and in TOGETHER a whole folder's, since its
+# tests share processes. FIRST has the longest folders, which start early, slow files first, so that all end together.
 TOGETHER = ("tests/worker_processes",)
 FIRST = ("tests/npu_emulator", *TOGETHER, "tests/verl_patches/trainer", "tests/scripts", "tests/rehearsal")
 
@@ -71,8 +70,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Nothing that is imported and collected becomes garbage: looking for some took a fifth of the collection's time,
-    and then a twentieth of the tests'."""
+    """Disable garbage collection while collecting tests, and freeze what was imported.
+
+    None of it becomes garbage; searching it took a fifth of the collection's time, and then a twentieth of the tests'.
+    """
     gc.disable()
     try:
         return (yield)
@@ -82,9 +83,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the emulator's own tests first: others import Megatron, and with it hand torch.cuda over to the NPU.
+    """Run the emulator's own tests first: others import Megatron, which redirects torch.cuda to the NPU.
 
-    No file of tests may do so when it is imported, since all of them are before the first test runs.
+    No test file may do so at import time, since all files are imported before the first test runs.
     """
     if "torch_npu.contrib.transfer_to_npu" in sys.modules:
         raise pytest.UsageError(
@@ -104,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test that an earlier one robbed of the stricter modes; the emulator's own tests begin without them."""
+    """Fail if an earlier test removed the stricter modes; the emulator's own tests start without them."""
     if not item.path.is_relative_to(EMULATOR):
         changed = {name: os.environ.get(name) for name, value in MODES.items() if os.environ.get(name) != value}
         assert not changed, f"an earlier test left {changed} in the environment; all tests share {MODES}"
@@ -112,7 +113,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Fail the test that leaves an environment behind in which no job starts, and not those that start one later."""
+    """Fail the test that leaves an environment in which no job starts, instead of later tests that start one."""
     from post_training.inherited_environment import EnvironmentRejected, check_inherited
 
     yield
@@ -127,7 +128,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def make_inputs(folder: Path, **changes: int) -> tuple[Path, Path]:
-    """A tiny float32 checkpoint with random weights, and the bundled training data as parquet, both in `folder`."""
+    """Write a tiny float32 checkpoint with random weights, and the bundled training data as parquet, to `folder`."""
     from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
     problems = ROOT / "data" / "arithmetic" / "train.jsonl"
@@ -140,14 +141,16 @@ def make_inputs(folder: Path, **changes: int) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory) -> tuple[Path, Path]:
-    """A tiny checkpoint, and data."""
+    """A tiny checkpoint, and training data."""
     return make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="session")
 def mla_inputs(tmp_path_factory) -> tuple[Path, Path]:
-    """The same with the widths of DeepSeek-V3's attention: its kernels in graphs take no others, on a device and here
-    in strict mode."""
+    """The same inputs with the widths of DeepSeek-V3's attention.
+
+    Its kernels in graphs accept no other widths, on a device and here in strict mode.
+    """
     from rehearsal.resume_proof.model import KERNEL_WIDTHS
 
     return make_inputs(tmp_path_factory.mktemp("mla_inputs"), **KERNEL_WIDTHS)
@@ -155,7 +158,7 @@ def mla_inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def upstream(pytestconfig: pytest.Config) -> Path:
-    """The folder with checkouts; a test that needs it is skipped without."""
+    """The folder with upstream checkouts; without it, tests that need it are skipped."""
     folder = pytestconfig.getoption("--upstream")
     if folder is None:
         pytest.skip("NOT RUN: needs checkouts of upstream projects; give their folder with --upstream FOLDER")
@@ -164,7 +167,7 @@ def upstream(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def lone_rank():
-    """The default process group over hccl with this process as its only rank."""
+    """Default process group on hccl, with this process as its only rank."""
     import torch
     import torch.distributed as dist
     import torch_npu  # noqa: F401
@@ -180,7 +183,7 @@ def lone_rank():
 
 @pytest.fixture
 def own_context(monkeypatch):
-    """A process context of the test's own."""
+    """A separate process context for the test."""
     from post_training import process_context
 
     own = process_context.ProcessContext()

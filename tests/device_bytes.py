@@ -1,4 +1,4 @@
-"""What tensors take of a die, where tests compare it to the byte."""
+"""Exact device memory of tensors, for tests that compare it to the byte."""
 
 import gc
 
@@ -6,11 +6,11 @@ import torch
 
 
 def bytes_of_tensors() -> int:
-    """Bytes of all tensors on the current device that neither Python's garbage nor work under way holds.
+    """Return the bytes of all live tensors on the current device, after garbage collection and synchronization.
 
-    torch_npu's `memory_allocated` is more: its allocator leaves up to 1 MiB at the end of what it took for a large one.
+    torch_npu's `memory_allocated` is more: its allocator leaves up to 1 MiB unused at the end of a large block.
     """
     gc.collect()
     torch.npu.synchronize()
-    torch.npu.empty_cache()  # what another stream used counts until the allocator looks at its event
+    torch.npu.empty_cache()  # memory used by another stream counts until the allocator checks its event
     return torch.npu.memory_stats()["requested_bytes.all.current"]

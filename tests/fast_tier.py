@@ -1,8 +1,8 @@
-"""The fast tier, `bash scripts/test.sh --fast`: which tests it takes, from what each file was measured to cost.
+"""The fast tier, `bash scripts/test.sh --fast`: selects tests by the measured cost of each file.
 
-`durations.json` holds the processor seconds of each file's tests, those of their child processes included: they depend
-little on what else the machine does. `bash scripts/test.sh --measure` writes it anew. A file that has not been measured
-yet is taken, so that a new test is not forgotten.
+`durations.json` holds the CPU seconds of each file's tests, including their child processes; CPU time depends little on
+the load of the machine. `bash scripts/test.sh --measure` rewrites it. A file without a measurement is included, so that
+new tests are not forgotten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DURATIONS = Path(__file__).with_name("durations.json")
 MOST_SECONDS_OF_A_FILE = 3.0
 LEFT_OUT = ("slow", "exhaustive")
 NEEDS_CHECKOUTS = "upstream"
-"""The folder whose tests are of checkouts, which a fast run cannot have."""
+"""The folder whose tests need upstream checkouts, which a fast run cannot have."""
 
 
 def file_of(item: pytest.Item) -> str:
@@ -36,13 +36,13 @@ def is_left_out(item: pytest.Item) -> bool:
 
 
 def folder_of(file: str) -> str | None:
-    """The folder of tests that a file belongs to; None for one that lies beside them."""
+    """Return the top test folder that a file belongs to, or None for a file directly in `tests`."""
     parts = Path(file).parts
     return parts[1] if len(parts) > 2 else None
 
 
 def taken_files(files: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
-    """Those that cost little, and of a folder where none does the cheapest."""
+    """Return the cheap files, and the cheapest file of each folder that has no cheap one."""
     by_folder: dict[str | None, set[str]] = defaultdict(set)
     for file in files:
         by_folder[folder_of(file)].add(file)
@@ -54,7 +54,7 @@ def taken_files(files: Iterable[str], seconds: Mapping[str, float]) -> set[str]:
 
 
 def split(items: list[pytest.Item], seconds: Mapping[str, float]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """The tests that are in the tier, and the others."""
+    """Split the tests into those in the tier and the rest."""
     plain = [item for item in items if not is_left_out(item)]
     taken = taken_files({file_of(item) for item in plain if folder_of(file_of(item)) != NEEDS_CHECKOUTS}, seconds)
     chosen, others = [], []
@@ -68,7 +68,7 @@ def measured() -> dict[str, float]:
 
 
 class Selection:
-    """Takes the tests of the tier."""
+    """Pytest plugin that selects the tests of the tier."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -77,7 +77,7 @@ class Selection:
 
 
 class Unmeasured:
-    """Takes the tests that are measured, of files that have not been."""
+    """Pytest plugin that selects measurable tests from files without a measurement."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -87,7 +87,7 @@ class Unmeasured:
 
 
 class Measurement:
-    """Writes what the tests of each file took that is neither slow nor exhaustive."""
+    """Pytest plugin that records each file's cost, without its slow and exhaustive tests."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -97,7 +97,7 @@ class Measurement:
         os.environ[SPENT] = str(self._by_forks)
 
     def _spent(self) -> float:
-        """By this process, its children and the forks that it asked for."""
+        """Return the CPU seconds of this process, its children and the forks that it requested."""
         return sum(os.times()[:4]) + sum(map(float, self._by_forks.read_text().split()))
 
     @pytest.hookimpl(wrapper=True)
@@ -114,7 +114,7 @@ class Measurement:
 
 
 def merge(durations: Path, seconds: Mapping[str, float]) -> None:
-    """Write what files cost over what is known of them; several processes may, each for the files that it ran."""
+    """Merge the costs of files into `durations`; several processes may do so, each for the files that it ran."""
     with durations.open("r+") as known:
         fcntl.flock(known, fcntl.LOCK_EX)
         merged = {file: spent for file, spent in json.load(known).items() if (ROOT / file).exists()}

@@ -1,8 +1,8 @@
-"""vLLM-Ascend's fused exchange of tokens (MC2) in float32, for engines whose tokens are compared exactly.
+"""vLLM-Ascend's fused token dispatch and combine (MC2) in float32, for engines whose tokens are compared exactly.
 
-torch_npu gives the kernels 16 bits alone. Three bfloat16 numbers hold a float32 one exactly, with 8 bits of its 24
-each: they travel as rows that are three times as wide. What comes back is summed here, an expert at a time, because the
-kernel would round the sum; it moves one expert's row unchanged where that one has the weight 1 and the others 0.
+torch_npu's kernels accept only 16-bit types. Three bfloat16 values hold a float32 value exactly, with 8 of its 24 bits
+each, so tokens travel as rows three times as wide. The results are summed here, one expert at a time, because the
+kernel would round the sum; it returns an expert's row unchanged if that expert has weight 1 and the others 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kernel = Callable[..., Any]
 
 @contextmanager
 def exchange_in_float32() -> Iterator[None]:
-    """Let torch_npu's two functions take float32, in graphs too."""
+    """Make torch_npu's two functions accept float32, in graphs too."""
     import torch_npu
 
     dispatch, combine = torch_npu.npu_moe_distribute_dispatch_v2, torch_npu.npu_moe_distribute_combine_v2
@@ -31,7 +31,7 @@ def exchange_in_float32() -> Iterator[None]:
 
 
 def _parts(x: torch.Tensor) -> torch.Tensor:
-    """[n, 3 * width] bfloat16 of [n, width] float32."""
+    """Split float32 [n, width] into bfloat16 [n, 3 * width]."""
     high = x.to(torch.bfloat16)
     left = x - high.to(torch.float32)
     middle = left.to(torch.bfloat16)
@@ -39,7 +39,7 @@ def _parts(x: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(parts: torch.Tensor) -> torch.Tensor:
-    """[n, width] float32 of [n, 3 * width] bfloat16."""
+    """Join bfloat16 [n, 3 * width] into float32 [n, width]."""
     high, middle, low = parts.to(torch.float32).chunk(3, -1)
     return high + (middle + low)
 

@@ -1,14 +1,14 @@
-"""Starts Python programs as forks of a process that has imported what they import.
+"""Start Python programs as forks of a template process that has already done their imports.
 
-A program of tests that imports PyTorch and torch_npu takes seconds of a processor before it does anything, and one
-that imports verl and Megatron three times as many. `start` gives a `subprocess.Popen` as for a new interpreter: its
-process asks a template to fork, hands its output, folder and environment over, and stays until the fork has ended.
+A test program that imports PyTorch and torch_npu uses seconds of CPU time before it does anything, and one that imports
+verl and Megatron three times as much. `start` returns a `subprocess.Popen` as for a new interpreter: that process asks
+a template to fork, passes on its output, folder and environment, and stays until the fork has exited.
 
-Where processes share the tests they share the templates too, which the process that began the tests has started. A
-template imports when it is first asked, and ends with the process that started it.
+Test processes that run in parallel share the templates, which the main test process starts. A template does its imports
+when it is first asked, and exits with the process that started it.
 
-A library that reads the environment when it is imported has read the template's. A program for which such a variable
-has another value gets its own interpreter, and so should one whose start is under test.
+A library that reads the environment at import has read the template's. A program with another value of such a variable
+gets its own interpreter, and so should a program whose startup is under test.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from npu_emulator import engine
 from rehearsal.prefork import start_template
 from rehearsal.prefork.launch import NPU_DRIVER
 
-# Modules in the order in which a template imports them; the overlay sees every later import.
+# Modules in import order; the overlay comes early enough to see the later imports.
 PYTORCH = ("torch", "torch_npu")
 MEGATRON = ("verl_patches.prelude_patch", "torch", "verl.workers.megatron_workers", "vllm")
 FSDP = ("verl_patches.prelude_patch", "torch", "verl.workers.fsdp_workers")
-# Read by PyTorch, torch_npu or the emulator when they are imported.
+# Variables that PyTorch, torch_npu or the emulator read at import.
 READ_AT_IMPORT = (
     "LD_PRELOAD", "NPU_EMULATOR_DEFERRED_COLLECTIVES", "NPU_EMULATOR_METERS", "NPU_EMULATOR_STREAM_SEED",
     "OMP_NUM_THREADS", "PYTORCH_NPU_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD",
 )  # fmt: skip
 SHARED = "TEMPLATES_OF_TESTS"
-"""The variable that names the shared templates, by JSON: whose they are, and of each what it has imported, what it read
-then, and its client."""
-# Tests run tests of copies of the tree, and with other interpreters: what these import is not in our templates.
+"""Environment variable that describes the shared templates as JSON: their owner, and for each its imports, the
+environment it read, and its client."""
+# Some tests run the tests of a copy of the tree, or use other interpreters; our templates lack their imports.
 _OWNER = [str(Path(__file__).resolve().parents[1]), sys.executable]
 SPENT = "SECONDS_SPENT_BY_FORKS"
-"""The variable that names the file to which a fork writes what it cost: it is no child of the process that measures."""
+"""Environment variable with the file to which a fork writes its cost, as it is no child of the measuring process."""
 _PROGRAM = """
 import os, runpy, warnings
 os.setsid()
@@ -63,7 +63,7 @@ def _read(environment: Mapping[str, str]) -> tuple[str | None, ...]:
 
 
 def _start_template(imported: Sequence[str]) -> str:
-    """Start a template with this process's environment; returns the command line of its client."""
+    """Start a template with this process's environment, and return the command line of its client."""
     template = start_template(imported)
     atexit.register(template.close)
     return template.py_executable
@@ -73,7 +73,7 @@ _own_template = functools.cache(lambda imported, read: _start_template(imported)
 
 
 def share_templates(without: Sequence[str]) -> None:
-    """Start templates for the processes that this one will start: every kind, and PyTorch's without some variables."""
+    """Start templates for our test processes: one of each kind, and PyTorch's also without some variables."""
     if NPU_DRIVER.exists():
         return
     kinds = [(imported, _read(os.environ), _start_template(imported)) for imported in (PYTORCH, MEGATRON, FSDP)]
@@ -85,7 +85,7 @@ def share_templates(without: Sequence[str]) -> None:
 
 
 def _client(imported: tuple[str, ...], environment: Mapping[str, str]) -> str | None:
-    """The command line that asks for a fork; None where there is no template for this environment."""
+    """Return the command line that requests a fork, or None without a template for this environment."""
     read = _read(environment)
     owner, kinds = json.loads(os.environ.get(SHARED, "[[], []]"))
     for modules, read_then, client in kinds:
@@ -102,18 +102,18 @@ def start(
     python: str | Path = sys.executable,
     **options: Any,
 ) -> subprocess.Popen[str]:
-    """A process that runs `module` with `arguments`, as `python -W ignore -m` does, in a session of its own.
+    """Start a process that runs `module` with `arguments`, like `python -W ignore -m`, in its own session.
 
-    It is forked from a template that has imported the modules `imported`; without any, with another `python`, or where
-    no template has read this `environment`, it is a new interpreter. `options` are those of Popen. A fork gets SIGTERM
-    where the process ends before it.
+    It is forked from a template that has imported the modules `imported`. Without such modules, with another `python`,
+    or without a template for this `environment`, it is a new interpreter. `options` are passed to Popen. A fork gets
+    SIGTERM if the process exits before it.
     """
     client = _client(imported, environment) if imported and python == sys.executable else None
     if client is None:
         command, options["start_new_session"] = [python, "-W", "ignore", "-m", module], True
     else:
         command = [*shlex.split(client), "-c", _PROGRAM.format(module=module, spent=SPENT)]
-        # Whoever imports torch_npu finds CANN's tools; the template's PATH is not the fork's.
+        # Importing torch_npu adds CANN's tools to PATH, but the template's PATH is not the fork's.
         tools = engine.FOLDER / "toolkit" / "bin"
         environment = {**environment, "PATH": f"{tools}{os.pathsep}{environment.get('PATH', '')}"}
     return subprocess.Popen([*command, *map(str, arguments)], env=environment, text=True, **options)

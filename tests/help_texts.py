@@ -1,4 +1,4 @@
-"""Checks of help texts: at most 80 columns, examples that the command accepts, and the same placeholders everywhere."""
+"""Checks of help texts: at most 80 columns, examples that the command accepts, and consistent placeholders."""
 
 import argparse
 import re
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
 WIDTH = 80
-# N is a whole number and X any other one; LAYOUT is reshard_plan.py's; two are meant literally.
+# N is an integer and X any other number; LAYOUT is reshard_plan.py's; the lower-case ones are literal.
 PLACEHOLDERS = frozenset(
     "N X FILE DIR RUN CHECKPOINT OUT LEFT RIGHT NAME TEXT SIZE SECONDS HOST PORT KEY VALUE COMMAND COMMIT LAYOUT "
     "rollout training".split()
@@ -15,7 +15,7 @@ PLACEHOLDERS = frozenset(
 
 
 class Parsed(BaseException):
-    """The command has read its arguments, and does nothing further."""
+    """Raised once a command has parsed its arguments, to stop it there."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         super().__init__()
@@ -23,12 +23,12 @@ class Parsed(BaseException):
 
 
 def parser_of(start: Callable[[], object]) -> argparse.ArgumentParser:
-    """Returns the parser of a command, whatever its arguments are."""
+    """Return a command's parser, whatever its arguments are."""
     return _started(start, lambda _: None)
 
 
 def accept(start: Callable[[], object]) -> None:
-    """Start a command up to the point at which its parser has accepted the arguments; raises SystemExit if not."""
+    """Run a command until its parser has accepted the arguments; raise SystemExit if it rejects them."""
     _started(start, lambda parse: parse())
 
 
@@ -60,19 +60,19 @@ def with_commands(parser: argparse.ArgumentParser) -> Iterator[argparse.Argument
 
 
 def too_wide(text: str) -> list[str]:
-    """Returns the lines of more than 80 columns."""
+    """Return the lines of more than 80 columns."""
     return [line for line in text.splitlines() if len(line) > WIDTH]
 
 
 def examples(text: str) -> list[list[str]]:
-    """Returns the words of every command line under a line that begins with "Example"."""
+    """Return the words of every command line under a line that begins with "Example"."""
     blocks = re.findall(r"^Examples?\b.*(?:\n\S.*)*\n((?: +.*\n?)+)", text, re.MULTILINE)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     return [shlex.split(command) for line in lines for command in line.split("&&")]
 
 
 def unknown_placeholders(parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the placeholders of a parser's help that are not agreed."""
+    """Return the placeholders in a parser's help that are not in the agreed list."""
     formatter = parser._get_formatter()
     shown = [
         formatter._metavar_formatter(
@@ -89,12 +89,12 @@ def unknown_placeholders(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def agreed(text: str) -> bool:
-    """Whether every part of a placeholder such as [NAME=]DIR is an agreed one."""
+    """Return whether every part of a placeholder such as [NAME=]DIR is in the agreed list."""
     parts = re.findall(r"\w+", text)
     return bool(parts) and PLACEHOLDERS.issuperset(parts)
 
 
 def rest_of(words: Sequence[str], program: Sequence[str]) -> list[str]:
-    """Returns the arguments in the words of a command line, which must start with `program`."""
+    """Return the arguments of a command line, which must start with `program`."""
     assert list(words[: len(program)]) == list(program), words
     return list(words[len(program) :])

@@ -1,4 +1,4 @@
-"""Holding a page against what every browser agrees on: tags that close in order, no address outside the page."""
+"""Strict checks of HTML pages: tags that close in order, and no address outside the page."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ADDRESSES = {"src", "href", "action", "data", "poster", "srcset", "xlink:href"}
 
 
 class StrictPage(HTMLParser):
-    """Reads a page. tags: how many there are of each; text: of everything outside scripts and styles.
+    """Strict HTML parser. tags: the count of each tag; text: all text outside scripts and styles.
 
-    Raises AssertionError at a tag that does not close where it has to, an identifier used twice, or an address.
+    Raises AssertionError at a tag that is not closed in order, a duplicate identifier, or an address.
     """
 
     def __init__(self, page: str):
@@ -56,10 +56,10 @@ class StrictPage(HTMLParser):
 
 
 def shown_by_chromium(page: Path | str, profile: Path, fragment: str = "", milliseconds: int = 2000) -> str | None:
-    """The document as a headless Chromium has it after its scripts ran; None where no Chromium is installed.
+    """Return the document from a headless Chromium after its scripts ran, or None without an installed Chromium.
 
-    page: a file, or an address of http. fragment: what the address has after its #. milliseconds: of the browser's own
-    clock, which stands while it loads and else runs as fast as it can.
+    page: a file or an http address. fragment: the part of the address after #. milliseconds: the time limit on the
+    browser's virtual clock, which stops during loading and otherwise runs as fast as it can.
     """
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:

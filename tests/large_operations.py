@@ -1,4 +1,4 @@
-"""The largest operation of a stretch of code, which says whether it works in parts."""
+"""Measures the largest operation in a block of code, which shows whether it works in parts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _VIEWS = (
 
 
 class LargestOperation(TorchDispatchMode):
-    """Keeps the most elements of a tensor that an operation of the device has read or written in the block; views cost
-    nothing."""
+    """Dispatch mode that records the size of the largest tensor, in elements, that a device operation reads or writes
+    in the block; views do not count."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Runs a test program on several ranks: one process imports it once and forks the ranks.
+"""Run a test program on several ranks: one process imports it once and forks the ranks.
 
-`run_ranks("package.module", world_size, folder)` calls `main(folder)` of that module on every rank, with RANK,
-WORLD_SIZE and a rendezvous of its own in the environment. Nothing may touch a device while the module is imported.
+`run_ranks("package.module", world_size, folder)` calls that module's `main(folder)` on every rank, with RANK,
+WORLD_SIZE and a fresh rendezvous in the environment. The module must not touch a device while it is imported.
 """
 
 import importlib
@@ -19,9 +19,9 @@ from tests import forked
 def run_ranks(
     program: str, world_size: int, folder: Path, timeout: float = 1500, imported: tuple[str, ...] = ()
 ) -> None:
-    """Raise AssertionError with the ranks' output when one of them fails or the time is over.
+    """Run `program` on all ranks; raise AssertionError with their output if one fails or time runs out.
 
-    `imported` is what the program imports first, one of the tuples of `tests.forked`.
+    `imported` lists the modules that the program imports first; it is one of the tuples in `tests.forked`.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 def fork_ranks(program: str, world_size: int, folder: Path) -> int:
-    """Import the program, fork one child for each rank and return the number of ranks that failed."""
+    """Import the program, fork one child per rank, and return the number of failed ranks."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
     module = importlib.import_module(program)
     children = []
@@ -57,11 +57,11 @@ def fork_ranks(program: str, world_size: int, folder: Path) -> int:
     waiting = set(children)
     while waiting:
         ended, status = os.wait()
-        if ended not in waiting:  # a process that a library started
+        if ended not in waiting:  # a library's own child process
             continue
         waiting.remove(ended)
         if status and not failed:
-            # The others may wait for the failed rank for ever; this process leads the session, so they end with it.
+            # The others may wait forever for the failed rank; this process leads the session, so they end with it.
             failed = 1
             for child in children:
                 try:
@@ -85,6 +85,6 @@ def run_one(main: callable, folder: Path, rank: int) -> int:
 
 
 if __name__ == "__main__":
-    # This process leads a session: whoever ends it ends the ranks.
+    # This process leads a session, so killing the session kills the ranks.
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     sys.exit(fork_ranks(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,4 +1,4 @@
-"""Another user of this machine, for whom a test runs commands."""
+"""Running test commands as another user of this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-# In the mount namespace of the command alone: the closed folder is an empty one with nothing but Python in it.
+# Only in the command's mount namespace, replace the closed folder by an empty one that contains just Python.
 _OPEN = """
 umask 022
 exec {python}<"$1"
@@ -28,7 +28,7 @@ exec "$@"
 
 @dataclass(frozen=True)
 class User:
-    """A user and a home. `prefix` goes in front of a command that is to run as this user."""
+    """A user and a home folder. `prefix` is prepended to a command to run it as this user."""
 
     name: str
     uid: int
@@ -36,7 +36,7 @@ class User:
     prefix: tuple[str, ...] = ()
 
     def start(self, *command: str, cwd: Path, log: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """Start a command with this user's environment alone; its process number is that of the command itself."""
+        """Start a command with only this user's environment; the process ID is that of the command itself."""
         path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         environment = {"HOME": str(self.home), "PATH": path, "PYTHONPATH": str(cwd), "COLUMNS": "80", **variables}
         with log.open("wb") as output:
@@ -48,23 +48,23 @@ class User:
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A folder that every user can enter, which pytest's own is not."""
+    """Yield a folder that every user can enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="users-") as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
 
 
 def this_user(home: Path) -> User:
-    """The user of the tests, with another home."""
+    """Return the user running the tests, with another home."""
     home.mkdir()
     return User(pwd.getpwuid(os.getuid()).pw_name, os.getuid(), home)
 
 
 def second_user(home: Path) -> User:
-    """The user `nobody`; where the tests' own user cannot become another one, that one with another home.
+    """Return the user `nobody`, or the tests' own user with another home if it cannot become another user.
 
-    Python may lie in the closed home of the tests' user. The command then finds it at the same path, in a mount
-    namespace of its own; everything else, /tmp and /dev/shm among it, is the machine's.
+    If Python is inside the closed home of the tests' user, the command sees it at the same path in a mount namespace of
+    its own; everything else, including /tmp and /dev/shm, is the machine's.
     """
     nobody = pwd.getpwnam("nobody")
     become = ("setpriv", f"--reuid={nobody.pw_uid}", f"--regid={nobody.pw_gid}", "--clear-groups")
@@ -80,5 +80,5 @@ def second_user(home: Path) -> User:
 
 
 def _closed_folder(path: Path) -> Path | None:
-    """The first folder on the way to `path` that others cannot enter."""
+    """Return the first folder on the way to `path` that other users cannot enter."""
     return next((folder for folder in reversed([path, *path.parents]) if not folder.stat().st_mode & 0o001), None)

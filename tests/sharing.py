@@ -1,11 +1,11 @@
-"""Which tests one process runs, where several share the tests: `--dist=loadfile` of `scripts/test.sh`.
+"""Distribution of tests over parallel processes: `--dist=loadfile` of `scripts/test.sh`.
 
-pytest-xdist 3.8 finds its groups in node ids to which it has appended their names. pytest 9.2 computes node ids anew,
-so without this every test would be handed out alone, and what a module sets up for its tests would be set up by each
-process.
+pytest-xdist 3.8 appends group names to node ids and reads them back from there. pytest 9.2 recomputes node ids, so
+without this module every test would be distributed separately, and each process would repeat a module's fixtures.
 
-A process begins a test once it knows the next one, or that there is none. pytest-xdist hands out what a crashed process
-leaves file by file as tests end: one test of one file, given to the process that replaces it, would wait for ever.
+A process starts a test only once it knows the next one, or that there is none. pytest-xdist hands out the remaining
+tests of a crashed process file by file as tests end, so a file's single test, given to the replacement process, would
+wait forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xdist.workermanage import WorkerController
 
 
 class FileScheduling(LoadScopeScheduling):
-    """The tests of a file stay together, and those of the folders in `together`, relative to pytest's root."""
+    """Scheduler that keeps together the tests of each file, and of each folder in `together`, relative to the root."""
 
     together: Sequence[str] = ()
 

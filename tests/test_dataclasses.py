@@ -1,4 +1,4 @@
-"""A dataclass says whether it changes: all are frozen but those that collect something, which are named here."""
+"""All dataclasses are frozen, except those listed here, which collect something."""
 
 import ast
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# Megatron's own configuration, which ours extends, is not frozen either.
+# Extends Megatron's own configuration, which is not frozen either.
 CHANGING = {
     "overlay/drift.py": {"ModuleSource"},
     "overlay/engine.py": {"Effect"},
@@ -37,7 +37,7 @@ CHANGING = {
 
 
 def not_frozen(source: str) -> set[str]:
-    """Names of the dataclasses of a file that are not frozen; NamedTuples and plain classes are none."""
+    """Return the names of a file's dataclasses that are not frozen; NamedTuples and plain classes do not count."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         for decorator in node.decorator_list if isinstance(node, ast.ClassDef) else ():

@@ -1,4 +1,4 @@
-"""The fast tier: what it takes, what it leaves out, and that no folder is left out whole."""
+"""The fast tier: which tests it includes and excludes, and that no folder is excluded entirely."""
 
 import json
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def all_files() -> set[str]:
 
 
 def test_the_tier_takes_two_and_a_half_minutes_of_two_processors_at_most():
-    """With what three processes take to import and collect everything."""
+    """The total includes the time that three processes take to import and collect everything."""
     seconds, collecting = measured(), 3 * 30
     assert len(seconds) > 200 and sum(seconds[file] for file in taken_files(seconds, seconds)) + collecting < 2 * 150
 

@@ -1,4 +1,4 @@
-"""Programs of tests that are forked from a process that has imported what they import."""
+"""Test programs are forked from a process that has already imported their modules."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ import os, sys
 print("colorsys" in sys.modules, sys.argv[1:], os.environ["GIVEN"], os.getcwd(), __name__)
 sys.exit(3)
 """
-# Of a program and of its ranks.
+# A program that never ends, run by itself and as ranks.
 STAYS = """
 import os, pathlib, time
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder in which programs begin, and find modules."""
+    """The working folder of the programs, in which they find modules."""
     (tmp_path / "says.py").write_text(SAYS_WHAT_IT_FINDS)
     (tmp_path / "stays.py").write_text(STAYS)
     monkeypatch.chdir(tmp_path)
@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def said(imported: tuple[str, ...], **variables: str) -> list[str]:
-    """The two parts of what the program prints: whether the module was imported before, and the rest."""
+    """Return the program's output in two parts: whether the module was already imported, and the rest."""
     environment = os.environ | {"GIVEN": "a value"} | variables
     outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = forked.start(imported, "says", "one", "two words", environment=environment, **outputs)
@@ -77,7 +77,7 @@ def test_shared_template_is_that_of_the_tree(monkeypatch, of_this_tree):
 
 
 def test_fork_finds_the_tools_of_cann(folder):
-    """As after an import of torch_npu, whatever the process of the tests has imported."""
+    """PATH is as after an import of torch_npu, whatever the tests' process has imported."""
     (folder / "finds.py").write_text("import shutil\nprint(shutil.which('msprof'))")
     environment = os.environ | {"PATH": "/usr/bin:/bin"}
     process = forked.start(IMPORTED, "finds", environment=environment, stdout=subprocess.PIPE)

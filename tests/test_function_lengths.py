@@ -1,4 +1,4 @@
-"""A function that does not fit on a screen is several functions."""
+"""Every function must fit on a screen; split longer ones."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ MOST_LINES = 60
 
 
 def too_long(source: str) -> list[str]:
-    """Functions of a source with too many lines from `def` to their end, decorators aside."""
+    """Return the functions with too many lines from `def` to their end, not counting decorators."""
     functions = [
         node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]

@@ -1,10 +1,12 @@
-"""The arrows of the architecture: import-linter's contracts in pyproject.toml notice what they are for, and what they
-cannot say is checked here:
+"""Import rules of the architecture.
 
-overlay        of packages only the standard library
-post_training  no upstream at module level, but for the models that Megatron builds; those only where one is built
-features       no upstream at module level, and of overlay only Feature with what it needs
-patch files    at module level only the standard library, overlay, features and the patch packages
+Each of import-linter's contracts in pyproject.toml detects the import that it forbids. The rules that they cannot
+express are checked here:
+
+overlay        imports only the standard library
+post_training  imports no upstream at module level, except in Megatron's models, imported only where one is built
+features       import no upstream at module level, and from overlay only Feature and what belongs to it
+patch files    import at module level only the standard library, overlay, features and the patch packages
 """
 
 import ast
@@ -31,15 +33,15 @@ UPSTREAMS = tuple(package for upstream in PINS.upstreams if upstream.patch_packa
 FOR_FEATURES = (
     *(f"overlay.{name}" for name in ("Feature", "Key", "ConfigurationError", "DeclarationError", "SettingsError")),
     "overlay.read_settings_from",
-    # The catalogue finds the features, and the settings are read into what they declare.
+    # The catalogue discovers the features, and settings are read into the classes that they declare.
     *(f"overlay.{name}" for name in ("configuration", "discovery.load_features", "pins.Pins")),
 )
-# MindSpeed changes upstream itself, which the engine has to come out on top of.
+# MindSpeed patches upstream itself, and the patch engine must apply its patches on top.
 LATE_CHANGES = ("overlay.unpatched", "overlay.aliases")
 MODEL_CODE = ("post_training.models.megatron", "post_training.models.mindspeed")
 SETTINGS = REPOSITORY / "pyproject.toml"
 CONTRACTS = tomllib.loads(SETTINGS.read_text())["tool"]["importlinter"]["contracts"]
-# For each contract an import that breaks it: the file, the line, the contract's name.
+# An import that breaks each contract: file, line, name of the contract.
 FORBIDDEN = [
     ("overlay/ordering.py", "import npu_emulator", "The patch engine stands alone"),
     ("npu_emulator/counters.py", "from overlay import Feature", "The emulated NPU stands alone"),
@@ -58,9 +60,9 @@ FORBIDDEN = [
 
 
 def lint(folder: Path) -> str:
-    """What import-linter says of the packages in a folder, held against this repository's contracts."""
+    """Return import-linter's output for the packages in a folder, with this repository's contracts."""
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo", "--config", SETTINGS]
-    # A patch package has no __init__.py: with the repository on the path too, its files there would count as well.
+    # Patch packages have no __init__.py: with the repository on the path too, its files would count as well.
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     ended = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=600)
     assert "Contracts:" in ended.stdout, ended.stdout + ended.stderr
@@ -68,9 +70,9 @@ def lint(folder: Path) -> str:
 
 
 def test_modules_import_each_other_in_no_cycle():
-    """Imports inside functions count too; what a package's `__init__` imports the contract of siblings leaves out.
+    """Imports inside functions count too, and those of a package's `__init__`, which the contract of siblings ignores.
 
-    A function that Ray runs elsewhere imports its own module there.
+    Self-imports are allowed: a function that Ray runs elsewhere imports its own module there.
     """
     packages = ["overlay", "post_training", "verl_plugin", "rehearsal", "scripts", "benchmarks", *PATCH_PACKAGES]
     found = grimp.build_graph(*packages, cache_dir=None, exclude_type_checking_imports=True)
@@ -80,7 +82,7 @@ def test_modules_import_each_other_in_no_cycle():
 
 
 def test_emulator_modules_import_each_other_in_no_cycle():
-    """Read from the sources: what is installed may be older."""
+    """Read the sources, as the installed packages may be older."""
     sources = REPOSITORY / "npu_emulator" / "src"
     modules = {}
     for file in sources.rglob("*.py"):
@@ -123,7 +125,7 @@ def test_every_contract_is_broken_by_the_import_that_it_forbids(tmp_path):
 
 
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[str, bool]]:
-    """The modules that a source imports, each with whether that happens when the source itself is imported."""
+    """Yield the modules that a source imports, each with whether it does so when it is imported itself."""
     parents = module.split(".") if is_package else module.split(".")[:-1]
 
     def visit(node: ast.AST, at_import: bool) -> Iterator[tuple[str, bool]]:
@@ -142,13 +144,13 @@ def imports(source: str, module: str, is_package: bool = False) -> Iterator[tupl
 
 
 def modules(folder: str) -> list[tuple[str, Path]]:
-    """All modules below a folder of the repository; built copies and links left out."""
+    """Return all modules below a folder of the repository, without built copies."""
     files = sorted(file for file in (REPOSITORY / folder).rglob("*.py") if "build" not in file.parts)
     return [(".".join(file.relative_to(REPOSITORY).with_suffix("").parts), file) for file in files]
 
 
 def violations(found: list[tuple[str, Path]], forbidden) -> list[str]:
-    """Every import for which `forbidden(name, at_import)` holds."""
+    """Return every import for which `forbidden(name, at_import)` is true."""
     lines = []
     for module, file in found:
         is_package = file.name == "__init__.py"
@@ -164,7 +166,7 @@ def is_any(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def outside_overlay(name: str, at_import: bool) -> bool:
-    if name == "typing_extensions.TypeVar" and not at_import:  # type checkers bring it themselves
+    if name == "typing_extensions.TypeVar" and not at_import:  # type checkers provide it
         return False
     return name.partition(".")[0] not in (*sys.stdlib_module_names, "overlay")
 

@@ -1,4 +1,4 @@
-"""Versions of upstream that the product's text names are those of pins.toml, so that a bump finds every one of them."""
+"""Upstream versions named in the product's text match pins.toml, so that a version bump finds all of them."""
 
 import re
 import subprocess
@@ -11,16 +11,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PINS = Pins.read()
 PRODUCT = (*PINS.patch_packages(), "overlay", "post_training", "rehearsal", "scripts")
 VERSION = re.compile(r"(?P<section>sections? (?:[\d., and]|with)*)?(?<![\w.-])v?(?P<version>\d+\.\d+\.\d+)(?![\d.])")
-"""Other releases ("since megatron-core 0.10") are named by two numbers; sections of papers may have three."""
+"""Other releases ("since megatron-core 0.10") are written with two numbers; sections of papers may have three."""
 
 
 def pinned() -> set[str]:
-    """The versions in pins.toml, of releases, of clusters and in the names of tags."""
+    """Return the versions in pins.toml: releases, cluster software, and versions in tag names."""
     return set(re.findall(r"\d+\.\d+\.\d+", (ROOT / "overlay" / "pins.toml").read_text()))
 
 
 def not_pinned(source: str) -> list[str]:
-    """Versions in a text that pins.toml does not have."""
+    """Return the versions in a text that are not in pins.toml."""
     found = [match["version"] for match in VERSION.finditer(source) if not match["section"]]
     return [version for version in found if version not in pinned()]
 
@@ -34,7 +34,7 @@ def test_the_product_names_pinned_versions_only():
         *(f"{folder}/*.{end}" for folder in PRODUCT for end in ("py", "sh", "yaml")),
     ]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    # Messages that others' programs print, as they print them.
+    # Messages of other programs, verbatim.
     names = [name for name in names if name and name != "post_training/recovery/signs.py"]
     texts = {name: (ROOT / name).read_text() for name in names if (ROOT / name).is_file()}
     assert sum("0.4.0" in text for text in texts.values()) > 10

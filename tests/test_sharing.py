@@ -1,4 +1,4 @@
-"""Where processes share the tests, those of a file and of a folder that stays together run in one of them."""
+"""If several processes share the tests, each file, and each folder that must stay together, runs in one process."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def pytest_xdist_make_scheduler(config, log):
     scheduler.together = {together}
     return scheduler
 """
-# Each test says who ran it. Both processes get a unit of tests before either begins.
+# Each test records the process that ran it. Both processes get a unit of tests before either begins.
 TESTS = """
 import os, pathlib, pytest
 
@@ -27,7 +27,7 @@ def test_who(name):
     with open(said / str(os.getpid()), "a") as file:
         file.write(__file__ + "\\n")
 """
-# A process that ends at its first test leaves that one and another file's; what the other process runs ends after it.
+# A process that crashes in its first test leaves that test and another file's; the other process's test ends later.
 CRASHING = {
     "test_0.py": """
 import os, pathlib
@@ -57,7 +57,7 @@ FOLDERS = ("worker_processes", "worker_processes", "other", "other")
 
 
 def shared(folder: Path, conftest: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests of a folder in two processes, which say in "said" what they did."""
+    """Run the tests of a folder in two processes, which record their work in the folder "said"."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "said").mkdir()
     (folder / "conftest.py").write_text(conftest)
@@ -69,7 +69,7 @@ def shared(folder: Path, conftest: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def runs(tmp_path):
-    """runs(conftest) -> of each file the processes that ran its tests."""
+    """A function runs(conftest) that returns, for each file, the processes that ran its tests."""
     for number, folder in enumerate(FOLDERS):
         (tmp_path / "tests" / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / folder / f"test_{number}.py").write_text(TESTS)
@@ -96,7 +96,7 @@ def test_files_and_folders_stay_together(runs):
 def test_control_a_folder_that_need_not_stay_together_is_shared(runs):
     ran = runs(CONFTEST.format(together=()))
     assert all(len(processes) == 1 for processes in ran.values())
-    # The first two files in the order of names: each process gets one of them before either begins.
+    # These two files come first by name, and each process gets one of them before either begins.
     assert ran["test_2.py"] != ran["test_3.py"]
 
 

@@ -1,4 +1,4 @@
-"""Names, comments, messages and documents use the field's words; tests/words.toml lists those replaced."""
+"""Names, comments, messages and documents use the field's terms; tests/words.toml lists the replaced words."""
 
 import re
 import subprocess
@@ -10,14 +10,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = tomllib.loads((ROOT / "tests" / "words.toml").read_text())["entry"]
-# Texts of others, what a release was, and the table with its test.
+# Third-party texts, records of past releases, and the table and its test.
 NOT_OURS = re.compile(
     r".*\.(lock|patch|log|jsonl|parquet)|CHANGELOG\.md|LICENSE|docs/history/.*|tests/(words\.toml|test_words\.py)"
 )
 
 
 def pattern(word: str) -> re.Pattern:
-    """The word by itself, between underscores, or as a part of a name that begins with a capital letter."""
+    """Match the word by itself, between underscores, or as a capitalized part of a name."""
     return re.compile(rf"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?i:{word})(?![a-z])(?!(?<=[A-Z])[A-Z])")
 
 

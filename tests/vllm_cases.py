@@ -1,4 +1,4 @@
-"""Prompts, models and runs of the programs of both stacks that compare vLLM-Ascend's tokens with transformers'."""
+"""Prompts, models and runs for the programs, on both stacks, that compare vLLM-Ascend's tokens with transformers'."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ AnyCase = TypeVar("AnyCase")
 
 VOCABULARY = 256
 SHARED_START = list(range(20, 40))
-CACHED_START = list(range(20, 155))  # more than one block of the cache, which has 128 tokens
+CACHED_START = list(range(20, 155))  # more than one cache block of 128 tokens
 
 
 class Case(Protocol):
-    """One engine: the checkpoint that it loads, and its layout, which says how many ranks it has."""
+    """One engine: the checkpoint that it loads, and its layout, which determines its number of ranks."""
 
     @property
     def name(self) -> str: ...
@@ -32,13 +32,13 @@ class Case(Protocol):
 
 
 def make_prompts(number: int, prefix_cache: bool) -> list[list[int]]:
-    """Prompts of different lengths that begin alike; with a cache of prefixes, for more than a block of it."""
+    """Return prompts of different lengths with a common start; with a prefix cache, it is longer than a block."""
     start = CACHED_START if prefix_cache else SHARED_START
     return [[*start, 1, 3, 10 + index, 40 + 3 * index, 17, *range(4, 4 + 5 * index)] for index in range(number)]
 
 
 def write_random_model(config: Any, folder: Path, seed: int = 0) -> None:
-    """Write a random model, with the tokenizer that vLLM wants to see. No parameter is left zero or one."""
+    """Write a random model, with the tokenizer that vLLM requires. No parameter is left at zero or one."""
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -65,9 +65,9 @@ def pairs_of(settings: frozenset[Any]) -> set[frozenset[Any]]:
 
 
 def covering(cases: Sequence[AnyCase], settings_of: Callable[[AnyCase], frozenset[Any]]) -> list[AnyCase]:
-    """Choose few of the cases, so that any two settings that meet in a case meet in one of these.
+    """Choose a few cases such that every pair of settings that occurs in some case occurs in a chosen one.
 
-    Always takes the case that brings most pairs that have not met.
+    Greedily takes the case that adds the most missing pairs.
     """
     pairs = [pairs_of(settings_of(case)) for case in cases]
     missing: set[frozenset[Any]] = set().union(*pairs)
@@ -80,9 +80,9 @@ def covering(cases: Sequence[AnyCase], settings_of: Callable[[AnyCase], frozense
 
 
 def become_data_parallel(rank: int, size: int) -> None:
-    """Say in the environment what vLLM wants to know, and forget what it would mistake for tensor parallelism.
+    """Set vLLM's data-parallel variables, and remove those that it would mistake for tensor parallelism.
 
-    The ranks are machines of their own: vLLM gives each the first die that it sees.
+    Each rank acts as a separate machine: vLLM gives it the first die that it sees.
     """
     settings = {"RANK": rank, "RANK_LOCAL": rank, "SIZE": size, "MASTER_IP": "127.0.0.1"}
     os.environ |= {f"VLLM_DP_{name}": str(value) for name, value in settings.items()}
@@ -93,7 +93,7 @@ def become_data_parallel(rank: int, size: int) -> None:
 
 
 def counted() -> dict[str, Any]:
-    """Graphs captured and replayed by this process, and its calls by operator of CANN or ATB."""
+    """Return the numbers of graphs captured and replayed by this process, and its calls per CANN or ATB operator."""
     from npu_emulator import meters
 
     snapshot = meters.snapshot()
@@ -102,7 +102,7 @@ def counted() -> dict[str, Any]:
 
 
 def sleep_and_wake(llm: Any) -> int:
-    """Put the engine to sleep, its weights kept on the host, and wake it. The bytes that were free meanwhile."""
+    """Put the engine to sleep with its weights on the host, and wake it; return the bytes that were free meanwhile."""
     import torch
 
     before = torch.npu.mem_get_info()[0]
@@ -115,21 +115,21 @@ def sleep_and_wake(llm: Any) -> int:
 def compare(
     model: Any, outputs: Sequence[Any], prompts: Sequence[list[int]], rounded: Any | None = None
 ) -> dict[str, float]:
-    """Compare what an engine generated greedily with what transformers makes of the same tokens.
+    """Compare an engine's greedy tokens and log-probs with those of transformers.
 
-    Two calculations in 16 bits differ from an exact one by about the same, and so may choose different tokens where
-    the best are close together. How much that is here, transformers itself says.
+    Two 16-bit computations differ from an exact one by similar amounts, and so may choose different tokens if the best
+    ones are close. transformers itself, run in 16 bits, shows how large that difference is.
 
     Args:
-        model: transformers', in float32.
-        outputs: one for each prompt, with log-probs.
-        prompts: tokens.
-        rounded: the same model in the type of 16 bits in which the engine computed; by default it computed in float32.
+        model: transformers' model, in float32.
+        outputs: one output per prompt, with log-probs.
+        prompts: token ids.
+        rounded: the same model in the engine's 16-bit type; None if the engine computed in float32.
 
     Returns:
-        `of`: tokens; `equal`: those that `model` would have chosen too from what was generated before them; `worst`:
-        the largest difference of log-probs; `rounding`: the same between the two models, over tokens of at least 1 %;
-        `close`: tokens whose log-prob is at most twice that below the best.
+        `of`: number of tokens; `equal`: tokens that `model` would also have chosen after the same prefix; `worst`: the
+        largest difference of log-probs; `rounding`: the same between the two models, over tokens with a probability of
+        at least 1 %; `close`: tokens whose log-prob is at most twice that below the best.
     """
     import torch
 
@@ -151,16 +151,16 @@ def compare(
         found = torch.tensor([row[token].logprob for row, token in pairs])
         equal += sum(best == token for best, token in zip(expected.argmax(-1).tolist(), tokens, strict=True))
         below += (expected.max(-1).values - chosen).tolist()
-        # One that is not a number is as far away as can be, and not what max() passes over.
+        # Treat NaN as infinitely far away, because max() may skip it.
         worst = max(worst, (chosen - found).abs().nan_to_num(nan=math.inf).max().item())
     close = sum(distance <= 2 * rounding for distance in below)
     return {"equal": equal, "close": close, "of": len(below), "worst": worst, "rounding": rounding}
 
 
 def import_once(modules: Iterable[str]) -> None:
-    """Import what every engine imports, in the order in which vLLM does it; no device is touched.
+    """Import the modules that every engine needs, in vLLM's order, without touching a device.
 
-    vLLM looks at the class of a model in a process of its own, lest a device be touched; here it may do so in this one.
+    vLLM inspects a model's class in a separate process so that no device is touched; here it may do so in this one.
     """
     from vllm.model_executor.models import registry
     from vllm.platforms import current_platform
@@ -181,18 +181,18 @@ def run_cases(
     write: Callable[[str, Path], None],
     merged: Callable[[list[dict[str, Any]]], dict[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Run the cases one after another, each in ranks that are forked from this process, and print what was found.
+    """Run the cases one after another, each in ranks that are forked from this process, and print the results.
 
     Args:
-        program: module whose `main` runs a rank of the case that VLLM_ASCEND_CASE names, and writes its results to
+        program: module whose `main` runs one rank of the case named by VLLM_ASCEND_CASE, and writes its results to
             ``CASE.RANK.json`` in `folder`, or an error to ``CASE.RANK.error``.
-        folder: holds checkpoints, and ``found.json``: cases in it that did not fail are not run again.
+        folder: holds checkpoints and ``found.json``; cases that succeeded there are not run again.
         ranks: number of ranks by layout.
-        write: writes the checkpoint of a model into a folder.
-        merged: the results of a case from those of its ranks.
+        write: writes a model's checkpoint into a folder.
+        merged: combines the results of a case's ranks.
 
     Returns:
-        Results by name of the case: of all that `folder` knows.
+        Results by case name, including earlier ones in `folder`.
     """
     file = folder / "found.json"
     found = json.loads(file.read_text()) if file.exists() else {}

@@ -1,4 +1,4 @@
-"""A program that uses vLLM's engine, in a process of its own that leaves nothing beside its folder."""
+"""Run a program that uses vLLM's engine in a separate process that leaves nothing outside its folder."""
 
 import os
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def run_vllm(program: str, folder: Path, *arguments: str, seconds: float = 1500) -> None:
-    """Run the module `program` with `folder` and `arguments`; AssertionError with the end of what it printed."""
+    """Run the module `program` with `folder` and `arguments`; on failure raise AssertionError with its last output."""
     environment = {
         **os.environ,
         "NPU_EMULATOR_CAPACITY_MB": "512",
         "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_RPC_BASE_PATH": str(folder),  # sockets, which nobody removes
+        "VLLM_RPC_BASE_PATH": str(folder),  # sockets, which are never removed
     }
     command = [sys.executable, "-W", "ignore", "-m", program, str(folder), *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)

@@ -1,4 +1,4 @@
-"""The simulated decode schedules: nothing is lost in any, and ours is near the bound where none is far from it."""
+"""Simulated decode schedules: none loses a sequence, and ours is near the lower bound."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_no_sequence_is_lost_in_ten_thousand_rollouts(rollout):
 
 
 def test_a_sequence_that_leaves_and_does_not_arrive_is_counted():
-    """The control, and the state of the published code, which never calls what returns its results."""
+    """Control, and the behaviour of the published code, which never calls the function that returns results."""
 
     def gone(counts: Sequence[int], sizes: Sequence[int]) -> list[Move]:
         return [Move(move.source, -1, move.sequences) for move in rebalance(counts, sizes)]
@@ -71,12 +71,12 @@ def test_prompts_that_begin_by_their_length_need_fewer_slots_and_moves():
 
     known, guessed = rows(0.25), rows(10)
     assert known["placed"][0] < 0.95 * known["no moves"][0] and known["placed, ours"][1] < 0.8 * known["ours"][1]
-    # A control: what is known wrongly is of no use.
+    # Control: wrong length predictions do not help.
     assert known["placed"][0] < guessed["placed"][0] and known["placed, ours"][1] < guessed["placed, ours"][1]
 
 
 def test_the_bound_of_a_small_rollout_by_hand():
-    """Lengths 4 1 | 1 1 on two ranks: 4 sequences need graphs of 2 in the first step, then one needs a graph of 1."""
+    """With lengths 4 1 | 1 1 on two ranks, step one needs graphs of size 2; then one sequence needs a graph of 1."""
     assert bound(np.array([4, 1, 1, 1]), 2, (1, 2)) == 2 * 2 + 3 * 2 * 1
 
 
@@ -119,7 +119,7 @@ def test_long_tails_are_what_partial_rollouts_save():
 
 
 def test_a_group_that_is_trained_on_unfinished_is_counted(monkeypatch):
-    """The control of what is lost."""
+    """Control: groups that are trained on before all samples finish count as lost."""
     take = GroupsInFlight.take
     monkeypatch.setattr(GroupsInFlight, "take", lambda self, finished: take(self, [True] * len(finished)))
     assert partial("log-normal", 0.8, 2).lost > 0

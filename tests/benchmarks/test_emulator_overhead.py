@@ -1,4 +1,4 @@
-"""The benchmark runs, and compares the same layer on both sides."""
+"""The overhead benchmark runs, and compares the same layer on both sides."""
 
 import json
 import runpy
@@ -28,7 +28,7 @@ def test_both_sides_compute_the_same(benchmark):
 
 
 def test_the_ratio_is_that_of_the_two_sides(benchmark, monkeypatch):
-    """With a step that takes three times as long on one side, whatever the clocks of this machine say."""
+    """Replace the timing of a step, so that one side takes exactly three times as long."""
     seconds = {"cpu": 0.25, "npu": 0.75}
     monkeypatch.setitem(
         benchmark["compare"].__globals__, "turn", lambda device, _: (seconds[device], seconds[device] / 5)

@@ -1,4 +1,4 @@
-"""The benchmark of late starts: the batch that it hands out, who gets what, and what it prints."""
+"""The launch skew benchmark: the batch that it distributes, each rank's share, and its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_patches.features.sample_handles.handles import COUNTED, DriverOfHandle
 
 
 def test_a_sample_is_as_large_as_the_reference_policy_gets_it():
-    """prompts 1024, responses and their mask 3072, and three tensors of 4096, in 8 bytes each."""
+    """A sample has 1024 prompt tokens, 3072 response tokens and as long a mask, and three tensors of 4096, as int64."""
     batch = batch_of(2, 4096)
     assert sum(tensor.nbytes for tensor in batch.batch.values()) == 2 * 8 * (1024 + 2 * 3072 + 3 * 4096)
 

@@ -1,4 +1,4 @@
-"""The command lines of all benchmarks: one form of --json, and one sentence for a bad value before anything runs."""
+"""Command lines of all benchmarks: the same --json, and one sentence for a bad value before anything runs."""
 
 import json
 import os
@@ -17,9 +17,9 @@ PROGRAMS = ("decode_schedule", "emulator_overhead", "prelude_import", "reshard",
 
 @pytest.fixture
 def rejected(capsys):
-    """Start a program, which must end with 2; returns what it says as an error.
+    """Return a function that starts a program, expects exit status 2, and returns its error output.
 
-    In this process, which has imported PyTorch already.
+    The program runs in this process, which has already imported PyTorch.
     """
 
     def start(program: str, *arguments: object) -> str:

@@ -1,4 +1,4 @@
-"""The reshard benchmark: how it compares, and one run of each way on eight emulated dies."""
+"""The reshard benchmark: its comparison, and one run of each method on eight emulated dies."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_the_table_has_a_line_for_each_quantity() -> None:
 
 @pytest.mark.slow
 def test_all_ways_move_the_same_weights(tmp_path: Path) -> None:
-    """The run itself compares every byte; what it counts does not depend on how busy the machine is."""
+    """The benchmark itself compares every byte; its counts do not depend on the load of the machine."""
     assert main(["--model", "experts", "--repeats", "1", "--json", str(tmp_path / "results.json")]) == 0
     found = json.loads((tmp_path / "results.json").read_text())["experts"]
     planned, verl, published = (found["ways"][name] for name in ("planned", "verl", "published"))

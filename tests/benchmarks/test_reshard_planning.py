@@ -1,4 +1,4 @@
-"""The planning benchmark: its layouts are torch's, and what it plans is what `reshard_plan.py` prints."""
+"""The planning benchmark: its layouts match torch's, and its plans match the output of `reshard_plan.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of a step's memory prints."""
+"""The tables that the benchmark of a step's memory prints."""
 
 from benchmarks.step_memory import WAYS, table, vocabulary_table
 from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX

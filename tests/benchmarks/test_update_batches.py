@@ -1,4 +1,4 @@
-"""The benchmark of micro batches: what it updates with, what it prints, and that the ways have one loss."""
+"""The micro batch benchmark: its inputs and output, and that all methods give the same loss."""
 
 from __future__ import annotations
 

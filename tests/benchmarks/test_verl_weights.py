@@ -1,11 +1,11 @@
-"""The benchmark of verl 0.9.1's weight transfers: what it computes of what processes measured."""
+"""The benchmark of verl 0.9.1's weight transfers: results computed from the processes' measurements."""
 
 from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.verl_weights import COLUMNS, costs, published, ratio, table
 
-# Two training processes of two dies, then their workers; one repeat.
+# Two training processes on two dies, then their workers; one repetition.
 MEASURED = [[dict.fromkeys(COLUMNS, float(number))] for number in (1, 2, 30, 4)]
 
 

@@ -1,4 +1,4 @@
-"""What is submitted to a scheduler: nodes, dies and variables of the cluster's file, and options that exist."""
+"""Manifests for schedulers have the nodes, dies and variables of the cluster's file, and use existing options."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 FILE = ROOT / "scripts" / "env" / "a3_256_dies.env"
 CLUSTER = read_environment(FILE)
-# Of the launcher; what follows in the file is for the software of the job.
+# The launcher's variables; the others in the file are for the software of the job.
 LAUNCHERS = re.findall(r"^(\w+)=.*# launcher: ", FILE.read_text(), re.MULTILINE)
 NODES, DIES = int(CLUSTER["NODES"]), int(CLUSTER["DIES_PER_NODE"])
 
@@ -35,7 +35,7 @@ def containers(name):
 
 
 def differing(container):
-    """Variables of the cluster's file that a container lacks or has with another value."""
+    """Return the variables of the cluster's file that a container lacks or has with another value."""
     given = {each["name"]: each.get("value") for each in container["env"]}
     return [name for name, value in CLUSTER.items() if name not in LAUNCHERS and given.get(name) != value]
 
@@ -61,7 +61,7 @@ def test_all_nodes_of_the_cluster_are_asked_for():
 
 
 def test_the_head_of_the_volcano_job_is_a_name_that_it_gets():
-    """The plugin svc names pods JOB-TASK-INDEX, in the domain JOB."""
+    """Volcano's svc plugin names pods JOB-TASK-INDEX, in the domain JOB."""
     volcano = manifest("volcano_job")
     job, (task,) = volcano["metadata"]["name"], volcano["spec"]["tasks"]
     (container,) = containers("volcano_job")
@@ -101,8 +101,8 @@ def test_launchers_are_called_with_options_that_they_have():
 
 
 def slurm(folder, *arguments):
-    """deploy/slurm.sh with commands of Slurm that say how they were called."""
-    # More than a pipe holds, so that a reader of the first line alone would end scontrol with SIGPIPE.
+    """Run deploy/slurm.sh with fake Slurm commands that print their arguments."""
+    # The list exceeds a pipe's buffer, so that reading only its first line would end scontrol with SIGPIPE.
     (folder / "scontrol").write_text(
         '#!/bin/bash\n[[ "$*" == "show hostnames node[3-99999]" ]] && seq --format node%g 3 99999\n'
     )

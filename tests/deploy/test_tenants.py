@@ -1,4 +1,4 @@
-"""Queues and quotas of two tenants: each job names one that is there and holds it, and dies are given once."""
+"""Queues and quotas of two tenants: each job names an existing queue that fits it, and no die is given twice."""
 
 import copy
 import itertools
@@ -10,7 +10,7 @@ import yaml
 from tests.deploy.test_deploy import DEPLOY, DIES, NODES, containers, manifest
 
 DIE = "huawei.com/Ascend910"
-# Of a cluster on which both tenants run the job of 256 dies at once.
+# Dies of a cluster on which both tenants run the 256-die job at once.
 CLUSTER_DIES = 2 * NODES * DIES
 TENANTS = ("team-a", "team-b")
 
@@ -20,20 +20,20 @@ def documents(name: str) -> list[dict]:
 
 
 def named(kind: str, *files: str) -> dict[str, dict]:
-    """The specifications of a kind by name, or by namespace where they lie in one."""
+    """Return the objects of a kind by namespace, or by name if they have no namespace."""
     found = [each for name in files for each in documents(name) if each["kind"] == kind]
     return {each["metadata"].get("namespace") or each["metadata"]["name"]: each for each in found}
 
 
 def kueue_dies(queue: dict) -> dict[str, int]:
-    """Nominal quota and borrowing limit of the dies in a ClusterQueue."""
+    """Return the dies' nominal quota and borrowing limit in a ClusterQueue."""
     ((flavor,),) = [group["flavors"] for group in queue["spec"]["resourceGroups"]]
     (dies,) = [each for each in flavor["resources"] if each["name"] == DIE]
     return dies
 
 
 def problems(volcano: dict[str, dict], kueue: dict[str, dict], quotas: dict[str, dict]) -> list[str]:
-    """What two tenants cannot have together, and jobs that never start."""
+    """Return quotas that exceed the cluster, limits that contradict each other, and jobs that would never start."""
     found = []
     guaranteed = [queue["spec"].get("guarantee", {"resource": {DIE: 0}})["resource"][DIE] for queue in volcano.values()]
     deserved = [queue["spec"]["deserved"][DIE] for queue in volcano.values()]
@@ -56,7 +56,7 @@ def tenants() -> list[dict[str, dict]]:
 
 
 def test_tenants_share_the_dies_of_the_cluster(tenants):
-    """No die is promised twice, and a namespace can ask for what its queues give, at least one job."""
+    """No die is promised twice, and a namespace can request what its queues give, which is at least one job."""
     assert all(tuple(each) == TENANTS for each in tenants)
     assert problems(*tenants) == []
     assert f"{CLUSTER_DIES // DIES} nodes of {DIES} dies" in (DEPLOY / "tenants.yaml").read_text()
@@ -100,12 +100,12 @@ def test_jobs_name_queues_of_their_namespace():
     cluster_queue = named("ClusterQueue", "kueue_queues")[queue["spec"]["clusterQueue"]]
     selected = cluster_queue["spec"]["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
     assert selected == ray["metadata"]["namespace"]
-    # What Kueue demands of a RayJob.
+    # Kueue requires this of a RayJob.
     assert ray["spec"]["shutdownAfterJobFinishes"] is True and "clusterSelector" not in ray["spec"]
 
 
 def test_queue_has_a_quota_for_all_that_a_pod_asks_for():
-    """A workload that asks for another resource is never admitted; the submitter's are KubeRay's defaults."""
+    """A workload that requests another resource is never admitted; the submitter has KubeRay's default requests."""
     asked = {name for container in containers("kuberay_rayjob") for name in container["resources"]["requests"]}
     for queue in named("ClusterQueue", "kueue_queues").values():
         (group,) = queue["spec"]["resourceGroups"]

@@ -1,1 +1,1 @@
-"""Bugs planted into a copy of the tree, to see whether the tests notice them: `python -m tests.mutations --help`."""
+"""Mutation testing: plant bugs in a copy of the tree and see which the tests kill; `python -m tests.mutations -h`."""

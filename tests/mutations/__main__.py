@@ -60,17 +60,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def choose(faults: Sequence[Fault], count: int, seed: int) -> list[Fault]:
-    """Some faults of the list in its order; what is added to the list later changes the choice little."""
+    """Choose some faults, in list order; later additions to the list change the choice little."""
     by_hash = sorted(faults, key=lambda fault: sha256(f"{seed} {fault.name}".encode()).digest())
     chosen = set(by_hash[:count])
     return [fault for fault in faults if fault in chosen]
 
 
 def chosen_faults(values: argparse.Namespace) -> list[Fault]:
-    """The faults that the command line asks for.
+    """Return the faults that the command line selects.
 
     Raises:
-        FaultError: the list cannot be used, or nothing is left.
+        FaultError: the list is unusable, or no fault is selected.
     """
     faults = read_list() if values.sample is None else draw(values.sample, values.seed)
     if values.choose is not None:
@@ -90,10 +90,10 @@ def chosen_faults(values: argparse.Namespace) -> list[Fault]:
 
 
 class Results:
-    """Verdicts of earlier runs on the same source and tests, one JSON object a line; an interrupted run goes on.
+    """Verdicts of earlier runs on the same source and tests, as JSON lines, so that an interrupted run can resume.
 
-    A changed file of tests, or of programs in its folder, takes back the verdicts of those who asked it. Whoever
-    changes what several files of the product do together removes the file.
+    A change to a test file, or to a program in its folder, invalidates the verdicts that relied on it. After a change
+    to how several product files work together, delete the results file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,11 +106,11 @@ class Results:
                 self._verdicts[key] = Verdict(Outcome(entry["outcome"]), tuple(entry["by"]), entry["seconds"])
 
     def get(self, fault: Fault) -> Verdict | None:
-        """The verdict on a fault, if neither the fault nor a test that is asked has changed since."""
+        """Return the verdict on a fault, unless the fault or one of its tests has changed since."""
         return self._verdicts.get(self._key(fault))
 
     def add(self, fault: Fault, verdict: Verdict) -> None:
-        """Keep a verdict."""
+        """Save a verdict."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps({"key": self._key(fault), "name": fault.name, **asdict(verdict)}) + "\n")
@@ -126,12 +126,12 @@ class Results:
 
 
 def try_all(console: Console, faults: Sequence[Fault], limit_s: float) -> dict[Fault, Verdict]:
-    """Try every fault, showing one line each; verdicts that are known already are taken over.
+    """Try every fault, showing one line each; known verdicts are reused.
 
-    In the end all tests that noticed one are run on the unchanged tree.
+    At the end, all tests that killed a mutant are run on the unchanged tree.
 
     Raises:
-        FaultError: one of those tests fails there too, or they are of a stack that is not set up.
+        FaultError: one of those tests fails there too, or needs a stack that is not set up.
     """
     needed = [fault for fault in faults if of_other_stack(fault.tiers[0])]
     if needed and not (ROOT / OTHER_ENVIRONMENT).exists():
@@ -156,7 +156,7 @@ def try_all(console: Console, faults: Sequence[Fault], limit_s: float) -> dict[F
 
 
 def print_shares(console: Console, verdicts: dict[Fault, Verdict]) -> float:
-    """Print the share of noticed faults by area; returns the share of all."""
+    """Print the share of killed mutants by area, and return the overall share."""
     by_area: dict[str, list[bool]] = defaultdict(list)
     for fault, verdict in verdicts.items():
         by_area[fault.area].append(verdict.outcome.counts_as_noticed)
@@ -170,7 +170,7 @@ def print_shares(console: Console, verdicts: dict[Fault, Verdict]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return its exit status."""
     values, console = parse_arguments(arguments), Console()
     try:
         faults = chosen_faults(values)

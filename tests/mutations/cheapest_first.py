@@ -1,7 +1,7 @@
-"""A plugin of pytest, `-p tests.mutations.cheapest_first`: what costs little is asked first, and may spare the rest.
+"""Pytest plugin, `-p tests.mutations.cheapest_first`: runs cheap tests first, since a failure makes the rest needless.
 
-The order is that of what each file was measured to cost; a test that is marked as slow comes after all that are not.
-The emulator's own tests stay before the others, as tests/conftest.py wants them.
+Files are ordered by their measured cost, and tests marked as slow come last. The emulator's own tests still come before
+all others, as tests/conftest.py requires.
 """
 
 import pytest
@@ -13,7 +13,7 @@ _EMULATOR = ROOT / "tests" / "npu_emulator"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests into that order; those of a file keep theirs."""
+    """Sort the tests by cost; those of a file keep their order."""
     seconds = measured()
 
     def rank(item: pytest.Item) -> tuple[bool, bool, float]:

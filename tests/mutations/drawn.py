@@ -1,4 +1,4 @@
-"""Bugs drawn at random from the mutations that Cosmic Ray knows, over all Python files of the product."""
+"""Random mutants from Cosmic Ray's mutation operators, over all Python files of the product."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from cosmic_ray.operators.operator import Operator
 from tests.mutations.fault import ROOT, Fault, FaultError
 from tests.mutations.selection import AREAS, tiers
 
-# Operators that need arguments of their own, and those that hardly ever change what a program does: small integers,
-# strings and None are one object each, so that `==` and `is` agree on them.
+# Operators that need arguments, and operators that rarely change behaviour: small integers, strings and None are
+# singletons, so `==` and `is` agree on them.
 _NEEDS_ARGUMENTS = {"core/VariableReplacer", "core/VariableInserter"}
 _EQUIVALENT = {
     f"core/ReplaceComparisonOperator_{pair}" for pair in ("Eq_Is", "Is_Eq", "NotEq_IsNot", "IsNot_NotEq")
 }  # fmt: skip
-# Arguments that change nothing that a program without another fault does, as `_without_words` says.
+# Arguments that make no difference to a program without other faults; see `_without_words`.
 _DECIDES_NOTHING = {"print": "flush", "zip": "strict"}
 
 
 def draw(count: int, seed: int, root: Path = ROOT) -> list[Fault]:
     """Draw ``count`` different faults; the same seed on the same tree gives the same ones.
 
-    A file is drawn in proportion to its lines of code, then a position in it, then one of the mutations there.
+    First a file is drawn, weighted by its lines of code, then a position in it, then one of the mutations there.
 
     Raises:
-        FaultError: the files do not hold so many faults.
+        FaultError: the files do not have that many faults.
     """
     generator, files = random.Random(seed), _files(root)
     weights = [_lines_of_code(root / file) for file in files]
@@ -61,7 +61,7 @@ def _lines_of_code(path: Path) -> int:
 
 
 def _draw_one(generator: random.Random, root: Path, file: str) -> Fault | None:
-    """One fault of a file; None where the draw found nothing that changes what the file does."""
+    """Draw one fault from a file, or None if the drawn mutation does not change its behaviour."""
     source = (root / file).read_text(encoding="utf-8")
     positions = _positions(source)
     if not positions:
@@ -70,7 +70,7 @@ def _draw_one(generator: random.Random, root: Path, file: str) -> Fault | None:
     name, occurrence = generator.choice(sorted(positions[position]))
     try:
         mutated = mutate_code(source, plugins.get_operator(name)(), occurrence)
-    except AttributeError:  # Cosmic Ray cannot replace an exception that is named with its module
+    except AttributeError:  # Cosmic Ray cannot replace an exception with a qualified name
         return None
     if mutated is None or not _changes_something(source, mutated):
         return None
@@ -85,7 +85,7 @@ def _operators() -> Iterator[tuple[str, Operator]]:
 
 
 def _positions(source: str) -> dict[tuple[int, int], list[tuple[str, int]]]:
-    """The mutations at each position (line, column): names of operators, each with its occurrence in the file."""
+    """Return the mutations at each position (line, column): operator names, each with its occurrence in the file."""
     nodes = list(ast_nodes(get_ast(source)))
     positions: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for name, operator in _operators():
@@ -96,7 +96,7 @@ def _positions(source: str) -> dict[tuple[int, int], list[tuple[str, int]]]:
 
 
 def _changes_something(source: str, mutated: str) -> bool:
-    """Whether two sources differ in more than `_without_words` takes away, and the second one can be compiled."""
+    """Return whether two sources differ beyond what `_without_words` removes, and the second one compiles."""
     try:
         return ast.dump(_without_words(source)) != ast.dump(_without_words(mutated))
     except SyntaxError:
@@ -104,7 +104,7 @@ def _changes_something(source: str, mutated: str) -> bool:
 
 
 def _whether_program_and_module(condition: str) -> tuple[bool, bool]:
-    """Whether a condition of `__name__` alone holds in a program, and in a module, whose name begins in lower case."""
+    """Return whether a condition on `__name__` alone holds in a program and in a module (with a lower-case name)."""
     in_program, in_module = (bool(eval(condition, {"__name__": name})) for name in ("__main__", "package.module"))
     return in_program, in_module
 
@@ -126,18 +126,18 @@ def _may_forget(decorator: ast.expr) -> bool:
 
 
 def _without_words(source: str) -> ast.Module:
-    """The syntax tree without annotations, what is imported for them, and docstrings: they decide nothing at run time.
+    """Return the syntax tree without annotations, their imports, and docstrings, none of which matters at run time.
 
-    A condition of ``__name__`` becomes what it says in a program and in a module.
+    A condition on ``__name__`` becomes its value in a program and in a module.
 
-    A field of a dataclass keeps its line: its annotation becomes None, and its default stays.
+    A dataclass field keeps its line: its annotation becomes None, and its default stays.
 
-    Nor does it decide anything whether lines are printed at once (`flush` of `print`), and what is always so: bad input
-    ends in a sentence of its own here, so that an `assert`, or `strict` of `zip`, speaks only where there is another
-    fault. And a fraction is what single precision keeps of it, which is more than anything is measured or printed to:
-    1e9 and 1e9 + 1 are one. A method of an autograd function is a static one whether it says so or not, since PyTorch
-    takes it from the class. And the methods of a protocol are declarations, which no instance is made of.
-    What a function keeps with a bound it may have forgotten at any call, so that nothing but time hangs on it.
+    Several other differences do not matter either. Flushing (`flush` of `print`) changes no output. Bad input is
+    rejected with its own message, so an `assert`, or `strict` of `zip`, fails only if there is another fault. Floats
+    are rounded to single precision, which is finer than anything measured or printed: 1e9 and 1e9 + 1 are equal.
+    Methods of an autograd function are static with or without the decorator, because PyTorch takes them from the class.
+    The methods of a protocol are only declarations. A bounded cache may evict an entry at any call, so its bound
+    affects only speed.
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""A planted bug: one change of one file, and the tests that should notice it."""
+"""A mutant: one change to one file, and the tests that should kill it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ LIST = Path(__file__).with_name("planted")
 
 
 class FaultError(ValueError):
-    """An entry of the list, or a request for a sample, cannot be used; the message is one sentence."""
+    """Raised for an unusable entry of the list or request for a sample; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One change of one file.
+    """One change to one file.
 
-    ``file`` is relative to the tree's root; ``source`` is the whole file with the bug in it. ``tiers`` are lists of
-    pytest's selectors, tried in this order until one of them notices.
+    ``file`` is relative to the tree's root; ``source`` is the whole file with the bug. ``tiers`` are lists of pytest
+    selectors, run in this order until one kills the mutant.
     """
 
     name: str
@@ -30,15 +30,15 @@ class Fault:
 
     @property
     def area(self) -> str:
-        """The top folder that the changed file belongs to."""
+        """The top-level folder of the changed file."""
         return self.file.partition("/")[0]
 
 
 def read_list(root: Path = ROOT, folder: Path = LIST) -> list[Fault]:
-    """Read every file of the list and check that each entry still fits the tree below ``root``.
+    """Read all list files and check that each entry still applies to the tree below ``root``.
 
     Raises:
-        FaultError: an entry lacks a field, its text does not occur exactly once, or a test that it names is missing.
+        FaultError: an entry lacks a field, its text does not occur exactly once, or one of its tests is missing.
     """
     faults: list[Fault] = []
     for path in sorted(folder.glob("*.toml")):

@@ -1,4 +1,4 @@
-"""Which tests are asked whether they notice a fault in a file: those nearest to it first."""
+"""Choose the tests to run against a mutant in a file, those nearest to it first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fast_tier import MOST_SECONDS_OF_A_FILE, measured
 
-# What is asked where the tests beside a file notice nothing, by the area that the file belongs to.
+# Tests to run, by the file's area, if those next to it do not kill the mutant.
 _SWITCHES = "tests/overlay/test_real_switches.py"
 AREAS: dict[str, tuple[str, ...]] = {
     "overlay": ("tests/overlay",),
@@ -23,33 +23,35 @@ AREAS: dict[str, tuple[str, ...]] = {
     "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/worker_processes"),
 }
 
-# These look at every file of the tree.
+# These read every file in the tree.
 _EVERY_FILE = ("tests/test_dataclasses.py", "tests/test_function_lengths.py", "tests/test_import_contracts.py")
 
-# The tests of a patch name its target, not the file that it lies in; those of keys have a document of all of them.
+# A patch's tests name its target, not its file; configuration keys are tested by one document of all keys.
 _KEYS = "tests/scripts/test_configuration_document.py"
-# The tests of what is the same for every program name them all, by the folder.
+# Tests of behaviour common to all programs find the programs by folder.
 _COMMANDS = "tests/scripts/test_commands.py"
 _DECLARES_KEYS = re.compile(r"^[A-Z_]+ = Feature\(|^class \w+\(Group\)", re.MULTILINE)
 _DECLARES_A_PATCH = re.compile(r"^@(?:wrap|replace|add|register|before_import|provide)\(", re.MULTILINE)
 
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
-# Where the emulator's packages are.
+# The folder of the emulator's packages.
 _SOURCES = ("npu_emulator", "src")
 
-# Programs of these folders name everything; the tests that run them are asked last.
+# Programs in these folders name every module; the tests that run them come last.
 _ASKED_LAST = ("tests", "tests/worker_processes", "tests/demonstrations", "tests/mutations", "tests/upstream")
 
 
 def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
-    """Selectors for a product file, in the order in which they are tried.
+    """Return pytest selectors for a product file, tier by tier, in the order in which they are tried.
 
-    First the test of the same name, the tests that name the module, the demonstrations of the patches and the
-    document of the keys in it, what looks at every program where it is one, and what looks at every file; then the
-    folder that mirrors the file's, then what the whole area is tested by. A tier that holds nothing new is left out.
-    Where no test names a module, the nearest are that folder and those that hold the names that the module defines,
-    beside demonstrations and document. Where that is nothing at all, they are those of the area that cost little.
+    1. The test of the same name, tests that name the module, effect tests if it declares patches, the document of
+       keys if it declares any, tests of all programs if it is one, and tests of every file.
+    2. The folder that mirrors the file's.
+    3. The tests of the whole area.
+
+    A tier that adds nothing is left out. If no test names the module, the first tier has the mirrored folder and the
+    tests that contain names defined by the module. If that is nothing at all, it has the area's cheap tests.
     """
     path = Path(file)
     source = (root / path).read_text(encoding="utf-8")
@@ -69,15 +71,17 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
 
 
 def _folder(path: Path) -> Path:
-    """The folder of tests that mirrors a file's; the emulator's packages lie two folders deeper than their tests."""
+    """Return the test folder that mirrors a file's; the emulator's packages are two folders deeper than their tests."""
     if path.parts[:2] == _SOURCES:
         return Path("tests", "npu_emulator", *path.parent.parts[3:])
     return Path("tests", *path.parent.parts)
 
 
 def _same_name(path: Path, root: Path) -> list[Path]:
-    """The test of the same name: in the folder that mirrors the file's, and in those above it up to the area's. In the
-    first one its name may go on."""
+    """Return tests of the same name in the mirrored folder and those above it, up to the area's.
+
+    In the mirrored folder the name may also have a suffix.
+    """
     folder = _folder(path)
     found = sorted(each.relative_to(root) for each in (root / folder).glob(f"test_{path.stem}_*.py"))
     while len(folder.parts) > 1:
@@ -88,7 +92,7 @@ def _same_name(path: Path, root: Path) -> list[Path]:
 
 
 def _mirrored(path: Path, root: Path) -> tuple[str, ...]:
-    """The nearest folder of tests above a file's mirror that holds a test; nothing where that is the whole area."""
+    """Return the nearest test folder, from the file's mirror upwards, that has a test; () if that is the whole area."""
     folder = _folder(path)
     while len(folder.parts) > 2:
         if (root / folder).is_dir() and any((root / folder).rglob("test_*.py")):
@@ -98,8 +102,10 @@ def _mirrored(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _naming(path: Path, root: Path) -> list[str]:
-    """The test files that hold the module's dotted name or its path, or import it from its package; or that do so with
-    a program beside them that does."""
+    """Return the test files that name the module, directly or through a helper program that names it.
+
+    A file names a module by its dotted name, by its path, or by importing it from its package.
+    """
     files = {each.relative_to(root): each.read_text(encoding="utf-8") for each in (root / "tests").rglob("*.py")}
     files = {each: text for each, text in sorted(files.items()) if str(each.parent) not in _ASKED_LAST}
     pending, found = [path], set[Path]()
@@ -114,10 +120,10 @@ def _naming(path: Path, root: Path) -> list[str]:
 
 
 def _using(path: Path, root: Path, elsewhere: tuple[str, ...]) -> list[str]:
-    """The test files, at most three, that hold most of the names that a module defines or has as keys of mappings.
+    """Return at most three test files that contain most of the names that a module defines or has as mapping keys.
 
-    Those of methods count, and an underscore before a name does not: such a function may stand in for another one. A
-    name of one lower-case word says nothing. Folders that are asked anyway are left out.
+    Methods count, and leading underscores are ignored: such a function may stand in for another one. Names of a single
+    lower-case word are too common to count. Folders that are tried anyway are left out.
     """
     tree = ast.parse((root / path).read_text(encoding="utf-8"))
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
@@ -135,13 +141,13 @@ def _using(path: Path, root: Path, elsewhere: tuple[str, ...]) -> list[str]:
 
 
 def _cheap(folder: Path, root: Path) -> list[str]:
-    """The test files that lie in a folder itself and are measured to cost little."""
+    """Return the test files directly in a folder whose measured time is low."""
     files, seconds = (str(each.relative_to(root)) for each in sorted(folder.glob("test_*.py"))), measured()
     return [file for file in files if seconds.get(file, 0.0) <= MOST_SECONDS_OF_A_FILE]
 
 
 def _names(text: str, path: Path) -> bool:
-    """Whether a file holds a module's dotted name or its path, or imports it from its package."""
+    """Return whether a text has a module's dotted name or its path, or imports it from its package."""
     if str(path) in text.replace('" / "', "/"):
         return True
     parts = [part for part in path.with_suffix("").parts if part != "__init__"]

@@ -1,4 +1,4 @@
-"""The list of planted bugs fits the tree, the draw is reproducible, and a trial tells what it claims to tell."""
+"""The list of mutants fits the tree, the draw is reproducible, and the outcome of a trial is correct."""
 
 import ast
 import subprocess
@@ -211,7 +211,7 @@ def test_the_demonstrations_are_near_to_a_patch_and_to_nothing_else():
 def test_a_program_is_near_to_the_tests_that_start_it_by_its_path():
     assert "tests/scripts/test_readme.py" in tiers("scripts/internal/update_sample_run.py", ROOT)[0]
     assert "tests/scripts/test_commands.py" in tiers("scripts/doctor.py", ROOT)[0]
-    # They give it part by part: ROOT / "scripts" / "plan.py".
+    # These tests join the path from parts: ROOT / "scripts" / "plan.py".
     assert "tests/post_training/plan/step_time/test_configured.py" in tiers("scripts/plan.py", ROOT)[0]
 
 
@@ -301,7 +301,7 @@ def test_a_trial_asks_tier_by_tier_and_leaves_the_tree_as_it_was(tree):
     assert (tree / "product.py").read_text() == SOURCE
 
 
-# What stands for the emulator's build: the library is the text of its source, and a bad one does not compile.
+# A stand-in for the emulator's build: the library is the text of its source, and "bad" does not compile.
 BUILD = """
 import sys
 
@@ -316,7 +316,7 @@ def build_cann(wheel, package):
 
 @pytest.fixture
 def installed(tree, monkeypatch):
-    """An environment's packages, where those of the tree's emulator are installed."""
+    """The site-packages of an environment in which the tree's emulator is installed."""
     prefix = tree.with_name(f"{tree.name}-prefix")
     site = prefix / "lib" / "python3" / "site-packages"
     for folder in (tree / "npu_emulator/src", site):
@@ -369,7 +369,7 @@ def test_tests_that_are_red_without_the_fault_say_nothing(tree):
 
 
 def test_a_hang_is_stopped(tree):
-    # An hour has passed once the endless test has begun, and no time before, however slow the machine is.
+    # The clock jumps by an hour when the endless test begins, and stands still before, however slow the machine is.
     with SignalFlag() as signals, Workbench(signals, 60, tree, lambda: 3600.0 * (tree / "begun").exists()) as bench:
         verdict = bench.try_fault(fault("endless"))
     assert verdict.outcome is Outcome.HUNG and verdict.outcome.counts_as_noticed

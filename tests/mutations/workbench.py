@@ -1,4 +1,4 @@
-"""A copy of the tree in which faults are planted one at a time, and the tests that are run there."""
+"""A copy of the tree in which mutants are planted one at a time, and the tests that run there."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from post_training.processes.command import SignalFlag, run_to_the_end
 from rehearsal.environment import environment_of
 from tests.mutations.fault import ROOT, Fault, FaultError
 
-# pytest's exit codes: 1, a test failed; 2, a file of tests could not be imported. 3 is given where importing ends the
-# process, and 4 where a conftest.py cannot be imported: the unchanged tree tells both from what was wrong before.
+# pytest's exit codes: 1, a test failed; 2, a test file could not be imported; 3, importing ended the process; 4, a
+# conftest.py could not be imported. A run on the unchanged tree tells 3 and 4 from errors that were there before.
 _GREEN, _RED = 0, (1, 2, 3, 4)
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
 _CHEAPEST_FIRST = "tests.mutations.cheapest_first"
-# The tests of the other stack, and the environment that scripts/test.sh makes for them; they emulate its first chip.
+# The other stack's tests, the environment that scripts/test.sh makes for them, and the chip that they emulate.
 _OTHER_TESTS, OTHER_ENVIRONMENT, _OTHER_CHIP = "tests/stack_2026", ".venv-2026", "a2"
-# Packages that set-up installs from the tree, and Python imports when it starts.
+# Packages that set-up installs from the tree, and that Python imports when it starts.
 _INSTALLED_FROM = "npu_emulator/src"
 _COMPILED_FROM = "npu_emulator/csrc"
 COMPILE = """
@@ -40,7 +40,7 @@ build_cann(installed_torch_npu(), Path(sys.argv[1]))
 
 
 class Outcome(StrEnum):
-    """What became of a planted fault."""
+    """The outcome of a mutant."""
 
     NOTICED = "noticed"
     HUNG = "hung"
@@ -48,16 +48,16 @@ class Outcome(StrEnum):
 
     @property
     def counts_as_noticed(self) -> bool:
-        """A test that hangs is stopped by its time limit and fails, in the whole run of the tests too."""
+        """Whether the mutant is killed. A hanging test counts, since its time limit fails it in the full run too."""
         return self is not Outcome.SURVIVED
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one trial.
+    """The result of one trial.
 
-    ``by`` is the test that failed, without its parameters; where none is known (a hang, a crash) all that was asked;
-    where the fault survived nothing. ``seconds`` is how long the trial took.
+    ``by`` is the test that failed, without its parameters; if it is unknown (a hang, a crash), all tests that ran; if
+    the mutant survived, empty. ``seconds`` is the duration of the trial.
     """
 
     outcome: Outcome
@@ -66,7 +66,7 @@ class Verdict:
 
 
 class TimeLimit(Exception):
-    """The tests ran longer than they may."""
+    """The tests exceeded their time limit."""
 
 
 class Workbench:
@@ -92,7 +92,7 @@ class Workbench:
                 target = self._tree / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(self._source / name, target, follow_symlinks=False)
-        # Some tests ask git which files there are.
+        # Some tests ask git for the list of files.
         for command in (["init", "-q"], ["add", "-A"]):
             subprocess.run(["git", *command], cwd=self._tree, check=True, capture_output=True)
         (self._tree / ".venv").symlink_to(sys.prefix)
@@ -104,9 +104,9 @@ class Workbench:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def try_fault(self, fault: Fault) -> Verdict:
-        """Plant a fault, ask its tests tier by tier whether they notice, and take it out again.
+        """Plant a mutant, run its tests tier by tier until one kills it, and restore the file.
 
-        The verdict means something only if :meth:`require_green` has accepted the tests that noticed.
+        The verdict is meaningful only if :meth:`require_green` has accepted the tests that killed it.
 
         Raises:
             Interrupted: a signal ended the trial.
@@ -122,7 +122,7 @@ class Workbench:
         """Run tests on the unchanged tree, in one session of each stack.
 
         Raises:
-            FaultError: one of them fails without any fault, so that it says nothing about any.
+            FaultError: one of them fails without any mutant, so its failures say nothing.
         """
         for other in (False, True):
             if of_stack := [test for test in tests if of_other_stack([test]) is other]:
@@ -157,7 +157,7 @@ class Workbench:
         raise FaultError(f"pytest ended with code {status} for {fault.name}; the selectors are {' '.join(tier)}.")
 
     def _run(self, selectors: Sequence[str], file: str, *options: str, factor: int = 1) -> int:
-        """Run tests in the copy; returns pytest's exit code, negative where a signal ended it."""
+        """Run tests in the copy. Return pytest's exit code, which is negative if a signal ended it."""
         deadline = self._clock() + factor * self._limit_s
 
         def watch() -> None:
@@ -173,12 +173,15 @@ class Workbench:
         return run_to_the_end(command, self._variables(other), self._tree, self._log, self._signals, watch)
 
     def _variables(self, other: bool) -> Mapping[str, str]:
-        """The environment of a run."""
+        """Return the environment variables of a run."""
         variables = environment_of("2026", _OTHER_CHIP) if other else environment_of("2025")
         return {**variables, "PYTHONPATH": str(self._tree)}
 
     def _interpreter(self, file: str) -> str:
-        """The environment's Python; for what set-up installs or compiles, one of an environment that has the tree's."""
+        """Return the Python to run tests with.
+
+        For files that set-up installs or compiles, it is that of a separate environment with the copy's packages.
+        """
         compiled = file.startswith(_COMPILED_FROM)
         if not compiled and not file.startswith(_INSTALLED_FROM):
             return sys.executable
@@ -190,7 +193,7 @@ class Workbench:
         if not (prefix / "bin").exists():
             for package in filter(Path.is_dir, (self._tree / _INSTALLED_FROM).iterdir()):
                 _link_what_is_missing(package, site / package.name)
-                _link_what_is_missing(installed / package.name, site / package.name)  # what is built beside its modules
+                _link_what_is_missing(installed / package.name, site / package.name)  # files built next to its modules
             for folder in (site, *site.parents):
                 _link_what_is_missing(sys.prefix / folder.relative_to(prefix), folder)
                 if folder == prefix:
@@ -198,7 +201,7 @@ class Workbench:
         return str(prefix / "bin" / "python")
 
     def _compile(self, package: Path) -> None:
-        """Compile what changed since the last time, and put the libraries into a package.
+        """Compile what changed since the last build, and put the libraries into a package.
 
         Raises:
             FaultError: the tree's sources do not compile.
@@ -211,12 +214,12 @@ class Workbench:
 
 
 def of_other_stack(selectors: Sequence[str]) -> bool:
-    """Whether tests are those of the stack 2026, which need its environment."""
+    """Return whether tests belong to the stack 2026, which needs its own environment."""
     return any(selector.startswith(f"{_OTHER_TESTS}/") for selector in selectors)
 
 
 def _link_what_is_missing(source: Path, target: Path) -> None:
-    """Make a folder, with a link to every entry of another one whose name it does not have."""
+    """Make the folder `target`, and link every entry of `source` that it lacks into it."""
     target.mkdir(parents=True, exist_ok=True)
     for each in source.iterdir():
         if not (target / each.name).exists():

@@ -1,4 +1,4 @@
-"""Numbers on a command line are finite and in their range; paths may lead anywhere."""
+"""Command-line numbers must be finite and in range; paths may point anywhere."""
 
 from argparse import ArgumentParser, ArgumentTypeError
 

@@ -1,4 +1,4 @@
-"""The calculator computes as Python does, and whatever a model writes ends at once and is no Python."""
+"""The calculator agrees with Python, and whatever a model writes is evaluated quickly and never run as Python."""
 
 import pytest
 from hypothesis import assume, given, settings

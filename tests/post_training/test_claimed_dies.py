@@ -1,4 +1,4 @@
-"""Dies that a job holds: a second job that wants one is told who has it, and which are free."""
+"""Dies claimed by a job: a second job that wants one is told who holds it and which are free."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with claimed_dies(2, {}, Path(sys.argv[1])) as dies:
 
 @pytest.fixture
 def machine() -> Iterator[Path]:
-    """The top of a file system with twelve dies, and files that are none."""
+    """Root of a file system with twelve dies, and similarly named files that are not dies."""
     with shared_folder() as root:
         (root / "dev").mkdir()
         for name in (*(f"davinci{number}" for number in range(12)), "davinci_manager", "davinci1x"):
@@ -60,7 +60,7 @@ def test_overlapping_dies_rejected_with_those_that_are_free(machine):
 
 
 def test_dies_given_apart_are_held_beside_each_other(machine):
-    """And given back: what a rejected job had taken, and what an ended one had."""
+    """The dies of a rejected job and of a finished one are released, too."""
     with claimed_dies(2, {}, machine), claimed_dies(2, {VISIBLE: "2,3"}, machine):
         rejection(machine, 2, **{VISIBLE: "4,3"})
         with claimed_dies(2, {VISIBLE: "4,5"}, machine):
@@ -70,7 +70,7 @@ def test_dies_given_apart_are_held_beside_each_other(machine):
 
 
 def test_container_with_dies_of_its_own_is_not_rejected(machine):
-    """CANN numbers the dies of both from 0; their files have the machine's numbers."""
+    """CANN numbers each container's dies from 0; their device files keep the host's numbers."""
     with claimed_dies(2, {VISIBLE: "0,1"}, machine):
         for number in range(4):
             (machine / "dev" / f"davinci{number}").unlink()
@@ -95,7 +95,7 @@ def user(request, tmp_path) -> User:
 
 
 def test_killed_job_of_another_user_holds_no_die(user, machine, tmp_path):
-    """The kernel says who holds a die, and gives it back when that process is killed."""
+    """The kernel tracks who holds a die, and releases it when that process is killed."""
     log = tmp_path / "said"
     holding = user.start(sys.executable, "-c", HOLD, str(machine), cwd=ROOT, log=log)
     try:

@@ -1,4 +1,4 @@
-"""Help texts follow the terminal up to 80 columns, and keep indented lines."""
+"""Help texts wrap to the terminal's width, at most 80 columns, and keep indented lines."""
 
 import pytest
 

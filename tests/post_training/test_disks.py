@@ -1,4 +1,4 @@
-"""A full disk is named with the place where it is mounted."""
+"""A full disk is reported with its mount point."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from post_training.disks import FULL, describe_full_disk
 
 @pytest.fixture
 def small_disk():
-    """A file system of 128 KiB and 20 inodes, which only root can make."""
+    """File system of 128 KiB and 20 inodes, which only root can create."""
     with tempfile.TemporaryDirectory() as folder:
         options = "size=128k,nr_inodes=20"
         made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
@@ -56,11 +56,11 @@ ROOM = {"f_blocks": 1000, "f_bavail": 500, "f_bfree": 600, "f_frsize": 4096, "f_
     [
         ({}, None),
         ({"f_bavail": 16}, None),
-        ({"f_bavail": 15}, "no space"),  # what is kept for root is nobody's, and f_bsize counts nothing
+        ({"f_bavail": 15}, "no space"),  # blocks reserved for root do not count, and f_bsize is not the unit
         ({"f_favail": 0}, "no inodes"),
         ({"f_bavail": 0, "f_favail": 0}, "no space and no inodes"),
-        ({"f_files": 0, "f_favail": 0}, None),  # btrfs counts no inodes
-        ({"f_blocks": 0, "f_bavail": 0}, None),  # a network's, which says nothing
+        ({"f_files": 0, "f_favail": 0}, None),  # btrfs has no inode count
+        ({"f_blocks": 0, "f_bavail": 0}, None),  # a network file system that reports nothing
     ],
 )
 def test_what_is_left_for_a_user_counts(monkeypatch, tmp_path, changed, lacks):
@@ -70,5 +70,5 @@ def test_what_is_left_for_a_user_counts(monkeypatch, tmp_path, changed, lacks):
 
 
 def test_a_quota_is_a_full_disk():
-    """As `df` shows room on a home of NFS whose quota is used up."""
+    """An NFS home whose quota is used up still has free space according to `df`."""
     assert set(FULL) == {errno.ENOSPC, errno.EDQUOT}

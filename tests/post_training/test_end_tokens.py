@@ -1,4 +1,4 @@
-"""End tokens of published models, against those at which vLLM stops given the same files."""
+"""End tokens of published models, compared with the tokens at which vLLM stops for the same files."""
 
 import json
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams  # noqa: E402
 from vllm.transformers_utils.config import try_get_generation_config  # noqa: E402
 from vllm.v1.core.sched.utils import check_stop  # noqa: E402
 
-# Name -> (end token of the tokenizer, eos_token_id of config.json, generation_config.json or None, what ends answers).
+# Name -> (tokenizer's end token, eos_token_id in config.json, generation_config.json or None, tokens that end answers).
 PUBLISHED = {
     "Qwen3-8B": (151645, 151645, {"eos_token_id": [151645, 151643], "pad_token_id": 151643}, {151643, 151645}),
     "Qwen3-8B-Base, chat": (
@@ -41,7 +41,7 @@ def write(folder, of_model, generation):
 
 
 def stops_of_vllm(folder, of_tokenizer, candidates, **given):
-    """The tokens after which vLLM's scheduler finishes a request with the parameters that its processor makes."""
+    """Return the tokens at which vLLM's scheduler finishes a request, given its processor's sampling parameters."""
     params = SamplingParams(max_tokens=9, **given)
     fields = try_get_generation_config(str(folder), trust_remote_code=False).to_diff_dict()
     params.update_from_generation_config(fields, of_tokenizer)
@@ -79,7 +79,7 @@ def test_another_folder_of_generation_settings_is_read(tmp_path):
 @pytest.mark.parametrize("of_model", [None, {"eos_token_id": 5}], ids=["no file", "file"])
 @pytest.mark.parametrize("of_other", [None, {"eos_token_id": [8, 9]}, {"pad_token_id": 0}], ids=str)
 def test_another_folder_may_lack_the_file_that_the_model_has(tmp_path, of_model, of_other):
-    """vLLM reads everything from the folder that it is given, config.json too."""
+    """vLLM reads everything, including config.json, from the folder that it is given."""
     other = tmp_path / "other"
     other.mkdir()
     write(tmp_path, 7, of_model)

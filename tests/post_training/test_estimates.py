@@ -1,4 +1,4 @@
-"""Estimates against counting everything, and intervals against how often they hold what they should."""
+"""Estimates match exhaustive counts, and intervals contain the true value as often as they should."""
 
 import math
 from itertools import combinations
@@ -13,7 +13,7 @@ from post_training.estimates import block_bootstrap, bootstrap, pass_at_k, wilso
 
 
 def counted(samples: int, correct: int, k: int) -> float:
-    """How many of all choices of k answers hold a right one."""
+    """Return the share of all choices of k answers that contain a correct one."""
     answers = [True] * correct + [False] * (samples - correct)
     chosen = list(combinations(answers, k))
     return sum(map(any, chosen)) / len(chosen)
@@ -25,7 +25,7 @@ def test_pass_at_k_is_the_share_of_all_choices(drawn):
 
 
 def test_the_plug_in_estimate_is_another_number():
-    """1 - (1 - c/n)^k, which the paper calls biased: the comparison above can fail."""
+    """Control: 1 - (1 - c/n)^k, which the paper calls biased, fails the comparison above."""
     assert 1 - (1 - 1 / 4) ** 2 != pytest.approx(counted(4, 1, 2))
     assert pass_at_k(4, 1, 2) == 0.5 and pass_at_k(200, 3, 1) == pytest.approx(3 / 200)
 
@@ -65,7 +65,7 @@ def test_the_bootstrap_holds_the_true_mean_about_as_often_as_it_says():
 
 
 def test_the_bootstrap_takes_problems_and_not_answers():
-    """8 answers to a problem that are all alike are one draw: an interval over answers would be too narrow."""
+    """Eight equal answers to a problem are one draw; an interval over answers would be too narrow."""
     problems = [float(index % 2) for index in range(40)]
     over_problems, over_answers = bootstrap(problems), bootstrap([each for each in problems for _ in range(8)])
     assert over_problems.high - over_problems.low > 2 * (over_answers.high - over_answers.low)
@@ -76,7 +76,7 @@ def test_the_bootstrap_takes_problems_and_not_answers():
 
 @pytest.mark.parametrize(("block", "blocks"), [(1, 11), (3, 4)])
 def test_the_bootstrap_is_two_thousand_draws_whatever_is_drawn_at_once(monkeypatch, block, blocks):
-    """Of as many values as there are: the last block is cut where blocks do not fill the series."""
+    """Each draw has as many values as the series; the last block is truncated if blocks do not fill it."""
     values = list(np.random.default_rng(3).normal(size=11))
     drawn = np.random.default_rng(9).integers(0, 11, (2000, blocks))
     resampled = ([values[(start + place) % 11] for start in draw for place in range(block)][:11] for draw in drawn)
@@ -89,7 +89,7 @@ def test_the_bootstrap_is_two_thousand_draws_whatever_is_drawn_at_once(monkeypat
 
 
 def circular_deviation(values: np.ndarray, block: int) -> float:
-    """Of the mean of circular blocks that fill the series.
+    """Return the standard deviation of the mean of circular blocks that fill the series.
 
     Politis and Romano, "A Circular Block-Resampling Procedure for Stationary Data", 1992: circular autocovariances,
     weighted by 1 - lag / block.
@@ -103,11 +103,11 @@ def circular_deviation(values: np.ndarray, block: int) -> float:
 @pytest.mark.parametrize("block", [4, 8, 16])
 @pytest.mark.parametrize("rising", [1.0, -3.0])
 def test_circular_blocks_have_published_mean_and_deviation(rising, block):
-    """A block that begins near the end goes on with the first steps, which differ most where a run learns."""
+    """A block that starts near the end continues with the first steps, which differ most if a run learns."""
     values = np.linspace(0, rising, 64) + 0.1 * np.random.default_rng(4).normal(size=64)
     found, deviation = block_bootstrap(values.tolist(), 2, block), circular_deviation(values, block)
     assert found.value == pytest.approx(values.mean())
-    # 2,000 draws know the middle of their interval to some hundredths of a deviation.
+    # With 2,000 draws the middle of the interval is exact to some hundredths of a deviation.
     assert (found.low + found.high) / 2 == pytest.approx(values.mean(), abs=0.15 * deviation)
     assert (found.high - found.low) / (2 * 1.96) == pytest.approx(deviation, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""A job takes no variable of another job over, and no value with which it cannot run."""
+"""A job inherits neither another job's variables nor values that it cannot run with."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_variables_of_other_jobs_dropped():
 
 
 def test_launcher_drops_the_same_variables():
-    """Bash and Python read one table."""
+    """Bash and Python use the same table."""
     script = 'source scripts/lib/terminal.sh; source scripts/lib/inherited.sh; inherited_drop "$PWD"; env'
     environment = {"PATH": os.environ["PATH"], **OTHERS, **KEPT}
     done = subprocess.run(
@@ -46,14 +46,14 @@ def test_launcher_drops_the_same_variables():
 
 
 def test_torchrun_sets_nothing_that_is_kept():
-    """The referee is torch: what its launcher gives to a rank."""
+    """Compare with the variables that torch's own launcher sets for a rank."""
     from torch.distributed.elastic.agent.server import local_elastic_agent
 
     source = Path(local_elastic_agent.__file__).read_text()
     worker_env = source.partition("worker_env = {")[2].partition("}")[0]
     named = {word for word in worker_env.split('"')[1::2] if word.isupper()}
     beginnings = tuple(name[:-1] for name in dropped_names() if name.endswith("*"))
-    # How NCCL treats errors is a setting and no place in a job.
+    # NCCL's error handling is a user setting, not part of a rank's place in a job.
     named -= {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     assert "LOCAL_RANK" in named and len(named) >= 10
     assert not {name for name in named if name not in dropped_names() and not name.startswith(beginnings)}

@@ -1,4 +1,4 @@
-"""Ctrl-C is acknowledged before anything is waited for."""
+"""Ctrl-C is acknowledged before waiting for anything."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ STOPPING = "\ninterrupted; stopping"
 
 @pytest.fixture(autouse=True)
 def heard():
-    """Some test harnesses start Python with SIGINT ignored."""
+    """Python's own SIGINT handler; some test harnesses start Python with SIGINT ignored."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
@@ -43,7 +43,7 @@ def test_second_signal_and_forked_child_keep_silent(capfd):
             except KeyboardInterrupt:
                 os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        # Libraries may speak at a fork (tokenizers does, where another test has used it before).
+        # Libraries may print at a fork; tokenizers does if an earlier test used it.
         assert "stopping" not in capfd.readouterr().err
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""What a launcher describes of a node's part."""
+"""A launcher's description of a node's part is read back exactly."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Overrides as text: what Hydra's own parser reads back is the path."""
+"""Writing overrides as text: Hydra's own parser reads the same path back."""
 
 import subprocess
 from pathlib import Path

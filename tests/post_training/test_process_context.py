@@ -1,4 +1,4 @@
-"""What the workers of a process keep is made once, and of a kind there is one."""
+"""A process context creates each kind of state once, and workers of the process share it."""
 
 from post_training.process_context import ProcessContext, process_context
 from verl_patches.features.critic.tokens import LastForward, last_forward

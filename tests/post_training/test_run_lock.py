@@ -1,4 +1,4 @@
-"""One owner of a folder: living, killed, released, on another machine, and many starts at once."""
+"""Exclusive ownership of a folder: live, killed and released owners, other machines, and concurrent starts."""
 
 import json
 import os
@@ -24,7 +24,7 @@ with owning([Path(sys.argv[1])], "run"):
 
 
 class Clock:
-    """Time that passes only where somebody waits; `during` is called at every wait."""
+    """Clock that advances only when something waits; `during` is called at every wait."""
 
     def __init__(self, during=lambda: None):
         self.now, self._during = 0.0, during
@@ -43,7 +43,7 @@ def never(_):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that owns the folder until its input ends."""
+    """Process that owns the folder until its input is closed."""
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **streams) as process:
@@ -53,7 +53,7 @@ def holder(tmp_path):
 
 
 def elsewhere(folder, beats=7):
-    """An owner on another machine, as its file says, and how to raise its counter."""
+    """Write the file of an owner on another machine; return a function that sets its heartbeat counter."""
     file = folder / ".run.owner.1"
     facts = {"host": "a3-07", "pid": 4123, "started": "81", "machine": "another", "began": "2026-11-26 09:12:44"}
 
@@ -81,7 +81,7 @@ def test_killed_owner_makes_way_at_once(tmp_path, holder):
 
 def test_killed_owner_that_nobody_reaped_makes_way(tmp_path, holder):
     holder.kill()
-    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # it has exited, and stays a zombie
     FolderLock(tmp_path, "run", wait=never).acquire()
 
 
@@ -102,7 +102,7 @@ def test_released_folder_is_taken_at_once(tmp_path):
 
 
 def test_requeued_job_beside_a_living_one_rejected(tmp_path, capsys):
-    """A scheduler starts a job again on another node while the old one, cut off from it, still writes the folder."""
+    """A scheduler requeues a job to another node while the old one, cut off from it, still writes to the folder."""
     beat = elsewhere(tmp_path)
     clock = Clock()
     clock._during = lambda: beat(8) if clock.now >= 9 else None
@@ -121,7 +121,7 @@ def test_stale_owner_elsewhere_taken_over_after_time(tmp_path):
 
 
 def test_old_owner_that_wakes_up_has_lost(tmp_path, monkeypatch, capsys):
-    """It stood still for too long: it notices at its next heartbeat, and the new owner's file is as it was."""
+    """An owner that was suspended for too long notices at its next heartbeat, and leaves the new owner's file alone."""
     old, clock = FolderLock(tmp_path, "run"), Clock()
     old.acquire()
     monkeypatch.setattr(run_lock, "_machine", lambda: "that of the new owner")
@@ -140,7 +140,7 @@ def test_old_owner_that_wakes_up_has_lost(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("links", [True, False])
 def test_one_of_many_starts_wins(tmp_path, monkeypatch, links):
-    """All of them have seen the same stale owner, and go on at the same moment."""
+    """All of them see the same stale owner and try to take over at the same moment."""
     elsewhere(tmp_path)
     if not links:
 
@@ -177,7 +177,7 @@ def test_damaged_owner_file_is_waited_for(tmp_path):
 
 
 def test_folders_are_given_back_where_one_is_in_use(tmp_path, holder):
-    """A run owns its output and its checkpoints; if the second is taken, the first is released."""
+    """A run owns its output and checkpoint folders; if the second is taken, the first is released."""
     other = tmp_path.parent / f"{tmp_path.name}.other"
     with pytest.raises(FolderInUse), owning([other, tmp_path], "run"):
         pass
@@ -185,7 +185,7 @@ def test_folders_are_given_back_where_one_is_in_use(tmp_path, holder):
 
 
 def test_living_owners_counted_by_role(tmp_path, holder):
-    """Roles with another beginning, released and killed owners do not count; a later owner of a role does."""
+    """Roles with another prefix and released or killed owners do not count; a later owner of the role does."""
     look = LivingOwners(tmp_path, "ru").look
     assert look() == {"run"} and LivingOwners(tmp_path, "supervise-").look() == set()
     with owning([tmp_path], "run-other"):
@@ -199,7 +199,7 @@ def test_living_owners_counted_by_role(tmp_path, holder):
 
 
 def test_owner_elsewhere_lives_while_its_counter_rises(tmp_path):
-    """A file that a dead node has left looks as one of a living node, until its counter does not rise."""
+    """A dead node's file looks like that of a live one until its counter stops rising."""
     beat, clock = elsewhere(tmp_path), Clock()
     look = LivingOwners(tmp_path, "run", clock).look
     assert look() == set()

@@ -1,4 +1,4 @@
-"""The status of a start: replaced whole, and read by older and newer readers."""
+"""The status file of a start is replaced atomically, and can be read by older and newer readers."""
 
 import json
 import subprocess
@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """Where this process, and what it starts, is to keep a status."""
+    """The status file of this process and its children."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "start_1.status.json"))
     return tmp_path / "start_1.status.json"
 
 
 def test_launcher_and_training_share_one_status(file):
-    """The launcher's words, then the training's, then the launcher's again: what one says the other keeps."""
+    """Launcher, training and launcher write in turn; each keeps the fields that the other wrote."""
     command = [sys.executable, "-m", "post_training.start_status"]
     subprocess.run([*command, "role=worker", "phase=waiting"], cwd=ROOT, check=True)
     assert StartStatus.read(file) == StartStatus("worker", "waiting")
@@ -38,7 +38,7 @@ def test_absent_or_torn_status_has_defaults(file, text):
 
 
 def test_reader_of_another_release_takes_what_it_knows(file):
-    """A newer writer has more fields and values; an older one has fewer."""
+    """A newer writer adds fields and values; an older one lacks some."""
     newer = {"role": "worker", "phase": "draining", "exit_reason": "cosmic_ray", "exit_code": "137", "nodes": [1, 2]}
     file.write_text(json.dumps(newer))
     assert StartStatus.read(file) == StartStatus("worker")

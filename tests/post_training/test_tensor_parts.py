@@ -1,4 +1,4 @@
-"""Tensors in parts, against the whole of them."""
+"""Operations on tensors in parts, compared with the same operations on whole tensors."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_parts_cover_tensor_in_order(shape, most, turned):
 
 
 def test_parts_of_deepseek_gradients_stay_below_2_to_the_30():
-    """The gradients of 8 expert layers on one die, as floats and as the bytes that residency zeroes."""
+    """Check the gradients of 8 expert layers on one die, as floats and as the bytes zeroed by residency."""
     for tensor in (torch.empty(2_818_572_288, device="meta"), torch.empty(4 * 2_818_572_288, device="meta")):
         sizes = [part.numel() for part in parts_of(tensor)]
         assert sum(sizes) == tensor.numel() and max(sizes) < 2**30
@@ -37,7 +37,7 @@ def test_parts_of_deepseek_gradients_stay_below_2_to_the_30():
 
 @pytest.mark.parametrize("target, source", [((3,), (1,)), ((2, 3), (3, 2)), ((2, 3), (6,)), ((2, 3), (3,)), ((), (1,))])
 def test_copy_of_other_shape_rejected(target, source):
-    """torch itself would spread a row over all rows."""
+    """torch itself would broadcast a row to all rows."""
     kept = torch.zeros(target)
     with pytest.raises(ValueError) as raised:
         copy_in_parts(kept, torch.ones(source))

@@ -1,4 +1,4 @@
-"""Names of columns and files are printed, and command nothing."""
+"""Column and file names are printed with their control characters escaped."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from post_training.terminal import EscapingStream, escaped
 
 ROOT = Path(__file__).resolve().parents[2]
 CLEAR = "\x1b[2J\x1b]0;title\x07"
-# They print nothing that a user or a file names.
+# These print no names that come from a user or a file.
 WITHOUT_NAMES = {"make_arithmetic_data.py", "make_tiny_checkpoint.py"}
 
 

@@ -1,4 +1,4 @@
-"""Files that users give: whatever they are, one sentence that names them, at once and in bounded memory."""
+"""User-supplied files: any bad file yields one sentence that names it, quickly and in bounded memory."""
 
 import json
 import os
@@ -113,7 +113,7 @@ PLAIN = st.recursive(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PLAIN)
 def test_good_documents_read_as_their_own_readers_do(tmp_path, content):
-    """The referees are json and PyYAML's safe_load."""
+    """Compare with json and PyYAML's safe_load."""
     assert parse_json(json.dumps(content), "here") == content
     file = tmp_path / "a.yaml"
     text = yaml.safe_dump(content, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""A rehearsal as a test starts it."""
+"""Runs a rehearsal for a test."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def rehearse(output: Path, *arguments: str) -> None:
-    """Run one to its end, into the folder `output`; AssertionError with what it printed where it fails."""
+    """Run a rehearsal into the folder `output`; raise AssertionError with its output if it fails."""
     ended = subprocess.run(
         [sys.executable, "-m", "rehearsal", "--output", str(output), *arguments],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,

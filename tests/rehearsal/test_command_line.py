@@ -1,4 +1,4 @@
-"""How a rehearsal ends, on either stack: its exit status, and one sentence that says why."""
+"""How a rehearsal exits on either stack: its exit status, and a one-sentence reason."""
 
 import errno
 import signal

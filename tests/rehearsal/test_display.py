@@ -1,4 +1,4 @@
-"""The end of a run as it is printed."""
+"""The final output of a run."""
 
 import io
 

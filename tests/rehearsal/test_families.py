@@ -1,4 +1,4 @@
-"""Each family goes through the whole loop in float32: weights are exact, and log-probs of both sides agree."""
+"""Each family runs the whole loop in float32: weights are exact, and the log-probs of both sides agree."""
 
 import json
 
@@ -15,7 +15,7 @@ def test_a_family_is_rehearsed_and_passes_the_gate(model, tmp_path):
     rehearse(tmp_path / "run", "--model", model, "--steps", "2", "--", precision)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 2
-    # verl's own manager moves the weights under FSDP; tests/verl_patches/workers/test_image_worker.py compares them.
+    # Under FSDP, verl's own manager moves the weights; tests/verl_patches/workers/test_image_worker.py compares them.
     assert summary["weights_exact"] is True or reads_images(model)
     assert summary["rollout_logprob_diff_max"] < 1e-3
     described = json.loads((tmp_path / "run" / "model.json").read_text())

@@ -1,4 +1,4 @@
-"""The pictures show what their answers say, and the files are what datasets, verl and Qwen's processor read."""
+"""The pictures match their answers, and datasets, verl and Qwen's processor can read the files."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a rehearsal is acknowledged at once and leaves a summary."""
+"""Ctrl-C in a rehearsal is acknowledged immediately and leaves a summary."""
 
 import json
 import os
@@ -19,7 +19,7 @@ CONFIG = {"trainer": {"total_training_steps": 5}, "actor_rollout_ref": {"overlay
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_acknowledged_when_it_comes(capfd, number):
-    before = signal.signal(number, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
+    before = signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP
     with SignalFlag() as signals:
         os.kill(os.getpid(), number)
         first = capfd.readouterr().err
@@ -33,7 +33,7 @@ def test_signal_acknowledged_when_it_comes(capfd, number):
 
 @pytest.fixture
 def interrupted(tmp_path, monkeypatch):
-    """A rehearsal whose first command is interrupted after it has written `steps` steps; its plan."""
+    """Function that interrupts a rehearsal's first command after `steps` steps, and returns the plan."""
 
     def run(steps):
         plan = make_plan(Options(output=tmp_path / "run"), "now")

@@ -1,4 +1,4 @@
-"""What the user gave after `--`, and that no tiny model is made where they gave one."""
+"""Overrides given after `--` are read back, and no tiny model is made if the user gave a model."""
 
 import io
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The default rehearsal learns, and with a learning rate of 0 does not: the user's command, shortened to 12 steps."""
+"""The default rehearsal, shortened to 12 steps, learns; with a learning rate of 0 it does not."""
 
 import json
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ from verl_patches.features.measure.run_files import read_executed
 
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory) -> tuple[Path, list[dict[str, float]]]:
-    """The folder and the metrics of a rehearsal as the user starts it."""
+    """Folder and metrics of a rehearsal, started as by a user."""
     output = tmp_path_factory.mktemp("rehearsed") / "run"
     return output, learn(output)
 
@@ -37,7 +37,7 @@ def test_the_plan_predicts_the_memory_of_a_rehearsal(rehearsed):
     output, steps = rehearsed
     config = OmegaConf.to_container(OmegaConf.load(output / "config.yaml"), resolve=True)
     model = Path(config["actor_rollout_ref"]["model"]["path"]) / "config.json"
-    # The plan is that of the longest answers; these were shorter, and the update packs them.
+    # The plan assumes the longest answers; these were shorter, and the update packs them.
     tokens = round(steps[-1]["prompt_length/mean"] + steps[-1]["response_length/mean"])
     job = replace(read_job(config, json.loads(model.read_text())), sequence_tokens=tokens)
     predicted = make_job_plan(job, Machine(1 << 30)).device.phases
@@ -56,7 +56,7 @@ def test_the_policy_learns_with_a_critic_which_learns_too(tmp_path):
 
 @pytest.mark.exhaustive
 def test_late_in_a_run_most_groups_carry_a_gradient_with_dapo_and_few_without(tmp_path):
-    """Of the last five of 25 steps, by when plain GRPO has answers that are all right to many a prompt."""
+    """Compare the last five of 25 steps, when plain GRPO answers many prompts with correct answers only."""
     shares = {}
     for recipe in ("grpo", "dapo"):
         output = tmp_path / recipe
@@ -79,7 +79,7 @@ def test_reward_stays_without_a_learning_rate(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rate", [0.0, 1e-3])
 def test_answers_that_go_on_keep_the_log_probs_that_they_were_sampled_with(tmp_path, rate):
-    """While weights stay, the gate of float32 holds for tokens of earlier steps; control: when they move it fails."""
+    """With constant weights, tokens of earlier steps pass the float32 check; the control, with training, fails it."""
     overlay, output = "actor_rollout_ref.overlay", tmp_path / "run"
     settings = [
         f"{overlay}.partial_rollout.enabled=true", f"{overlay}.partial_rollout.threshold=0.5",

@@ -1,4 +1,4 @@
-"""The rehearsal from its plan to its report, around a fake training; and what it rejects before it starts anything."""
+"""The rehearsal from plan to report, around a fake training, and the options that it rejects before starting."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEMS = "\n".join(json.dumps({"problem": f"{n}+1", "answer": str(n + 1)}) for n in range(80))
-# Runs the real rehearsal with a fake training and a fake checkpoint; arguments: mode, then those of rehearse.sh.
+# Runs the real rehearsal with a fake training run and checkpoint. Arguments: the mode, then those of rehearse.sh.
 LAUNCHER = f"""
 import sys
 from pathlib import Path
@@ -126,7 +126,7 @@ def test_failed_run_is_one_sentence_and_the_log(tmp_path, mode, message):
     ],
 )
 def test_metrics_that_no_good_run_has_make_it_fail(tmp_path, mode, message):
-    """Although its own driver ended well: a second look at what it wrote."""
+    """The rehearsal checks the metrics itself, although the training's driver reported success."""
     running = start(tmp_path, mode)
     output, errors = running.communicate(timeout=600)
     assert running.returncode == 1 and f"error: the run is not valid: {message}" in errors
@@ -142,13 +142,13 @@ def is_running(process):
 
 @pytest.fixture
 def short_folder():
-    """A place for temporary files that nobody else uses; sockets in it have short paths."""
+    """An own folder for temporary files, with a short path for sockets."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
 
 def shared_memory_of(folder):
-    """What carries the names of runs with temporary files in `folder`, and the emulated dies of the fake training."""
+    """Return the shared-memory files of runs with temporary files in `folder`, and of the fake training's dies."""
     names = [path.name for path in Path("/dev/shm").iterdir()]
     return [name for name in names if f"tmp-{folder.name}" in name or name.endswith("-of-the-fake-training")]
 
@@ -279,7 +279,7 @@ def test_folder_of_another_run_rejected(tmp_path):
 
 @pytest.fixture
 def read_only():
-    """A file system that nobody can write, which only root can make."""
+    """A read-only file system; only root can mount it."""
     with tempfile.TemporaryDirectory() as folder:
         made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], capture_output=True, text=True)
         if made.returncode:
@@ -337,7 +337,7 @@ def test_operators_are_strict_and_collectives_complete_at_wait_only(precision, s
 
 
 def test_streams_have_a_seed_only_where_one_was_asked_for():
-    """What the user's shell has set is not asked: a run says in its options what it was."""
+    """The user's shell does not set the seed, so that a run's options always record it."""
     assert make_plan(Options(stream_seed=7), "time").environment()["NPU_EMULATOR_STREAM_SEED"] == "7"
     assert make_plan(Options(), "time").environment()["NPU_EMULATOR_STREAM_SEED"] == ""
     options, _ = parse_arguments(["--stream-seed", "0"])
@@ -353,7 +353,7 @@ def test_chip_is_that_of_the_option_and_kept_for_a_resume(tmp_path):
 
 
 def test_rehearsal_on_an_atlas_a2_is_checked_for_it():
-    """Eager by itself; a graph over four dies would need an exchange of tokens that only an Atlas A3 has there."""
+    """The default is eager; a graph over four dies would need a token exchange that only an Atlas A3 has."""
     compose_checked(make_plan(Options(chip="a2"), "time"))
     graph = "+actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.torchair_graph_config.enabled=true"
     eager = "actor_rollout_ref.rollout.enforce_eager=false"
@@ -388,7 +388,7 @@ def test_row_without_measurements_and_without_unicode():
 
 
 def test_lengths_follow_the_data(tmp_path):
-    """Real prompts are measured with the tiny tokenizer; what is above the limit is left to verl's filter."""
+    """Real prompts are measured with the tiny tokenizer; verl's filter drops those above the limit."""
     from rehearsal.tiny_model.tokenizer import build_tokenizer
 
     build_tokenizer().save_pretrained(tmp_path / "checkpoint")
@@ -440,7 +440,7 @@ def test_a_checkpoint_that_is_cut_is_noticed(tmp_path):
 
 
 def test_user_who_cannot_write_the_checkout_keeps_checkpoints_at_home(tmp_path, monkeypatch):
-    """What the owner has made is read, unless it is closed; the owner makes the others in the checkout."""
+    """Another user reads the owner's checkpoints if they are readable; the owner makes new ones in the checkout."""
     shared, key = tmp_path / "checkout" / ".cache" / "checkpoints", "0123"
     assert checkpoint_folder(key, tmp_path / "checkout") == shared / key
     (shared / "made").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The proof of a resume: points are drawn, a process is held at the right place, and differences count."""
+"""The resume proof: kill points are drawn, a process is stopped at the right place, and differences are found."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_points_are_drawn_over_all_that_is_killed_and_all_places():
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two runs of two steps with the same files."""
+    """Two runs of two steps with identical files."""
 
     def written(name, **changed):
         folder = tmp_path / name
@@ -70,7 +70,7 @@ def test_runs_are_equal_whatever_a_clock_says(runs):
         ({"actor__lr_2": 0.2000000001}, "step 2: actor/lr"),
         ({"actor__lr_1": None}, "step 1: actor/lr"),
         ({"collectives__all_1": 9}, "step 1: collectives/all"),
-        ({"collectives__all_2": 9}, "step 2: collectives/all"),  # also of the step that the run went on with
+        ({"collectives__all_2": 9}, "step 2: collectives/all"),  # also for the step at which the run resumed
         ({"actor__new_2": 1}, "step 2: actor/new"),
         ({"sha256": "b"}, "weights, optimizer or random numbers after the last step"),
         ({"steps": (1,)}, "step 2 is in one run only"),
@@ -180,7 +180,7 @@ def test_a_process_is_held_at_its_place_and_at_no_other(tmp_path, monkeypatch, p
 
 
 def test_the_places_of_a_worker_and_of_the_driver_come_in_their_order(tmp_path, monkeypatch):
-    """Two steps of a worker that saves the second, and the driver's two renames."""
+    """A worker runs two steps and saves the second, and the driver renames twice."""
     seen = []
     places = [(stops.durable, "_write_all"), (stops.durable, "sync_folder"), (stops.saving, "write_file")]
     for module, name in (*places, (stops.Signs, "phase")):
@@ -198,7 +198,7 @@ def test_the_places_of_a_worker_and_of_the_driver_come_in_their_order(tmp_path, 
     file = tmp_path / "global_step_2.partial" / "actor" / "rank"
     with signs.phase("checkpoint"):
         pass
-    with signs.phase("rollout"):  # of the third step, while the second is being written
+    with signs.phase("rollout"):  # the third step's rollout, while the second step is being saved
         stops.saving.write_file(file, {"a": torch.ones(2)}, {})
         stops.durable.write_durably(tmp_path / "another", [b"a"], 1, lambda _: None)
     stops.trainer.publish_step(tmp_path, 2)
@@ -231,7 +231,7 @@ def test_what_cannot_be_proven_rejected_before_anything_is_made(tmp_path, capsys
 def test_a_proof_has_two_batches_of_the_jobs_own_size(monkeypatch, tmp_path, given, rows):
     monkeypatch.setattr(prove_resume, "_make_model", lambda command: None)
     options = prove_resume._options(["--config-name", "rehearsal", *given])
-    for _ in range(2):  # what is there is kept
+    for _ in range(2):  # existing files are kept
         prove_resume._shrunk(options, tmp_path)
         assert read_metadata(tmp_path / "data" / "train.parquet").num_rows == rows
     prove_resume._shrunk(prove_resume._options(["--config-name", "rehearsal", "data.train_batch_size=8"]), tmp_path)
@@ -267,7 +267,7 @@ def test_four_kills_of_the_rehearsal_are_survived(tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_kill_in_the_second_of_three_waves_is_survived(tmp_path):
-    """DAPO on FSDP, whose steps of 12 prompts take three generation batches of 4 and more where some do not qualify."""
+    """With DAPO on FSDP, a step of 12 prompts takes at least three generation batches of 4; unfit prompts add more."""
     sizes = ("data.train_batch_size=12", "+data.gen_batch_size=4")
     job = ["--config-name", "qwen2_5_1_5b_math_one_card", "+recipe=dapo", *sizes, "--output", str(tmp_path)]
     shrunk = prove_resume._shrunk(prove_resume._options(job), tmp_path)
@@ -275,7 +275,7 @@ def test_a_kill_in_the_second_of_three_waves_is_survived(tmp_path):
         unbroken = runs_of_a_proof.train_unbroken(shrunk, signals)
         gen_batches = [int(metrics["sampling/gen_batches"]) for _, metrics in sorted(metrics_of(unbroken).items())]
         assert len(gen_batches) == runs_of_a_proof.STEPS and min(gen_batches) >= 3
-        # A worker counts its rollouts: the second of step 2.
+        # A worker counts its rollouts; this is the second one of step 2.
         point = Point("worker", Stop("rollout", gen_batches[0] + 2, 0))
         assert runs_of_a_proof.train_killed(shrunk, "killed", point, signals) == 1
     result = compare(unbroken, tmp_path / "killed", runs_of_a_proof.STEPS)

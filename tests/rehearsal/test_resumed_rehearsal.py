@@ -1,4 +1,4 @@
-"""A rehearsal that goes on: what it remembers of the run, and that all its steps count, whenever they were trained."""
+"""A resumed rehearsal keeps the run's options, and counts all its steps, whenever they were trained."""
 
 import io
 import json
@@ -23,7 +23,7 @@ from tests.verl_patches.trainer.test_run import MARKER, processes_with
 
 @pytest.fixture
 def begun(tmp_path):
-    """The folder of a run with choices of its own."""
+    """The folder of a run with non-default options."""
     choices = Options(steps=8, seed=3, dies=8, output=tmp_path, overrides=("trainer.save_freq=2",))
     choices.write(tmp_path / OPTIONS_NAME)
     return tmp_path
@@ -101,7 +101,7 @@ def test_the_start_is_timed_from_this_launch(tmp_path):
 
 @pytest.fixture
 def marked(tmp_path):
-    """An environment by whose mark every process of a test is found, and killed at its end whatever became of it."""
+    """An environment with a mark by which every process of the test is found, and killed at its end in any case."""
     mark = tmp_path.name + str(os.getpid())
     yield os.environ | {MARKER: mark}, mark
     kill_all(mark)
@@ -109,7 +109,7 @@ def marked(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path, marked):
-    """Every process is killed after the first checkpoint; the second command ends the run that the first began."""
+    """Kill every process after the first checkpoint; the second command completes the run."""
     output, (environment, mark) = tmp_path / "run", marked
     command = ["bash", str(ROOT / "scripts" / "rehearse.sh")]
     megatron = "actor_rollout_ref.actor.megatron"
@@ -142,7 +142,7 @@ def wait_for(process, folder, said):
 
 
 def kill_all(mark):
-    """SIGKILL for everything that carries the mark, until nothing is left, which it is after a minute at most."""
+    """Send SIGKILL to every process with the mark until none is left, for at most a minute."""
     needle, deadline = f"{MARKER}={mark}".encode(), time.monotonic() + 60
     while time.monotonic() < deadline:
         found = []
@@ -182,5 +182,5 @@ def test_records_of_steps_that_are_trained_again_are_taken_back(tmp_path, named,
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == kept
     *skipped, last = printed.getvalue().splitlines()
     assert last == said.format(checkpoints=checkpoints)
-    # What is named is gone on from, whatever else is there; a path is printed as it is.
+    # A named checkpoint is used, whatever else is there; paths are printed without markup.
     assert len(skipped) == (named is None) and all(str(checkpoints) in line for line in skipped)

@@ -1,4 +1,4 @@
-"""Two rehearsals of two users at once on one machine: each has a Ray, folders, shared memory and dies of its own."""
+"""Two users rehearse at once on one machine, each with separate Ray, folders, shared memory and dies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from verl_patches.trainer.isolated_ray.folder import shared_memory_prefix
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "qwen2_5_0_5b_gsm8k"
 SECONDS_ALLOWED = 600
-# Says that it was asked, and goes on once a file is there: the two trainings meet, and one outlives the other.
+# Signals that it was called, and waits for a file, so that both trainings overlap and one outlives the other.
 REWARD = """
 import time
 from pathlib import Path
@@ -41,7 +41,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 @dataclass(frozen=True)
 class Run:
-    """A rehearsal of a user; `reached` is there once its training has answers to score."""
+    """One user's rehearsal; the file `reached` appears once its training has answers to score."""
 
     user: User
     process: subprocess.Popen[bytes]
@@ -50,7 +50,7 @@ class Run:
     log: Path
 
     def ray(self) -> dict[str, int]:
-        """The processes of its Ray by name, and the port of Ray's head."""
+        """Return the names and IDs of its Ray processes, and the port of its Ray head."""
         found = {}
         for number in descendants(self.process.pid):
             command = Path(f"/proc/{number}/cmdline").read_bytes().decode().split("\0")
@@ -63,7 +63,7 @@ class Run:
         return found
 
     def folders(self) -> set[Path]:
-        """Its folders for temporary files, and its emulated dies; what other runs have there is not its own."""
+        """Return its temporary folders and its emulated dies, without those of other runs."""
         names = set()
         for number in descendants(self.process.pid):
             variables = Path(f"/proc/{number}/environ").read_bytes().decode(errors="replace").split("\0")
@@ -85,7 +85,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def checkpoint() -> Path:
-    """The tiny model, which the owner of the checkout has made."""
+    """Return the tiny model made by the owner of the checkout."""
     plan = make_plan(Options(job=JOB), "time")
     if not plan.checkpoint.exists():
         subprocess.run(plan.checkpoint_command(), cwd=ROOT, check=True, capture_output=True)
@@ -119,7 +119,7 @@ def assert_ended_well(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SECONDS_ALLOWED)
 def test_two_users_rehearse_beside_each_other(shared, checkpoint):
-    """While both train, each has its own; the one that ends first takes nothing of the other's along."""
+    """While both train, nothing is shared; the run that ends first removes nothing of the other's."""
     first, second = this_user(shared / "first"), second_user(shared / "second")
     ended = shared / "ended"
     with ExitStack() as running:

@@ -1,1 +1,1 @@
-"""Tests of the stack 2026."""
+"""Tests of the 2026 stack."""

@@ -10,7 +10,7 @@ MODELS = ("qwen3", "qwen3_moe", "deepseek_v3")
 
 
 def make_checkpoints(folder: Path) -> list[Path]:
-    """A checkpoint of each of `MODELS`, in a folder with its name."""
+    """Write a checkpoint of each of `MODELS` to a folder with its name, and return the folders."""
     for name in MODELS:
         changes = tuple(CHANGES.get(name, {}).items())
         request = CheckpointRequest(DEFAULT_TRAIN_DATA, 0, "float32", warm_start=None, model_type=name, changes=changes)

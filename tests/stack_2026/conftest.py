@@ -1,4 +1,4 @@
-"""Tests of the stack 2026: left out where another one is installed. `bash scripts/test.sh --stack 2026` runs them."""
+"""Leave out the tests of the stack 2026 if another one is installed; `bash scripts/test.sh --stack 2026` runs them."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""Rehearsals of the stack 2026 that tests start, and what they wrote."""
+"""Runs rehearsals on the 2026 stack for tests, and reads their output."""
 
 import json
 import os
@@ -9,20 +9,20 @@ from typing import Any
 
 from rehearsal.plan import ROOT
 
-# Of the probabilities of sampled tokens, and of the answers' mean log-probs, in float32.
+# Limit, in float32, on the mean differences of sampled tokens' probabilities and of answers' mean log-probs.
 MEAN_DIFFERENCE = 1e-3
 STEPS = 2
 
 
 def rehearse(output: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `STEPS` steps, or as many as the arguments say; the variables come on top of the process's own."""
+    """Run `STEPS` steps, unless the arguments say otherwise, with `variables` added to the process's environment."""
     return command("--output", str(output), "--steps", str(STEPS), *arguments, **environment)
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the rehearsal's program."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE"):  # of the tests: the rehearsal has its own
+    for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE"):  # the tests' value; the rehearsal sets its own
         environment.pop(name, None)
     line = [sys.executable, "-m", "rehearsal.stack_2026", *arguments]
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=900)
@@ -33,7 +33,7 @@ def summary_of(output: Path) -> dict[str, Any]:
 
 
 def check_computes_alike(run: subprocess.CompletedProcess[str], output: Path) -> None:
-    """Whether a rehearsal made its steps, and rollout and training computed the same in them."""
+    """Check that a rehearsal completed its steps, and that rollout and training computed the same in them."""
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     summary = summary_of(output)
     assert summary["steps"] == STEPS and 0 < summary["rollout_prob_diff_mean"] < MEAN_DIFFERENCE

@@ -1,4 +1,4 @@
-"""What .venv-2026/ holds: the pinned releases, which load on the emulated device, and readers of all its variables."""
+""".venv-2026/ has the pinned releases, which load on the emulated device, and a reader for every variable."""
 
 import json
 import os

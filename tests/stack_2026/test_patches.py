@@ -1,4 +1,4 @@
-"""The patches of the stack 2026 against what is installed, and what upstream does without them."""
+"""The patches of the stack 2026 fit the installed packages, and upstream fails without them."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def test_no_patch_restates_its_target(patch):
 
 @pytest.fixture
 def moe_utils():
-    """Megatron-core's module as it is: nothing in this process activates the overlay."""
+    """Megatron-core's unpatched module: nothing in this process activates the overlay."""
     from megatron.core.transformer.moe import moe_utils
 
     return moe_utils
@@ -81,7 +81,7 @@ def test_router_fails_without_the_patch(moe_utils):
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_router_equals_upstreams_own_product(moe_utils, monkeypatch, dtype, has_bias):
-    """Upstream's branch without TransformerEngine, reached by defining the name that it lacks."""
+    """Compare with upstream's branch without TransformerEngine, reached by defining the missing name."""
     monkeypatch.setattr(moe_utils, "te_general_gemm", None, raising=False)
     generator = torch.Generator().manual_seed(1)
     drawn = [torch.randn(shape, generator=generator).to(dtype) for shape in ((5, 8), (3, 8), (3,))]
@@ -110,7 +110,7 @@ ON_HOST = {
 
 
 def test_no_transformer_engine_is_older_than_any_version(monkeypatch):
-    """An optimizer on the host needs none, and keeps whole weights in float32."""
+    """An optimizer on the host needs no TransformerEngine, and keeps full float32 weights."""
     from megatron.core import utils
     from megatron.core.optimizer import OptimizerConfig, optimizer_config
 

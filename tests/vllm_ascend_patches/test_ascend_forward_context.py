@@ -1,4 +1,4 @@
-"""How tokens reach their experts: the fused exchange for decodes in graphs, vLLM-Ascend's choice everywhere else."""
+"""MoE communication method: fused dispatch for decode steps in graphs, vLLM-Ascend's own choice everywhere else."""
 
 from dataclasses import replace
 from enum import Enum
@@ -17,7 +17,7 @@ Exchange = Enum("Exchange", ["AllGather", "All2All", "MC2", "MC2_PREFILL", "All2
 
 
 def chosen(upstreams: Exchange, with_prefill: bool = False, in_graph: bool = True, spread: int = 8) -> Exchange:
-    """What the patch makes of upstream's choice."""
+    """Return the patch's choice, given upstream's."""
     ours = replace(settings.current(), rollout=RolloutSettings(expert_parallel_size=spread))
     config = SimpleNamespace(torchair_graph_config=SimpleNamespace(enabled=in_graph))
     with (

@@ -1,5 +1,5 @@
-"""Which graphs of the rollout's model are refused while its weights leave the device, and what a rank runs in an
-agreement."""
+"""The model runner: graphs that are rejected for a model whose weights leave the device, and the batch that a rank
+runs in an agreement."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_acl_graphs_need_addresses_that_stay(residency, captures, refused):
 @pytest.mark.parametrize(
     ("graphs", "in_rollout", "runs"),
     [
-        # A graph has one size on all ranks, its largest; without graphs each rank runs what it has.
+        # A graph has the same size on all ranks, the largest; without graphs each rank runs its own batch.
         (True, True, (8, [8, 8])),
         (True, False, (8, [8, 8])),
         (False, True, (2, [8, 2])),

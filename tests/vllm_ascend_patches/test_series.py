@@ -1,4 +1,4 @@
-"""The patch series of vllm-ascend: it applies to the release that stands in for the pin, and does what it says."""
+"""The vllm-ascend patch series applies to the release that stands in for the pin, and has its documented effect."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.npu_emulator.operators.compare import refused
 ROOM = Path(__file__).parents[2] / "vllm_ascend_patches"
 PATCHES = [line for line in (ROOM / "series").read_text().splitlines() if line and not line.startswith("#")]
 MODULE = "vllm_ascend/attention/mla_v1.py"
-HEADS, LATENT, ROPE, BLOCK = 1, 512, 64, 4  # the kernel knows DeepSeek's sizes only
+HEADS, LATENT, ROPE, BLOCK = 1, 512, 64, 4  # the kernel supports only DeepSeek's sizes
 
 
 def header(patch: str) -> dict[str, str]:
-    """The fields before the first diff, by name."""
+    """Return the header fields before the first diff, by name."""
     text = (ROOM / patch).read_text().split("\n---\n")[0]
     return dict(re.findall(r"^([A-Z][\w-]+): ?(.*(?:\n .*)*)", text, re.MULTILINE))
 
@@ -39,7 +39,7 @@ def test_a_patch_says_what_it_is_for_and_where_it_stands(patch):
 
 @pytest.fixture(scope="module")
 def patched(tmp_path_factory) -> Path:
-    """The installed package's attention module in a folder of its own, with the series applied."""
+    """Copy of the installed package's attention module with the series applied."""
     folder = tmp_path_factory.mktemp("patched")
     installed = Path(find_spec("vllm_ascend").submodule_search_locations[0])
     (folder / MODULE).parent.mkdir(parents=True)
@@ -51,7 +51,7 @@ def patched(tmp_path_factory) -> Path:
 
 
 def exec_kv_prefill(source: Path):
-    """The method of that name, compiled by itself: importing vllm-ascend would start all of vLLM."""
+    """Return the method of that name, compiled by itself, because importing vllm-ascend would start all of vLLM."""
     import torch_npu
 
     found = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.FunctionDef)]
@@ -66,7 +66,7 @@ def installed_source() -> Path:
 
 
 def prefill(source: Path, slots: list[int], private: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Let exec_kv_prefill write tokens to `slots` of an empty cache; the cache by slot, and what belongs there."""
+    """Let exec_kv_prefill write tokens to `slots` of an empty cache; return the cache by slot and the expected one."""
     torch.manual_seed(0)
     tokens = torch.randn(len(slots), LATENT + ROPE)
     this = SimpleNamespace(
@@ -95,7 +95,7 @@ def test_a_prefill_writes_every_token_to_its_slot(patched, private):
 
 
 def test_without_the_patch_the_private_format_loses_tokens(monkeypatch):
-    """The kernel's page forbids the call."""
+    """The kernel's documentation forbids the call."""
     with refused("must name beginnings of blocks with this cacheMode"):
         prefill(installed_source(), [5, 6, 7, 2], True)
     monkeypatch.setenv("NPU_EMULATOR_STRICT", "0")
@@ -104,7 +104,7 @@ def test_without_the_patch_the_private_format_loses_tokens(monkeypatch):
 
 
 def second_writes(source: Path) -> int:
-    """Writes to the cache that graph mode makes for a prefill without cached context."""
+    """Return the number of cache writes that graph mode makes for a prefill without cached context."""
     body = (
         source.read_text()
         .split("        if self.torchair_graph_enabled:\n            if kv_cache[0]")[-1]

@@ -1,4 +1,4 @@
-"""Spawn processes as vLLM does, and say what is in them. Written to the file that the first argument names, as JSON."""
+"""Spawn processes as vLLM does, and write their report as JSON to the file named by the first argument."""
 
 import json
 import multiprocessing
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def report(connection) -> None:
-    """Send what this process has of the overlay."""
+    """Send whether this process has the overlay, its applied patches and its precision setting."""
     found = {"overlay": "overlay" in sys.modules}
     if found["overlay"]:
         import vllm.v1.sample.sampler  # noqa: F401
@@ -21,7 +21,7 @@ def report(connection) -> None:
 
 
 def asked(context) -> dict:
-    """What a process of a context reports."""
+    """Return the report of a process started by a context."""
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=report, args=(sending,), name="engine")
     process.start()
@@ -32,7 +32,7 @@ def asked(context) -> dict:
 
 
 def main(file: Path) -> None:
-    """Ask a process of vLLM's context, and one of Python's own."""
+    """Get the reports of a process from vLLM's context and of one from Python's own."""
     from verl_patches import prelude_patch  # noqa: F401
     from verl_patches.features import settings
 

@@ -1,4 +1,4 @@
-"""The patches and the settings are in the processes that vLLM spawns for engines and workers."""
+"""Processes that vLLM spawns for engines and workers have the patches and settings."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Loads one rank's weights in a process of its own and prints what that cost it.
+"""Load one rank's weights in its own process, and print the memory and I/O that it took.
 
 python -m tests.post_training.checkpoint.loading_program FOLDER (train|rollout) RANK WAY
 
@@ -21,20 +21,20 @@ MIB = 1 << 20
 
 
 def status(field: str) -> int:
-    """A field of /proc/self/status in bytes: VmRSS now, VmHWM at its highest."""
+    """Return a field of /proc/self/status in bytes: VmRSS is the current size, VmHWM its peak."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[field].split()[0]) * 1024
 
 
 def transferred() -> dict[str, int]:
-    """The kernel's counters of what this process has read and written."""
+    """Return the kernel's counters of the bytes that this process has read and written."""
     return {
         name: int(value) for name, value in (line.split(": ") for line in open("/proc/self/io").read().splitlines())
     }
 
 
 def least_shape(shard: Shard) -> tuple[int, ...]:
-    """The smallest local tensor that has this shard's view."""
+    """Return the shape of the smallest local tensor that contains this shard's view."""
     if shard.view.shape is not None:
         return shard.view.shape
     indexed = tuple(step + 1 if isinstance(step, int) else step[1] for step in shard.view.index)
@@ -43,7 +43,7 @@ def least_shape(shard: Shard) -> tuple[int, ...]:
 
 
 def tensors_for(shards: list[Shard]) -> dict[str, torch.Tensor]:
-    """Memory for a rank's weights, in bfloat16, untouched."""
+    """Allocate a rank's weights in bfloat16, without touching the memory."""
     sizes: dict[str, tuple[int, ...]] = {}
     for shard in shards:
         shape = least_shape(shard)
@@ -52,7 +52,7 @@ def tensors_for(shards: list[Shard]) -> dict[str, torch.Tensor]:
 
 
 def read_whole_files(folder: Path, tensors: dict[str, torch.Tensor], shards: list[Shard]) -> None:
-    """The straightforward way: open a file, take what is needed, go on."""
+    """Load naively: read each file as a whole, and copy the slices that are needed."""
     for file in sorted(folder.glob("*.safetensors")):
         stored = load_file(file)
         for shard in shards:

@@ -1,6 +1,6 @@
-"""The straightforward way, written from the public description: whole checkpoints in memory, torch operations, save.
+"""A naive reference written from the public description: whole checkpoints in memory, torch operations, save.
 
-Tests hold the tools against it, and the benchmark times them against it.
+Tests compare the tools with it, and the benchmark times them against it.
 """
 
 import json
@@ -19,12 +19,12 @@ BLOCK = 128
 
 
 def load_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """Every stored tensor of a HuggingFace folder."""
+    """Load every stored tensor of a HuggingFace folder."""
     return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
 
 
 def dequantised(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights: bf16(float32(w) * s), s expanded to the shape of w; all others as they are."""
+    """Return FP8 weights w as bf16(float32(w) * s), with s expanded to the shape of w, and all others unchanged."""
     weights = {}
     for name, tensor in stored.items():
         if name.endswith("_scale_inv"):
@@ -37,7 +37,7 @@ def dequantised(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def cast_folder(source: Path, output: Path) -> None:
-    """FP8 to BF16, one file after the other; a scale may be in another file than its weight."""
+    """Cast FP8 to BF16, file by file; a scale may be in another file than its weight."""
     output.mkdir(parents=True)
     where = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
     weight_map = {}
@@ -55,7 +55,7 @@ def cast_folder(source: Path, output: Path) -> None:
 
 
 def save_shards(source: Path, output: Path, shape: DeepseekV3Shape, layout: "ShardLayout") -> None:
-    """BF16 to shards, one pipeline stage after the other: load the files that have its layers, cut, save."""
+    """Write shards of BF16 weights stage by stage: load the files that have the stage's layers, slice, save."""
     where = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
     for pp in range(layout.pp):
         first = sum(layout.stages[:pp])
@@ -70,7 +70,11 @@ def save_shards(source: Path, output: Path, shape: DeepseekV3Shape, layout: "Sha
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """stages: layers of every pipeline stage; with `chunks` > 1, of every chunk of every stage, stages fastest."""
+    """A layout of MindSpeed-LLM's shards.
+
+    `stages` has the number of layers of each pipeline stage, or with `chunks` > 1 of each chunk of each stage, with the
+    stage varying fastest.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -83,7 +87,7 @@ class ShardLayout:
     mtp: bool = False
 
     def options(self) -> list[str]:
-        """The command line that asks for it."""
+        """Return the command-line options for this layout."""
         options = []
         for name, size in (("tensor", self.tp), ("pipeline", self.pp), ("expert", self.ep)):
             options += [f"--target-{name}-parallel-size", str(size)]
@@ -100,12 +104,12 @@ State = dict[str, torch.Tensor]
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """torch.save writes the whole storage of a view."""
+    """Return a tensor with its own storage, as torch.save writes the whole storage of a view."""
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor.contiguous()
 
 
 class ReferenceShards:
-    """Shards of whole weights, rank by rank, as MindSpeed-LLM's documentation and models describe them."""
+    """Per-rank shards of whole weights, as described by MindSpeed-LLM's documentation and models."""
 
     def __init__(self, weights: State, shape: DeepseekV3Shape, layout: ShardLayout) -> None:
         self.weights, self.shape, self.layout = weights, shape, layout
@@ -115,7 +119,7 @@ class ReferenceShards:
         return f"iter_0000001/{name}" + (f"_{ep:03d}" if self.layout.ep > 1 else "") + "/model_optim_rng.pt"
 
     def content(self, tp: int, pp: int, ep: int) -> dict:
-        """What torch.save writes for a rank."""
+        """Return the content that torch.save writes for a rank."""
         content: dict = {"checkpoint_version": 3.0, "iteration": 1}
         for chunk in range(self.layout.chunks):
             key = f"model{chunk}" if self.layout.chunks > 1 else "model"
@@ -132,7 +136,7 @@ class ReferenceShards:
         (output / "latest_checkpointed_iteration.txt").write_text("1")
 
     def save_as_published(self, output: Path) -> None:
-        """As MindSpeed-LLM's convert_ckpt_deepseek3.py calls torch.save: each state dict is a defaultdict(dict)."""
+        """Save as MindSpeed-LLM's convert_ckpt_deepseek3.py does: each state dict is a defaultdict(dict)."""
         for pp in range(self.layout.pp):
             for ep in range(self.layout.ep):
                 for tp in range(self.layout.tp):

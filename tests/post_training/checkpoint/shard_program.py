@@ -1,6 +1,6 @@
-"""Ranks that train from converted shards: the FP8 source, its shards in several layouts, Megatron's model, logits.
+"""Ranks that load converted shards of an FP8 source in several layouts into Megatron's model, and compute logits.
 
-Each rank writes what it measured to ``rank<n>.json``; test_training_from_shards.py judges it.
+Each rank writes its results to ``rank<n>.json``, which test_training_from_shards.py checks.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -27,7 +27,7 @@ LAYOUTS = [
 
 
 class ShardTrial(Trial):
-    """The model of the training comparison with its weights from shards instead of HuggingFace files."""
+    """The model of the training comparison, with weights from shards instead of HuggingFace files."""
 
     def __init__(self, folder: Path, layout: Layout, shards: Path) -> None:
         super().__init__(folder / "bf16", layout)

@@ -27,7 +27,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 
 
 def write(name: str, folder: Path, fp8: bool = False, seed: int = 0) -> Path:
-    """A random checkpoint in one file, with its linear weights in FP8 or everything in bfloat16; returns its folder."""
+    """Write a random checkpoint in one file, with linear weights in FP8 or all in bfloat16, and return its folder."""
     folder.mkdir(parents=True)
     config, generator, tensors = CONFIGS[name].to_dict(), torch.Generator().manual_seed(seed), {}
     for weight, dims in table_for(config).shapes.items():

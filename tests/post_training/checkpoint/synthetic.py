@@ -1,4 +1,4 @@
-"""Makes DeepSeek-V3 checkpoints of any dimensions: BF16 or FP8 with scales, in several files, with or without MTP."""
+"""Make DeepSeek-V3 checkpoints of any dimensions: BF16 or FP8 with scales, in several files, with or without MTP."""
 
 import json
 from collections.abc import Iterator
@@ -19,9 +19,17 @@ KEPT = ("embed_tokens.weight", "lm_head.weight", "norm.weight", "gate.weight", "
 
 @dataclass(frozen=True)
 class Synthetic:
-    """config: of the model; fp8: quantise the linear weights; files: how many; dtype: of the unquantised weights.
+    """A random checkpoint.
 
-    Every weight is drawn from its own seed, so that FP8 and BF16 checkpoints of one seed have equal other tensors.
+    Every weight has its own seed, so that FP8 and BF16 checkpoints of one seed have equal unquantised tensors.
+
+    Attributes:
+        config: The model's configuration.
+        fp8: Whether linear weights are quantised.
+        files: Number of files.
+        seed: Seed of all weights.
+        dtype: Dtype of the unquantised weights.
+        random_codes: Whether FP8 codes are drawn directly, instead of quantising normal weights.
     """
 
     config: DeepseekV3Config
@@ -36,7 +44,7 @@ class Synthetic:
         return DeepseekV3Shape.from_config(self.config)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every stored tensor, scales after their weights."""
+        """Yield every stored tensor, scales after their weights."""
         shapes = hf_shapes(self.shape) | mtp_shapes(self.shape)
         for number, (name, dims) in enumerate(shapes.items()):
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
@@ -60,7 +68,7 @@ class Synthetic:
         return (torch.randn(dims, generator=generator) * self.config.initializer_range).to(self.dtype)
 
     def only(self, wanted: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """One tensor, as `tensors` would draw it."""
+        """Yield one tensor, as `tensors` would draw it."""
         for number, (name, dims) in enumerate(hf_shapes(self.shape).items()):
             if name == wanted:
                 yield name, self._unquantised(name, dims, torch.Generator().manual_seed(self.seed * 1_000_003 + number))
@@ -106,7 +114,7 @@ class Synthetic:
 
 
 def quantised(dims: tuple[int, ...], generator: torch.Generator, deviation: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """A normal weight in FP8: the largest value of every block becomes 448."""
+    """Draw a normal weight in FP8, scaled so that the largest value of every block becomes 448."""
     weight = torch.randn(dims, generator=generator) * deviation
     scales = torch.empty(scale_shape(dims))
     codes = torch.empty(dims, dtype=torch.float8_e4m3fn)
@@ -121,7 +129,7 @@ def quantised(dims: tuple[int, ...], generator: torch.Generator, deviation: floa
 def random_codes(
     dims: tuple[int, ...], generator: torch.Generator, deviation: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every code but NaN, and scales over several powers of two: fast to draw, useless as a model."""
+    """Draw any codes except NaN, and scales over several powers of two; fast, but useless as a model."""
     count = torch.Size(dims).numel()
     words = torch.empty(-(-count // 8), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     codes = words.view(torch.uint8)[:count].reshape(dims)
@@ -131,7 +139,7 @@ def random_codes(
 
 
 def mtp_shapes(shape: DeepseekV3Shape) -> dict[str, tuple[int, ...]]:
-    """The tensors of the layers for multi-token prediction (DeepSeek-V3, README_WEIGHTS.md)."""
+    """Return the shapes of the multi-token prediction layers' tensors (DeepSeek-V3, README_WEIGHTS.md)."""
     shapes = {}
     for layer in range(shape.layers, shape.layers + shape.mtp_layers):
         deeper = hf_shapes(replace(shape, layers=layer + 1))
@@ -149,7 +157,7 @@ def mtp_shapes(shape: DeepseekV3Shape) -> dict[str, tuple[int, ...]]:
 
 
 def small_config(**overrides: int) -> DeepseekV3Config:
-    """DeepSeek-V3 small enough for hundreds of conversions; widths are no multiples of 128, some are larger."""
+    """Return a DeepSeek-V3 small enough for hundreds of conversions; no width is a multiple of 128, some exceed it."""
     sizes = dict(
         vocab_size=192,
         hidden_size=160,

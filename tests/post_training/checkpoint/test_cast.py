@@ -1,4 +1,4 @@
-"""The cast against whole files, torch operations and the defining formula."""
+"""The cast matches a naive one with whole files and torch operations, and the defining formula."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_configuration_loses_its_quantisation_and_other_files_are_carried_over(c
 
 
 def test_configuration_names_the_type_of_the_weights(tmp_path):
-    """config.json of some FP8 folders names the type that they were trained in, or none."""
+    """config.json of some FP8 folders names the dtype of their training, or none."""
     source = Synthetic(small_config(num_hidden_layers=2), files=1).write(tmp_path / "source")
     values = json.loads((source / "config.json").read_text())
     for given in ({"torch_dtype": "float32"}, {}):

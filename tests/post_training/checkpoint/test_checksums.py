@@ -1,4 +1,4 @@
-"""Lists of SHA-256 as sha256sum writes them, and numbers on the weight tools' command lines."""
+"""SHA-256 lists as written by sha256sum, and numbers on the weight tools' command lines."""
 
 import argparse
 import hashlib

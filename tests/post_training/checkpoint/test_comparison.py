@@ -1,4 +1,4 @@
-"""What is said of the first element that two checkpoints do not have alike."""
+"""The report of the first element that differs between two checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "model.norm.weight"
 
 @dataclass(frozen=True)
 class Stored:
-    """Stands in for a region of a file."""
+    """A stand-in for a region of a file."""
 
     values: torch.Tensor
 
@@ -32,7 +32,7 @@ class Stored:
 
 
 def source(name, values, *cuts, replicas=()):
-    """A checkpoint of one tensor, cut before these rows; each of `replicas` holds another copy of all of it."""
+    """Make a checkpoint of one tensor, split before the rows `cuts`; `replicas` are further copies of the whole."""
     edges = [0, *cuts, len(values)]
     rows = [(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
     slices = [((start, stop), *((0, size) for size in values.shape[1:])) for start, stop in rows]
@@ -90,7 +90,7 @@ def test_shapes_and_dtypes_that_differ_are_said():
 
 @pytest.mark.parametrize("order", [(2, 3, 0, 1), (3, 1, 0, 2), (0, 1, 2, 3), (3, 2, 1, 0)])
 def test_first_tensor_named_whatever_process_ends_first(monkeypatch, order):
-    """Processes end in any order; what is said of two checkpoints may not depend on it."""
+    """Processes end in any order, and the report must not depend on it."""
     names = ["a", "b", "c", "d"]
     differences = {1: Difference("b", "differs"), 3: Difference("d", "differs")}
 

@@ -1,4 +1,4 @@
-"""A file gets its name when its content is on the disk, and the name is on the disk before the writer goes on."""
+"""A file gets its name once its content is on disk, and the name is on disk before the writer continues."""
 
 import ctypes
 import errno
@@ -17,7 +17,7 @@ SIZE = sum(map(len, CONTENT))
 
 @pytest.fixture
 def events(monkeypatch):
-    """Syncs with what they are of and its size, and renames, in order."""
+    """The syncs, each with its path and size, and the renames, in order."""
     seen = []
     fsync, rename = os.fsync, Path.rename
 
@@ -59,7 +59,7 @@ def test_what_the_system_takes_in_parts_is_written_whole(monkeypatch, tmp_path):
 
 
 class Windows:
-    """The C library; what of a file is written to the disk, as (start, size, flags)."""
+    """A stand-in for the C library, which records calls of sync_file_range as (start, size, flags)."""
 
     def __init__(self):
         self.asked = []
@@ -69,7 +69,7 @@ class Windows:
 
 
 def test_a_large_chunk_is_reported_in_parts_as_the_disk_follows(monkeypatch, tmp_path):
-    """A tensor of the host is one chunk, and the page cache takes all of it long before the disk has it."""
+    """A tensor on the host is one chunk, and the page cache takes all of it long before it is on disk."""
     windows, reported, path = Windows(), [], tmp_path / "file"
     monkeypatch.setattr(durable, "PART_BYTES", 10)
     monkeypatch.setattr(durable, "_WINDOW_BYTES", 25)
@@ -83,7 +83,7 @@ def test_a_large_chunk_is_reported_in_parts_as_the_disk_follows(monkeypatch, tmp
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000])
 def test_a_file_of_several_windows_is_whole(monkeypatch, tmp_path, size):
-    """With the system's own call."""
+    """Use the system's own call."""
     monkeypatch.setattr(durable, "PART_BYTES", 32)
     monkeypatch.setattr(durable, "_WINDOW_BYTES", 100)
     content = os.urandom(size)
@@ -112,7 +112,7 @@ def test_space_that_cannot_be_reserved_is_an_error_but_where_nothing_can_be(monk
 
 
 def rejecting_fsync(monkeypatch, of_folders: bool, code: int) -> None:
-    """fsync(2) as a file system answers it that cannot sync folders, or files."""
+    """Make fsync(2) fail with `code` as on a file system that cannot sync folders, or files."""
     fsync = os.fsync
 
     def answered(descriptor):
@@ -125,7 +125,7 @@ def rejecting_fsync(monkeypatch, of_folders: bool, code: int) -> None:
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EBADF])
 def test_folder_that_cannot_be_synced_is_tolerated(tmp_path, monkeypatch, code):
-    """FUSE file systems answer EINVAL to fsync(2) of a folder."""
+    """FUSE file systems return EINVAL from fsync(2) on a folder."""
     rejecting_fsync(monkeypatch, True, code)
     written = write_durably(tmp_path / "file", iter(CONTENT), SIZE, lambda _: None)
     assert written.bytes == SIZE == (tmp_path / "file").stat().st_size

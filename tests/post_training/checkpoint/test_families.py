@@ -1,4 +1,4 @@
-"""What the weight tools do for families other than the one that they were written for, and what they reject."""
+"""The weight tools cast and compare families other than DeepSeek-V3, and reject shards of them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What goes wrong is said, nothing wrong is marked complete, and nothing that was finished is lost."""
+"""Faults are reported, no faulty output is marked complete, and no finished file is lost."""
 
 import errno
 import fcntl
@@ -48,7 +48,7 @@ def output(tmp_path):
 
 @pytest.fixture(scope="module")
 def expected(pristine):
-    """The archives' tensors by path, made the straightforward way."""
+    """The archives' tensors by path, from the naive reference."""
     reference = ReferenceShards(dequantised(load_folder(pristine)), Synthetic(CONFIG).shape, LAYOUT)
     ranks = [(tp, pp, ep) for pp in range(2) for ep in range(2) for tp in range(2)]
     return {reference.path(*rank): reference.content(*rank)["model"] for rank in ranks}
@@ -66,7 +66,7 @@ def assert_complete(output: Path, expected: dict[str, dict[str, torch.Tensor]]) 
 
 
 def assert_rejected(status: int, output: Path, capsys: pytest.CaptureFixture, *words: str) -> None:
-    """Exit status 2, a message with these words, and no mark of success."""
+    """Check for exit status 2, a message with these words, and no completion marker."""
     message = capsys.readouterr().err.split("error: ")[-1]
     assert status == 2 and all(word in message for word in words), message
     assert not any((output / marker).exists() for marker in MARKERS)
@@ -88,7 +88,7 @@ def a_file(folder: Path, number: int = 0) -> Path:
 
 
 def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], number: int = 1) -> None:
-    """Change the tensors of one file, index included: what a wrong download or a wrong tool would leave."""
+    """Change the tensors of one file and the index, as a wrong download or a wrong tool would."""
     file = a_file(folder, number)
     before = load_file(file)
     tensors = dict(before)
@@ -112,11 +112,11 @@ def in_a_child(action: Callable[[], int]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-# Killed at any point
+# Kills at any point
 
 
 class Events:
-    """Counts every write, sync and rename of all processes, and kills the main process at a chosen one."""
+    """Count every write, sync and rename of all processes, and kill the main process at event `fatal`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fatal: int | None = None) -> None:
         self.count = get_context("fork").Value("q", 0)
@@ -184,12 +184,12 @@ def test_a_killed_worker_is_an_error_and_a_rerun_completes(monkeypatch, pristine
 
 
 def test_the_marker_is_written_last(monkeypatch, pristine, output, tmp_path):
-    """It says that all files can be verified, so it is away while one is written, and the manifest is complete."""
+    """The marker promises verified files, so it is absent while one is written, and follows a complete manifest."""
     seen, write = tmp_path / "seen", conversion.write_durably
 
     def noted(path, *arguments):
         complete = json.loads((output / "manifest.json").read_text())["complete"]
-        with seen.open("a") as file:  # of all processes
+        with seen.open("a") as file:  # shared by all processes
             file.write(f"{path.suffix} {complete} {(output / MARKERS[0]).exists()}\n")
         return write(path, *arguments)
 
@@ -204,7 +204,7 @@ def test_the_marker_is_written_last(monkeypatch, pristine, output, tmp_path):
 
 
 def test_workers_die_with_the_main_process(tmp_path):
-    """Otherwise a rerun could begin while a worker of the killed run still writes."""
+    """Otherwise a rerun could start while a worker of the killed run is still writing."""
     reading, writing = os.pipe()
 
     def killed() -> int:
@@ -219,7 +219,7 @@ def test_workers_die_with_the_main_process(tmp_path):
 
     assert os.WTERMSIG(in_a_child(killed)) == signal.SIGKILL
     os.close(writing)
-    assert os.read(reading, 1) == b""  # the end of the pipe: no process holds its other side any more
+    assert os.read(reading, 1) == b""  # end of the pipe: all processes have closed its other side
     os.close(reading)
 
 
@@ -285,13 +285,13 @@ def test_flipped_byte_in_a_cast_that_is_converted(source, output, tmp_path, caps
 
 
 def test_flipped_byte_in_every_header_is_an_error_or_found(source, output):
-    """A name, a shape, a type or an offset: whatever it hits, no conversion ends well with other weights."""
+    """Whether it hits a name, a shape, a dtype or an offset, no conversion succeeds with other weights."""
     path = a_file(source, 2)
     length = int.from_bytes(path.read_bytes()[:8], "little")
     for position in random.Random(0).sample(range(8 + length), 25):
         flip(path, position)
         if convert(source, output, *OPTIONS) == 0:
-            # Only in the metadata, or in a blank: nothing that says what a tensor is.
+            # The flipped byte was in the metadata or in padding, and describes no tensor.
             assert verify(source, output) == 0
         shutil.rmtree(output, ignore_errors=True)
         flip(path, position)
@@ -311,14 +311,14 @@ def test_not_a_number_in_fp8(source, output, capsys):
 
 @pytest.fixture(scope="module")
 def predicting(tmp_path_factory):
-    """With a whole layer for multi-token prediction."""
+    """A checkpoint with a complete layer for multi-token prediction."""
     config = small_config(num_hidden_layers=2, num_nextn_predict_layers=1)
     return Synthetic(config).write(tmp_path_factory.mktemp("predicting") / "fp8")
 
 
 @pytest.mark.parametrize("part", ["eh_proj.weight", "mlp.experts.3.up_proj.weight", "embed_tokens.weight"])
 def test_missing_tensor_of_multi_token_prediction(part, predicting, tmp_path, output, capsys):
-    """Whoever casts or compares a whole layer is told that a tensor of it is missing."""
+    """Cast and comparison of a complete layer report the missing tensor."""
     source, name = shutil.copytree(predicting, tmp_path / "source"), f"model.layers.2.{part}"
     for number, file in enumerate(sorted(source.glob("*.safetensors"))):
         if name in load_file(file):
@@ -331,7 +331,7 @@ def test_missing_tensor_of_multi_token_prediction(part, predicting, tmp_path, ou
 
 
 def test_checkpoint_without_the_layer_of_multi_token_prediction(predicting, tmp_path, capsys):
-    """None of its tensors is there: not compared, and said."""
+    """Without any of its tensors the layer is not compared, and the output says so."""
     without = shutil.copytree(predicting, tmp_path / "without")
     for number in range(len(list(without.glob("*.safetensors")))):
         edit(
@@ -390,7 +390,7 @@ def test_index_that_points_outside_the_folder(where, source, output, capsys):
 
 
 def test_index_of_the_fp8_checkpoint_copied_over_a_cast(source, output, tmp_path, capsys):
-    """A step of the published recipe: the index then lists scales that are in no file."""
+    """The published recipe copies the index this way; it then lists scales that are in no file."""
     assert cast(source, tmp_path / "bf16") == 0
     shutil.copy(source / INDEX, tmp_path / "bf16" / INDEX)
     assert_rejected(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "_scale_inv is missing", INDEX)
@@ -463,7 +463,7 @@ def test_lost_and_truncated_shards_are_written_again(pristine, output, expected)
 
 @pytest.mark.parametrize("replica", ["mp_rank_00_001_000", "mp_rank_01_001_001"])
 def test_ranks_that_disagree_are_noticed(replica, pristine, output, tmp_path, capsys):
-    """A weight that every rank of the last stage holds, changed on one of them; no manifest tells."""
+    """Change a weight that is replicated on the last stage on one rank, and remove the manifest."""
     assert convert(pristine, output, *OPTIONS) == 0
     path = output / "iter_0000001" / replica / "model_optim_rng.pt"
     content = torch.load(path, weights_only=True)
@@ -506,7 +506,7 @@ def test_what_will_be_needed_and_what_is_there_is_said_first(monkeypatch, pristi
 
 
 def test_disk_that_fills_up(monkeypatch, pristine, output, expected, capsys):
-    """The first files fit; then the disk is full; with space again, only the rest is written."""
+    """After a full disk is freed, only the files that did not fit are written."""
     written, write = get_context("fork").Value("q", 0), durable._write_all
 
     def limited(descriptor, chunk):
@@ -528,7 +528,7 @@ def test_disk_that_fills_up(monkeypatch, pristine, output, expected, capsys):
 
 
 def test_file_size_limit_of_the_system(pristine, output, expected):
-    """The same from the kernel itself: reserving space for the first file fails."""
+    """The kernel's own limit makes reserving space for the first file fail."""
 
     def limited() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -601,7 +601,7 @@ def test_heads_that_a_split_would_cut(tmp_path, output, capsys):
 
 
 def test_an_embedding_of_its_own_for_multi_token_prediction_rejected(tmp_path, output, capsys):
-    """Shards have one embedding; a checkpoint with two would lose one of them."""
+    """Shards have one embedding, so a checkpoint with two would lose one of them."""
     folder = Synthetic(small_config(num_hidden_layers=2, num_nextn_predict_layers=1), files=1).write(tmp_path / "fp8")
     edit(folder, lambda tensors: tensors["model.layers.2.embed_tokens.weight"][7].add_(1), number=0)
     layout = ShardLayout(stages=(2,), mtp=True)

@@ -1,4 +1,4 @@
-"""All ranks together find a damaged file, however many files and ranks there are."""
+"""A damaged file is found by exactly one rank, for any number of files and ranks."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ FILES = 3
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A weight of six rows in the files of three ranks."""
+    """A checkpoint with a weight of six rows in the files of three ranks."""
     written = {}
     for rank in range(FILES):
         rows = ((2 * rank, 2 * rank + 2), (0, 4))
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def complaint(folder: Path, rank: int, ranks: int) -> str:
-    """What a rank says of the checkpoint; empty where it finds nothing wrong."""
+    """Return a rank's error for the checkpoint, or "" if it finds none."""
     one: Any = SimpleNamespace(shapes={"w": (6, 4)}, shards=[], optimizer_shards=[], rank=rank, world_size=ranks)
     try:
         checked_files(folder, one, lambda _: None)

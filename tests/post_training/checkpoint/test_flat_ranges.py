@@ -1,4 +1,4 @@
-"""Slices in a stretch of memory, against numbered elements: the naive reference is plain indexing."""
+"""Slices in a flat range of memory match plain indexing of numbered elements."""
 
 import torch
 from hypothesis import given
@@ -25,7 +25,7 @@ def numbered(shape):
 
 
 def elements(shape, shard, start, stop):
-    """Elements of the stretch by their place in the HF tensor, from the parts."""
+    """Return the range's elements by their index in the HF tensor, from its parts."""
     stretch, found = numbered(shape).view(-1)[start:stop], {}
     for part in flat_parts(shape, shard, start, stop):
         values = part.of(stretch)
@@ -60,7 +60,7 @@ def test_the_parts_of_any_stretch_are_the_elements_in_it(case, data):
 
 
 def test_stretches_that_tile_a_rank_tile_every_shard_of_its_layout():
-    """All shards of a DeepSeek-V3 rank, each local tensor cut at places that are no row's end."""
+    """Split each local tensor of a DeepSeek-V3 rank in the middle of rows, and check all shards."""
     placement = TrainPlacement(tp=2, pp=1, ep=2, dp=2, num_layer_list=(3,))
     for shard in TABLE.megatron(placement, 3):
         shape = SHAPES[shard.local]
@@ -75,7 +75,7 @@ def test_stretches_that_tile_a_rank_tile_every_shard_of_its_layout():
 
 
 def _local_shapes():
-    """The shape of every local tensor: its shards' own shape, or as many elements as they have together."""
+    """Return the shape of every local tensor: its shards' own shape, or one with as many elements as they have."""
     placement, shapes, counted = TrainPlacement(tp=2, pp=1, ep=2, dp=2, num_layer_list=(3,)), {}, {}
     for shard in TABLE.megatron(placement, 3):
         counted[shard.local] = counted.get(shard.local, 0) + torch.Size(shard.extents).numel()

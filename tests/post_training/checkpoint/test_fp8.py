@@ -11,7 +11,7 @@ FINITE_CODES = [code for code in range(256) if code & 0x7F != 0x7F]
 
 
 def by_the_formula(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """bf16(float32(w) * s), every element with the scale of its own block, by torch's own float8 conversion."""
+    """Return bf16(float32(w) * s), each element with its block's scale, by torch's own float8 conversion."""
     rows = torch.arange(values.shape[0]) // BLOCK
     columns = torch.arange(values.shape[1]) // BLOCK
     return (values.to(torch.float32) * scales[rows[:, None], columns[None, :]]).to(torch.bfloat16)

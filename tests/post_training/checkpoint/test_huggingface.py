@@ -1,4 +1,4 @@
-"""Which tensors a HuggingFace folder may hold beside those of its model, and which it must hold."""
+"""The tensors that a HuggingFace folder must have, and those that it may have beside them."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ SHAPES = {
 
 
 def folder(more=(), without=(), **shapes):
-    """One with the tensors of `SHAPES`, and with `more` that are vectors; `shapes` of some are others."""
+    """Make a folder with the tensors of `SHAPES` except `without`, and vectors `more`; `shapes` override shapes."""
     dims = {**SHAPES, **dict.fromkeys(more, (4,)), **shapes}
     tensors = {
         name: StoredTensor(Path("model.safetensors"), 0, torch.bfloat16, shape)

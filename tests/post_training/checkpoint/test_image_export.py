@@ -1,4 +1,4 @@
-"""What FSDP saved of a model that reads images, exported: transformers' logits, and the processor's files."""
+"""Exporting an FSDP checkpoint of a model that reads images keeps transformers' logits and the processor's files."""
 
 import copy
 
@@ -19,7 +19,7 @@ FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "chat_tem
 
 
 def small_model(processor):
-    """The published model with small widths, and its config.json."""
+    """Make the published model with small widths."""
     config = copy.deepcopy(PUBLISHED_CONFIGS["Qwen/Qwen2.5-VL-3B-Instruct"])
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     config |= {**sizes, "vocab_size": len(processor.tokenizer), "rope_scaling": {"type": "mrope"}}
@@ -35,7 +35,7 @@ def small_model(processor):
 
 
 def saved(model, folder, monkeypatch):
-    """The folder of a step, as a rank of FSDP2 that is alone names its entries."""
+    """Write the checkpoint folder of a step as a single FSDP2 rank would, and return it."""
     monkeypatch.setattr("verl_patches.features.compatibility.fully_sharded.release", lambda model: None)
     rank = FullyShardedRank(model, torch.optim.AdamW(model.parameters()), 0, 1)
     weights = {entry_name(MASTER, shard.local, whole_slice(shard.shape)): shard for shard in rank.optimizer_shards}

@@ -1,4 +1,4 @@
-"""Loading a HuggingFace folder into ranks, and the sentence a user gets when the folder does not fit."""
+"""Loading a HuggingFace folder into ranks, and the errors for a folder that does not fit."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ from tests.post_training.layouts.reference import SMALL, full_weights, megatron_
 
 FULL = full_weights(SMALL, torch.bfloat16)
 SHAPES = hf_shapes(SMALL)
-# What a rank may need beyond its shard: descriptions of tensors, buffers, the allocator's slack.
+# Bytes that a rank may need beyond its shard, for tensor descriptions, buffers and the allocator's slack.
 LITTLE = 48 << 20
 SINGLE = TrainPlacement(tp=1, pp=1, ep=1, dp=1, num_layer_list=(3,))
 
@@ -93,7 +93,7 @@ def test_values_are_converted_to_the_model_type(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 def test_progress_is_the_bytes_that_are_read(checkpoint: Path, monkeypatch, kind: torch.dtype) -> None:
-    """In the type of the file, whatever the model has, and in parts of the staging memory at most."""
+    """Progress counts bytes in the file's dtype, whatever the model's, in steps of at most the staging memory."""
     monkeypatch.setattr(loading, "STAGING_BYTES", 4096)
     target = {name: value.to(kind) for name, value in emptied(megatron_state(FULL, SMALL, SINGLE, 0)).items()}
     told: list[int] = []
@@ -141,7 +141,7 @@ QUANTISED = Synthetic(
 
 @dataclass(frozen=True)
 class Quantised:
-    """An FP8 checkpoint whose blocks lie across the ranks' slices, and the weights that it stands for."""
+    """An FP8 checkpoint whose blocks cross the boundaries of the ranks' slices, and its dequantised weights."""
 
     folder: Path
     full: dict[str, torch.Tensor] = field(repr=False)
@@ -171,7 +171,7 @@ def test_fp8_slices_are_the_formulas(quantised: Quantised, pair: tuple[TrainPlac
 
 
 def test_a_folder_may_hold_layers_that_no_layout_uses(quantised: Quantised) -> None:
-    """The run's own configuration may describe the model without its layers for multi-token prediction."""
+    """The run's own configuration may leave out the layers for multi-token prediction."""
     shape = replace(QUANTISED.shape, mtp_layers=0)
     target = emptied(megatron_state(quantised.full, shape, SINGLE, 0))
     shards, shapes = megatron(shape, SINGLE, 0), hf_shapes(shape)
@@ -216,7 +216,7 @@ def test_slabs_tile_a_slice_within_the_limit(first: int, rows: int, columns: int
 
 @pytest.fixture(scope="module")
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """230 MB of FP8 in one file."""
+    """A checkpoint of 230 MB of FP8 in one file."""
     config = small_config(
         vocab_size=16000,
         hidden_size=1024,
@@ -332,7 +332,7 @@ def test_prediction_layers_of_the_real_checkpoint_are_ignored_also_where_config_
 
 @pytest.mark.parametrize(("layer", "names"), [(3, ("mlp.gate",)), (1, ("eh_proj",)), (1, ("eh_proj", "enorm"))])
 def test_a_layer_is_not_taken_for_one_of_prediction(tmp_path, layer, names):
-    """One more than config.json says, or one of the model with a tensor too many."""
+    """Add a layer beyond config.json's count, or an extra tensor to one of the model's layers."""
     write_shards(tmp_path, FULL | {f"model.layers.{layer}.{name}.weight": torch.zeros(2) for name in names})
     with pytest.raises(CheckpointError, match=f"model.layers.{layer}.*has no place in the model"):
         load(tmp_path)

@@ -1,4 +1,4 @@
-"""What a manifest says of files, read back and held against other ones."""
+"""Manifests are read back as written, and their digests are compared with those of other files."""
 
 from pathlib import Path
 

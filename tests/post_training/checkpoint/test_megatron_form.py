@@ -1,4 +1,4 @@
-"""What MindSpeed-LLM's forms call the parts of a layer, written out for a small model."""
+"""Names and shapes of a layer's weights in MindSpeed-LLM's forms, written out for a small model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_prediction_layer_is_the_last_stages(stages):
     assert not any("mtp_layers" in name for each in others for name in each)
     own = {name.removeprefix("mtp_layers.0."): dims for name, dims in last.items() if name.startswith("mtp_layers.0.")}
     outside = {name: dims for name, dims in own.items() if not name.startswith("transformer_layer.")}
-    # The last stage looks embeddings up itself where it is not the first.
+    # If the last stage is not the first, it has its own embedding.
     embedding = {"embedding.word_embeddings.weight": (64, 16)} if len(stages) > 1 else {}
     assert outside == {
         "enorm.weight": (16,), "hnorm.weight": (16,), "final_layernorm.weight": (16,), "eh_proj.weight": (16, 32),
         **embedding,
     }  # fmt: skip
-    # The decoder's own norm is outside of it, since the layer for prediction follows.
+    # The decoder's final norm is outside the decoder, since the prediction layer follows.
     assert last["final_layernorm.weight"] == (16,) and "decoder.final_layernorm.weight" not in last
     layer = {name.removeprefix("transformer_layer.") for name in own.keys() - outside.keys()}
     sparse = {name.removeprefix("decoder.layers.0.") for name in last if name.startswith("decoder.layers.0.")}
@@ -59,7 +59,7 @@ def test_split_projections_have_the_rows_of_each_head():
 
 @pytest.mark.parametrize("rank", range(4))
 def test_half_a_head_cannot_be_split(rank):
-    """Six heads over four ranks: each rank has one and a half, so it begins or ends within a head."""
+    """With six heads over four ranks, each rank has one and a half, so it begins or ends within a head."""
     form = MegatronForm(placement(tp=4, stages=(3,)), mla_mm_split=True)
     with pytest.raises(ValueError, match="needs whole heads on every tensor parallel rank"):
         rank_shards(SHAPE, form, rank)

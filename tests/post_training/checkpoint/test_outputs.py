@@ -1,4 +1,4 @@
-"""What a conversion is told of its files before it writes them holds for what they write."""
+"""Space and buffer sizes that output files announce before writing are enough for what they write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from post_training.layouts.layout import PADDING, Shard
 
 
 def record(name, elements):
-    """Of zeros, so that no source is read."""
+    """Make a record of zeros, which reads no source."""
     return Record(name, torch.float32, (elements,), (Shard(PADDING, ((0, elements),), name),))
 
 

@@ -1,4 +1,4 @@
-"""Records are filled by their shards whatever lies beside them, and are put into files that hold no byte too many."""
+"""Records are filled by their shards in any arrangement, and files contain no superfluous byte."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from post_training.layouts.layout import PADDING, LocalView, Shard
 
 
 class Counting:
-    """A source whose tensors hold 1, 2, 3, ... in the order in which their slices are asked for."""
+    """A source that fills the requested slices with 1, 2, 3, ... in the order of requests."""
 
     asked = 0
 
@@ -19,7 +19,7 @@ class Counting:
 
 
 def interleaved(*hf_name: str) -> Record:
-    """(2, 2 * n) float32: of each shard two columns, so that all of them interleave in memory."""
+    """Make a (2, 2 * n) float32 record with two columns per shard, so that shards interleave in memory."""
     shards = tuple(
         Shard(name, ((0, 2), (0, 2)), "weight", LocalView(index=((0, 2), (2 * place, 2 * place + 2))))
         for place, name in enumerate(hf_name)
@@ -52,7 +52,7 @@ def test_a_file_holds_what_it_may_and_not_a_byte_more(file_bytes, groups):
 
 
 def test_shards_beside_a_longer_one_are_written_with_it():
-    """A column over all rows, and beside it the rows one by one: the last alone begins behind the column's end."""
+    """One shard is a column over all rows, the others are the rest of each row; only the last starts after its end."""
     column = Shard("column", ((0, 3), (0, 1)), "weight", LocalView(index=((0, 3), (0, 1))))
     rows = [
         Shard(f"row {row}", ((0, 1), (0, 3)), "weight", LocalView(index=((row, row + 1), (1, 4)))) for row in range(3)

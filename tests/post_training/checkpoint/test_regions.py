@@ -1,4 +1,4 @@
-"""Where a part of a tensor lies in memory, against what torch says of the same view."""
+"""The memory area of a slice of a tensor matches torch's view of it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.post_training.checkpoint.test_fp8 import by_the_formula, random_weigh
 
 @st.composite
 def slices(draw):
-    """A matrix, whether it is stored transposed, and a slice of it."""
+    """Draw the shape of a matrix, whether it is stored transposed, and the bounds of a slice."""
     shape = draw(st.tuples(*[st.integers(1, 6)] * 2))
     transposed = draw(st.booleans())
     bounds = []
@@ -40,7 +40,7 @@ def test_a_part_lies_where_torchs_view_does(drawn):
 
 @pytest.mark.parametrize(("slab_bytes", "heights"), [(1, [1] * 5), (48, [2, 2, 1]), (72, [3, 2]), (1000, [5])])
 def test_slabs_are_whole_rows_and_no_larger_than_asked(slab_bytes, heights):
-    """Rows of 6 elements of 4 bytes in memory, of which 4 belong to the part."""
+    """Rows in memory have 6 elements of 4 bytes, of which 4 elements belong to the slice."""
     area = Area.of((5, 6), LocalView()).part(((0, 5), (1, 5)))
     found = list(area.slabs(4, slab_bytes))
     assert [bottom - top for top, bottom in found] == heights
@@ -49,7 +49,7 @@ def test_slabs_are_whole_rows_and_no_larger_than_asked(slab_bytes, heights):
 
 @pytest.fixture(scope="module")
 def fp8_weight(tmp_path_factory):
-    """A weight of 3 x 4 blocks in a file as its region, and its values by the formula."""
+    """The region of a weight of 3 x 4 blocks in a file, and its values by the formula."""
     values, scales = random_weight(300, 500, seed=5)
     file: Path = tmp_path_factory.mktemp("fp8") / "weight"
     file.write_bytes(values.view(torch.uint8).numpy().tobytes() + scales.numpy().tobytes())
@@ -60,7 +60,7 @@ def fp8_weight(tmp_path_factory):
 
 @given(st.data())
 def test_a_part_of_a_part_of_an_fp8_weight_has_its_own_scales(fp8_weight, data):
-    """A transfer's slice is cut again into rows that fit a staging buffer: every cut is relative to the one before."""
+    """Slice repeatedly, as a transfer does to fit a staging buffer; each slice is relative to the one before."""
     region, expected = fp8_weight
     for _ in range(3):
         bounds = []

@@ -1,4 +1,4 @@
-"""Headers of the files that are written, against the library of their format."""
+"""Headers of written files match those of the safetensors library."""
 
 import json
 import struct
@@ -12,7 +12,7 @@ from post_training.checkpoint.safetensors_files import header, read_header
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_a_header_ends_at_a_multiple_of_eight_bytes(length):
-    """The format's own writer pads so, and readers map tensors into memory behind it."""
+    """The format's own writer pads to this, and readers map the tensors behind the header into memory."""
     content = header([], {"note": "x" * length})
     (size,) = struct.unpack("<Q", content[:8])
     assert size % 8 == 0 and len(content) == 8 + size
@@ -37,7 +37,7 @@ def test_header_longer_than_its_file_is_said_to_be_cut_off(tmp_path, length):
     ],
 )
 def test_a_header_that_says_what_cannot_be_rejected(tmp_path, entry):
-    """A key that is missing, an unknown type, a size that is not that of the shape, a shape that is no list."""
+    """Try a missing key, an unknown dtype, a size that contradicts the shape, and a shape that is no list."""
     path = tmp_path / "model.safetensors"
     for told, is_rejected in (({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, False), (entry, True)):
         content = json.dumps({"weight": told}).encode()

@@ -1,4 +1,4 @@
-"""FP8 -> BF16 -> shards -> HuggingFace is the identity, and shards equal those of the straightforward way."""
+"""FP8 -> BF16 -> shards -> HuggingFace is the identity, and shards equal those of the naive reference."""
 
 import json
 import shutil
@@ -95,7 +95,7 @@ def test_there_are_enough_layouts():
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=layout_name)
 def test_round_trip_is_the_identity(layout, quantised, weights, tmp_path):
-    """One process, since the fork of this large one takes longer than its work."""
+    """Use one process, since forking this large one takes longer than the work."""
     direct, exported = tmp_path / "direct", tmp_path / "exported"
     assert convert(quantised, direct, *layout.options(), workers=1) == 0
     reference = ReferenceShards(weights, Synthetic(small_config(num_nextn_predict_layers=1)).shape, layout)
@@ -120,7 +120,7 @@ def contents(folder) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("layout", LAYOUTS[::4], ids=layout_name)
 def test_a_cast_gives_the_same_shards_byte_for_byte(layout, quantised, bfloat16, tmp_path):
-    """And two processes the same as one."""
+    """The cast is converted with two processes, the FP8 source with one."""
     direct, indirect = tmp_path / "direct", tmp_path / "indirect"
     assert convert(quantised, direct, *layout.options(), workers=1) == 0
     assert convert(bfloat16, indirect, *layout.options()) == 0
@@ -199,7 +199,7 @@ def test_the_factory_of_a_published_state_dict_is_not_called(quantised, weights,
     ReferenceShards(weights, Synthetic(small_config()).shape, ShardLayout(stages=ONE)).save(tmp_path / "saved")
     (path,) = (tmp_path / "saved").rglob("*.pt")
     state = torch.load(path, weights_only=True)["model"]
-    state.pop("output_layer.weight")  # looked up, and made by the factory if there were one
+    state.pop("output_layer.weight")  # looking it up would call the factory
     torch.save({"model": defaultdict((tmp_path / "ran").touch, state)}, path)
     options = ["--hf-dir", str(quantised), "--moe-grouped-gemm"]
     assert verify(quantised, tmp_path / "saved", *options) == 2
@@ -207,7 +207,7 @@ def test_the_factory_of_a_published_state_dict_is_not_called(quantised, weights,
 
 
 def views_of_buffers(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As Megatron's distributed data parallel keeps parameters: one buffer for each type, and views of it."""
+    """Store tensors as Megatron's DDP keeps parameters: as views of one buffer per dtype."""
     views = {}
     for dtype in {tensor.dtype for tensor in state.values()}:
         mine = {name: tensor for name, tensor in state.items() if tensor.dtype == dtype}
@@ -219,7 +219,7 @@ def views_of_buffers(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kept", [dict, views_of_buffers], ids=["tensors", "views of buffers"])
 def test_checkpoints_that_verl_saves_are_read(quantised, weights, tmp_path, kept):
-    """A list of state dicts in model/mp_rank_*/model.pt; parameters and extra states among the values."""
+    """verl writes a list of state dicts to model/mp_rank_*/model.pt, with parameters and extra states as values."""
     layout = ShardLayout(tp=2, ep=2, stages=(4,), tp_extend_ep=True)
     reference = ReferenceShards(weights, Synthetic(small_config(num_nextn_predict_layers=1)).shape, layout)
     for ep in range(2):
@@ -236,7 +236,7 @@ def test_checkpoints_that_verl_saves_are_read(quantised, weights, tmp_path, kept
 
 
 def test_nothing_in_an_archive_is_run(tmp_path, quantised, capsys):
-    """What makes torch.load call a function only makes this reader say that no tensors are there."""
+    """An archive that makes torch.load call a function is rejected by this reader as one without a state dict."""
 
     class Harmful:
         def __reduce__(self):
@@ -263,13 +263,13 @@ def largest_buffer(folder, experts: int, layers: int) -> int:
 
 
 def test_buffers_do_not_grow_with_the_checkpoint(tmp_path):
-    """The largest is a vocabulary matrix or the gate and up projections of one expert, not of all."""
+    """The largest buffer is for a vocabulary matrix, or for gate and up projections of one expert, not of all."""
     small, large = largest_buffer(tmp_path, 8, 2), largest_buffer(tmp_path, 64, 4)
     assert small == large == 2 * max(192 * 160, 320 * 160, 2 * 48 * 160)
 
 
 def test_long_matrices_are_written_in_slabs(monkeypatch, quantised, bfloat16, tmp_path):
-    """With small limits every buffer is small, and the bytes are the same."""
+    """With small limits, buffers are small and the written bytes are the same."""
     monkeypatch.setattr(records, "WRITE_BYTES", 8192)
     monkeypatch.setattr(regions, "SLAB_BYTES", 4096)
     assert convert(quantised, tmp_path / "shards", *LAYOUTS[27].options()) == 0

@@ -1,4 +1,4 @@
-"""Where tensors lie in the files of torch.save, against what torch loads of them."""
+"""Tensors located in files of torch.save equal those that torch loads."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from post_training.checkpoint.training_files import read_whole
 
 @pytest.mark.parametrize("dtype", list(_STORAGES), ids=str)
 def test_views_of_one_storage_read_as_torch_loads_them(dtype, tmp_path):
-    """Megatron's distributed data parallel keeps all parameters of a type in one buffer, and saves views of it."""
+    """Megatron's DDP keeps all parameters of a dtype in one buffer, and saves views of it."""
     buffer = (torch.arange(60) % 7 % 3).to(dtype)
     views = {
         "first": buffer[:12].view(3, 4),

@@ -1,4 +1,4 @@
-"""What a training saved, exported, is the model that transformers has: its weights, and its logits."""
+"""An exported training checkpoint has the weights and the logits of transformers' model."""
 
 import json
 from itertools import pairwise
@@ -46,13 +46,13 @@ PLACEMENT = TrainPlacement(2, 2, 2, 2, (1, 2))
 
 
 def trained(name):
-    """A model of transformers that stands for the trained one, in float32."""
+    """Make a float32 model of transformers, as the trained one."""
     torch.manual_seed(5)
     return AutoModelForCausalLM.from_config(FAMILIES[name], torch_dtype=torch.float32).eval()
 
 
 def saved(model, folder, placement=PLACEMENT):
-    """The folder of a step of these weights, as eight ranks write it; and the folder of the model that was trained."""
+    """Write the checkpoint of a step with these weights as the placement's ranks do, and return its folder."""
     table, weights = table_for(model.config), model.state_dict()
     manifest = Manifest({}, complete=True)
     for rank in range(placement.world_size):
@@ -71,7 +71,7 @@ def saved(model, folder, placement=PLACEMENT):
 
 
 def base(folder, model, dtype):
-    """The folder that the training began with; only its configuration and tokenizer matter."""
+    """Write the model folder that the training started from; only its configuration and tokenizer matter."""
     folder.mkdir()
     config = json.loads(model.config.to_json_string(use_diff=False))
     architecture = type(model).__name__
@@ -95,7 +95,7 @@ def test_transformers_computes_the_same_logits(name, tmp_path):
     tokens = torch.arange(2, 42).view(2, 20)
     with torch.no_grad():
         assert torch.equal(found.eval()(tokens).logits, model(tokens).logits)
-        # The control: one weight of one expert or projection.
+        # The control: change one element of one down projection.
         next(p for n, p in found.named_parameters() if n.endswith("down_proj.weight")).view(-1)[0] += 1
         assert not torch.equal(found(tokens).logits, model(tokens).logits)
 
@@ -111,10 +111,10 @@ def test_in_bfloat16_every_weight_is_rounded_once(name, tmp_path):
     weights = {tensor: value for tensor, value in model.state_dict().items() if tensor in found}
     assert found.keys() == table_for(model.config).shapes.keys() == weights.keys() and len(files) > 1
     for tensor, value in weights.items():
-        # What no optimizer updates is left as it is.
+        # Biases that no optimizer updates keep their dtype.
         expected = value if tensor.endswith("correction_bias") else value.to(torch.bfloat16)
         assert found[tensor].dtype == expected.dtype and torch.equal(found[tensor], expected), tensor
-    # A file is as full as it may be: 100 kB unless one tensor is larger, and the next file's would not have fitted.
+    # Files are filled up to 100 kB, unless a single tensor is larger, and the next file's tensor would not have fitted.
     sizes = [[value.nbytes for value in file.values()] for file in files]
     assert all(sum(of_file) <= 100_000 or len(of_file) == 1 for of_file in sizes)
     assert all(sum(of_file) + max(following) > 100_000 for of_file, following in pairwise(sizes))

@@ -1,4 +1,4 @@
-"""verify_ckpt.py says in one sentence what is wrong with a folder that no checkpoint can be, at once."""
+"""verify_ckpt.py rejects a folder that cannot be a checkpoint, at once and in one sentence."""
 
 import json
 import os

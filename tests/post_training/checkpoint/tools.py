@@ -1,4 +1,4 @@
-"""The command-line tools as functions, in this process."""
+"""The command-line tools as functions that run in this process."""
 
 from pathlib import Path
 

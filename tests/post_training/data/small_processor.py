@@ -1,4 +1,4 @@
-"""A processor of Qwen2.5-VL over a byte-level tokenizer without merges, with the published limits of an image."""
+"""A Qwen2.5-VL processor with a byte-level tokenizer without merges, and the published image limits."""
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen2_5_VLProcessor, Qwen2TokenizerFast
@@ -7,7 +7,7 @@ from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoP
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
            "<|video_pad|>")  # fmt: skip
-# As the published template writes a message with parts.
+# Renders a message with parts as the published template does.
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -18,7 +18,7 @@ TEMPLATE = (
 
 
 def small_processor(**image_options):
-    """The processor. image_options: of its image processor, such as max_pixels."""
+    """Make the processor, with options for its image processor such as max_pixels."""
     alphabet = {character: at for at, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(alphabet, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""Geometry3K-shaped files: read, converted, checked and counted, with transformers' processor and verl as referees."""
+"""Files in Geometry3K's form are read, converted, checked and counted as by transformers' processor and verl."""
 
 import io
 import json
@@ -156,7 +156,7 @@ def test_check_data_counts_image_tokens(tmp_path, model, processor, capsys):
 
 
 def test_verls_filter_counts_image_tokens(tmp_path, monkeypatch, processor):
-    """Without the patch verl keeps a prompt that it then fails on."""
+    """Without the patch, verl keeps a prompt on which it then fails."""
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -168,7 +168,7 @@ def test_verls_filter_counts_image_tokens(tmp_path, monkeypatch, processor):
 
 
 def geometry(folder, records):
-    """A file with the columns of hiyouga/geometry3k."""
+    """Write a file with the columns of hiyouga/geometry3k."""
     kind = pyarrow.list_(pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
     schema = pyarrow.schema([("images", kind), ("problem", pyarrow.string()), ("answer", pyarrow.string())])
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records, schema=schema), folder / "geometry.parquet")

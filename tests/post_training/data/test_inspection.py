@@ -1,4 +1,4 @@
-"""The check of parquet files: every defect on which verl fails, or trains wrongly, is named with row and remedy."""
+"""The check of parquet files names every defect on which verl fails or trains wrongly, with row and remedy."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ def write(path, rows):
 
 
 def changed(row, column, value):
-    """The sound rows with one value replaced; a dot leads into a record."""
+    """Return the valid rows with one value replaced; a dot in `column` leads into a record."""
     rows = copy.deepcopy(SOUND)
     outer, _, inner = column.partition(".")
     if inner:
@@ -30,7 +30,7 @@ def changed(row, column, value):
 
 
 def everywhere(column, value):
-    """The sound rows with the value of a whole column replaced, where Arrow needs one type."""
+    """Return the valid rows with a column's value replaced in every row, as Arrow needs one type per column."""
     return [{**row, column: value} for row in SOUND]
 
 
@@ -169,7 +169,7 @@ def test_bytes_that_are_no_text_rejected_with_their_row(tmp_path):
 
 
 def characters(chats, sizes):
-    """A tokenizer whose tokens are the characters of the last message."""
+    """Count tokens as by a tokenizer whose tokens are the characters of the last message."""
     return [len(chat[-1]["content"]) for chat in chats]
 
 

@@ -1,4 +1,4 @@
-"""Writing the parquet files: what comes back, and what is left when writing fails."""
+"""Parquet files are read back as written, and a failed write leaves nothing partial."""
 
 import pyarrow
 import pyarrow.parquet

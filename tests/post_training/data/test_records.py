@@ -1,4 +1,4 @@
-"""Reading question files: every known shape, and one clear sentence for everything else."""
+"""Question files of every known form are read, and all others get one clear error."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_gsm8k_answer_follows_the_mark(tmp_path):
 @pytest.mark.parametrize(
     ("worked", "answer", "solution"),
     [
-        ("3 #### 3\nno, 4\n#### 4", "4", "3 #### 3\nno, 4"),  # the last mark counts
+        ("3 #### 3\nno, 4\n#### 4", "4", "3 #### 3\nno, 4"),  # the last marker counts
         ("#### -1,234,567.50 ", "-1234567.50", ""),
         ("so\n#### 7 apples", "7 apples", "so"),
         ("a\n\n####5", "5", "a"),
@@ -121,7 +121,7 @@ def test_a_record_that_occurs_twice_as_it_is_is_reported(tmp_path):
 
 
 def test_only_white_space_makes_no_other_question(tmp_path):
-    """A variable in another case is another question, and so is the same text from another kind of data with it."""
+    """Only white space is ignored: a variable in another case makes another question."""
     records = [{"problem": problem, "answer": "2"} for problem in ("Find x", "Find X", "find x", "Find  x")]
     reading = read_problems(write(tmp_path, json.dumps(records)))
     assert [problem.question for problem in reading.problems] == ["Find x", "Find X", "find x"]

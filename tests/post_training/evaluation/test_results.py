@@ -1,4 +1,4 @@
-"""Questions as they are read, judged and shown."""
+"""Results of an evaluation: reading, scoring and showing questions."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def answer(right: bool, text: str = "text") -> Answer:
 
 
 def model(name: str, greedy: str, sampled: list[str]) -> Evaluated:
-    """From verdicts: a letter a question for greedy answers, and a word of letters a question for the sampled ones."""
+    """Make a model from results: per question one letter for the greedy answer, and one word for the sampled ones."""
     answers = [
         Answers(answer(verdict == "r"), tuple(answer(each == "r") for each in word))
         for verdict, word in zip(greedy, sampled, strict=True)
@@ -51,7 +51,7 @@ def test_results_are_means_over_questions():
 def test_models_are_compared_question_by_question():
     more = AFTER.against(BEFORE)
     assert more["avg@4"].value == pytest.approx((2 + 0 + 2) / 12)
-    # The questions that are alike in both say nothing: an interval of the two by themselves would be wider.
+    # Questions with equal results in both do not count; separate intervals of the two models would be wider.
     alike = AFTER.against(AFTER)
     assert all((each.value, each.low, each.high) == (0, 0, 0) for each in alike.values())
     lines = table([BEFORE, AFTER]).splitlines()
@@ -75,7 +75,7 @@ def test_the_page_says_what_changed_first_and_runs_nothing_of_an_answer():
     assert read.text.index("ask 0;") < read.text.index("ask 1;") and "emulated NPU" in read.text
     swapped = [*AFTER.answers[1:], AFTER.answers[0]]
     order = StrictPage(render_page([BEFORE, Evaluated("after", "x", swapped)], ASKED, {"emulated": False})).text
-    # Now the models differ on the second question alone.
+    # Now the models only differ on the second question.
     assert order.index("ask 1;") < order.index("ask 0;") < order.index("ask 2;") and "emulated" not in order
 
 
@@ -178,7 +178,7 @@ GREEDY = [
 
 
 def test_the_table_is_written_to_the_letter():
-    """Wilson's intervals of 1 and of 2 in 3 are published; differences of 1, 0 and 0 are 0 or 1 in 97.5% of draws."""
+    """Wilson's intervals for 1 and 2 of 3 are published; differences 1, 0, 0 give an interval from 0 to 1."""
     assert table(GREEDY) == (
         "                                     greedy  boxed   cut  tokens\n"
         "before                 0.333 [0.061, 0.792]   0.67  0.33       9\n"
@@ -190,7 +190,7 @@ def test_the_table_is_written_to_the_letter():
 
 def test_shares_are_means_over_greedy_and_sampled_answers():
     assert GREEDY[0].shares() == pytest.approx({"score": 0.5, "boxed": 2 / 3, "cut": 1 / 3, "tokens": 9})
-    # 6 of 15 answers of BEFORE are not all right: 1 greedy, 1 and 2 of the samples.
+    # BEFORE's correct answers are 1 greedy one, and 1 and 2 of the samples: 4 of 15.
     assert BEFORE.shares() == pytest.approx({"score": 4 / 15, "boxed": 4 / 15, "cut": 0, "tokens": 5})
 
 

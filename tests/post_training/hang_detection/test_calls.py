@@ -1,4 +1,4 @@
-"""The file of a rank that makes no progress: what is in it, when it comes and when it goes."""
+"""The file of calls of a rank without progress: its content, when it is written and when it is removed."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from post_training.hang_detection.calls import CALLS, CallsError, CallsOfStalled
 from post_training.hang_detection.signs import Sign
 
 AFTER_S = 10.0
-# An entry as torch_npu 2.10.0.post4 returns it: no name, and `completed` before the call has finished.
+# An entry in the form of torch_npu 2.10.0.post4: without a name, and `completed` before the call has finished.
 ENTRY = {
     "frames": [
         {"name": "all_reduce", "filename": "/site-packages/torch/distributed/distributed_c10d.py", "line": 3007},
@@ -38,7 +38,7 @@ def sign(moves=0):
 
 @pytest.fixture
 def stalled(tmp_path):
-    """A rank under a clock: `hear(at, moves)` passes its heartbeat on."""
+    """A rank with a simulated clock; the function `hear(at, moves)` passes its heartbeat on."""
     clock, passed = [0.0], []
     calls = CallsOfStalledRank(
         lambda *sent: passed.append(sent), 3, tmp_path, AFTER_S, dump=lambda: DUMP, clock=lambda: clock[0]

@@ -1,4 +1,4 @@
-"""What the driver says and does about processes that stop, and the limits that it rejects."""
+"""The driver reports hung processes and ends the run, and rejects contradictory limits."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ SETTINGS = WatchSettings(interval_s=1.0, warn_s=WarnSeconds(silent=10), end_s=En
 
 @pytest.fixture
 def victim():
-    """A process that does not react."""
+    """A stopped process."""
     with subprocess.Popen(
         [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"], stdout=-1
     ) as run:
@@ -46,7 +46,7 @@ def sign_of(name, pid, serial=0, started=None):
 
 
 class Driven:
-    """A watcher under a clock, with a trainer that goes on and rank 0."""
+    """A hang detector with a simulated clock, a trainer that makes progress, and rank 0."""
 
     def __init__(self, folder, pid, started=None):
         self.now, self.ended, self.serial = 0.0, 0, 0
@@ -132,7 +132,7 @@ def test_a_damaged_heartbeat_is_none(tmp_path, content):
 
 
 class Store:
-    """Stands in for Ray's: the first time that it is read it is away."""
+    """A stand-in for Ray's store whose first read fails."""
 
     def __init__(self):
         self.read, self.cleared, self.again = 0, 0, threading.Event()

@@ -1,4 +1,4 @@
-"""Who is named, and when: heartbeats against the limits, under a clock that the test turns."""
+"""Processes that exceed the limits between heartbeats are named in time, with a simulated clock."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ REDUCE, COMPUTE = "waits in all_reduce", "at mlp.py:7 in forward"
 
 
 class Run:
-    """A trainer and four ranks that send a sign a second; a test says who no longer does."""
+    """A trainer and four ranks that send one heartbeat a second, until a test stops some of them."""
 
     def __init__(self, ranks=4):
         self.now = 0.0
@@ -31,7 +31,7 @@ class Run:
             self.signs[name] = replace(self.signs[name], moves=self.signs[name].moves + 1, **changes)
 
     def go_on(self, seconds, stopped=(), moving=()):
-        """Time goes by; `stopped` send nothing, and of the others only `moving` make progress."""
+        """Let `seconds` pass; `stopped` send nothing, and of the others only `moving` make progress."""
         for _ in range(seconds):
             self.now += 1
             for name, sign in self.signs.items():
@@ -65,7 +65,7 @@ def test_a_stopped_rank_is_named_and_not_those_that_wait_for_it(run):
 
 @pytest.mark.parametrize("stopped", ["silent", "computing"])
 def test_ranks_that_have_not_begun_are_not_blamed(stopped):
-    """Ranks 2 and 3 are being started on another node and have time until their own limit."""
+    """Ranks 2 and 3 are still starting on another node, and have time until their own limit."""
     run = Run(ranks=2)
     run.watch = Watch(SETTINGS, 4, lambda: run.now)
     run.go_on(1)
@@ -80,7 +80,7 @@ def test_ranks_that_have_not_begun_are_not_blamed(stopped):
 
 
 def test_one_whose_signs_are_late_is_not_silent(run):
-    """Ray's head may be busy: three signs may be missing before a rank counts as silent."""
+    """Ray's head may be busy, so three heartbeats may be missing before a rank counts as silent."""
     run.change("0", "1", "3", where=REDUCE)
     run.go_on(29)
     assert [stop.name for stop in run.go_on(3, stopped="1")] == ["2"]
@@ -107,7 +107,7 @@ def test_a_rank_that_computes_without_end_is_named_and_not_as_silent(run):
 
 
 def test_ranks_that_wait_for_a_slow_one_are_not_named(run):
-    """As pipeline stages do, and ranks whose file of a checkpoint is written: only the slow one makes progress."""
+    """Pipeline stages, and ranks during a checkpoint, wait like this: only the slow rank makes progress."""
     run.change("0", "1", "3", where=REDUCE)
     for _ in range(20):
         assert run.go_on(29) == []
@@ -164,11 +164,11 @@ def test_each_phase_has_its_own_limit(run):
 
 @pytest.mark.parametrize("before", [None, "unknown"])
 def test_phase_starts_its_own_time_and_is_no_progress(before):
-    """The training loop begins to work after it waited for its workers, and has made no progress yet."""
+    """The training loop starts to work after waiting for its workers, and has made no progress yet."""
     run = Run()
     run.change("0", "1", "2", "3", phase=before)
     run.go_on(200)
-    run.signs["2"] = replace(run.signs["2"], phase="update")  # with no more moves than before
+    run.signs["2"] = replace(run.signs["2"], phase="update")  # its progress counter is unchanged
     known = run.watch.progress
     assert run.go_on(31) == [] and run.watch.progress == known
     (stop,) = run.go_on(1)
@@ -201,7 +201,7 @@ def test_the_loop_first_and_then_its_workers_have_to_start():
 
 
 def test_a_process_in_the_place_of_another_is_progress(run):
-    """Ray starts a worker anew under the same rank: its counts begin again, and may be those of the one before."""
+    """Ray restarts a worker under the same rank, whose counters start again and may equal those of the old one."""
     run.go_on(25)
     before = run.watch.progress
     run.signs["2"] = replace(run.signs["2"], pid=4711, serial=run.signs["2"].serial - 1)

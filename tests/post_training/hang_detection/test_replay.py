@@ -1,4 +1,4 @@
-"""Who is to blame for a hang, and what a replay ends in: schedules made by hand, and one of a job of 256 ranks."""
+"""The rank to blame for a hang, and the result of a replay, for hand-made schedules and one of 256 ranks."""
 
 import pytest
 
@@ -20,7 +20,7 @@ NAMES = {"a": "all_reduce", "b": "broadcast", "g": "all_gather"}
 
 
 def written(rank, calls, groups, *, finished, time=1000.0, first=1):
-    """A rank whose calls are words such as `x.a`, an all_reduce of group x; the first `finished` of them finished."""
+    """Make a rank's calls from words such as `x.a`, an all_reduce of group x; the first `finished` of them finished."""
     counts, made = dict.fromkeys(groups, first - 1), []
     for place, word in enumerate(calls.split()):
         group, name = word.split(".")
@@ -78,7 +78,7 @@ def test_without_a_past_the_one_whom_most_wait_for_is_named():
 
 
 def test_calls_that_are_not_waited_for_may_differ_in_order():
-    """Two ranks enter two groups in different orders and wait for neither before both are entered: no hang."""
+    """Two ranks that enter two groups in different orders, and only wait after both, do not hang."""
     groups = {"x": (0, 1), "y": (0, 1)}
     ranks = {rank: written(rank, "x.a y.a" if rank else "y.a x.a", groups, finished=0) for rank in (0, 1)}
     found = Schedule(ranks)

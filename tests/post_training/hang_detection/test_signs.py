@@ -1,4 +1,4 @@
-"""The signs that a process gives of itself."""
+"""The heartbeats that a process sends."""
 
 import os
 import queue
@@ -27,7 +27,7 @@ def test_phases_nest_and_every_change_and_progress_moves():
 
 
 def test_work_beside_the_main_thread_counts_in_its_phase():
-    """A checkpoint's parts must not hide that the main thread hangs in a phase within it, or after it."""
+    """Progress of a checkpoint's parts must not hide that the main thread hangs in a phase within or after it."""
     own, moves = Signs(), []
 
     def progress_of(name):
@@ -146,7 +146,7 @@ def test_without_ray_nothing_is_sent(own_context):
 
 
 def test_a_process_is_where_the_thread_of_its_phase_is():
-    """An asyncio actor of Ray runs its methods beside the main thread."""
+    """An asyncio actor of Ray does not run its methods in the main thread."""
     signs, entered, over = Signs(), threading.Event(), threading.Event()
 
     def work_here():

@@ -1,4 +1,4 @@
-"""Placements of a fixed number of ranks: drawn by a seeded generator, so that every rank draws the same ones."""
+"""Placements of a fixed number of ranks, drawn with a seeded generator so that every rank draws the same ones."""
 
 import random
 
@@ -12,7 +12,7 @@ def divisors(number: int) -> list[int]:
 def draw_train_placement(
     draw: random.Random, world: int, layers: int, vocab_padded: tuple[int | None, ...], tensor_sizes: list[int]
 ) -> TrainPlacement:
-    """Any sizes whose product is `world`, stages of any length (also none), with or without virtual stages."""
+    """Draw sizes whose product is `world`, stages with any number of layers, even 0, and possibly virtual stages."""
     tp = draw.choice([size for size in tensor_sizes if world % size == 0])
     pp = draw.choice([size for size in divisors(world // tp) if size <= 4])
     virtual = draw.choice([1, 1, 2])
@@ -31,7 +31,7 @@ def draw_train_placement(
 
 
 def rollout_placements(world: int) -> list[RolloutPlacement]:
-    """Every combination of instances, tensor and expert parallelism; the shared expert alternates."""
+    """Return every combination of instances, tensor and expert parallelism, alternating the shared expert."""
     sizes = [
         (tp, world // instances // tp, ep, instances)
         for instances in divisors(world)

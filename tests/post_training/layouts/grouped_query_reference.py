@@ -1,4 +1,4 @@
-"""A naive reference for grouped query attention: full HuggingFace tensors cut into a rank's state with plain torch."""
+"""A naive reference for grouped-query attention: slice full HuggingFace tensors into a rank's state, in plain torch."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ SHAPES = (SMALL, TIED, NORMED, WITH_EXPERTS)
 
 
 def full_weights(shape: GroupedQueryShape, dtype: torch.dtype = torch.float32, seed: int = 0) -> State:
-    """Random tensors for every HF name; values survive a trip through bfloat16."""
+    """Draw tensors for every HF name, with values that are exact in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(dims, generator=generator).to(torch.bfloat16).to(dtype)
@@ -27,7 +27,7 @@ def full_weights(shape: GroupedQueryShape, dtype: torch.dtype = torch.float32, s
 
 
 def megatron_state(full: State, shape: GroupedQueryShape, placement: TrainPlacement, rank: int) -> State:
-    """The state that a rank with Megatron's own GPTModel (local layers) has."""
+    """Return the state of a rank with Megatron's own GPTModel (local layers)."""
     tp, tp_rank, stage = placement.tp, rank % placement.tp, rank // (placement.tp * placement.dp)
     state, prefixes = State(), [""]
     if placement.virtual_stages > 1:
@@ -55,7 +55,7 @@ def megatron_state(full: State, shape: GroupedQueryShape, placement: TrainPlacem
 def megatron_layer(
     full: State, shape: GroupedQueryShape, layer: str, placement: TrainPlacement, tp_rank: int, ep_rank: int
 ) -> State:
-    """Query groups one after the other, each with its query heads, its key head and its value head."""
+    """Return a layer's state; its query groups follow one another, each with query heads, key head and value head."""
     tp, state = placement.tp, State()
     for kind in ("weight", "bias") if shape.bias else ("weight",):
         parts = [full[f"{layer}self_attn.{name}_proj.{kind}"] for name in "qkv"]
@@ -81,12 +81,12 @@ def megatron_layer(
 
 
 def inside(full: State, layer: str) -> State:
-    """The tensors of a layer by their names inside it."""
+    """Return a layer's tensors by their names inside it."""
     return {name.removeprefix(layer): value for name, value in full.items() if name.startswith(layer)}
 
 
 def rollout_state(full: State, shape: GroupedQueryShape, placement: RolloutPlacement, rank: int) -> State:
-    """The state that a vLLM rank has; ranks in excess of the key heads share them in consecutive runs."""
+    """Return the state of a vLLM rank; if there are more ranks than key heads, consecutive ranks share a head."""
     tp, tp_rank = placement.tp, rank % placement.tp
     state = State({"model.norm.weight": full["model.norm.weight"]})
     rows = -(-shape.vocab // placement.vocab_multiple) * placement.vocab_multiple

@@ -1,4 +1,4 @@
-"""Pairs of layouts for the property tests, drawn by hypothesis."""
+"""Hypothesis strategies for pairs of layouts."""
 
 from hypothesis import strategies as st
 

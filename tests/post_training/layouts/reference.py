@@ -1,4 +1,4 @@
-"""A naive reference for the layout tables: full HuggingFace tensors cut into a rank's state with plain torch."""
+"""A naive reference for the sharding specs: slice full HuggingFace tensors into a rank's state with plain torch."""
 
 import torch
 
@@ -26,7 +26,7 @@ State = dict[str, torch.Tensor]
 
 
 def full_weights(shape: DeepseekV3Shape, dtype: torch.dtype = torch.float32, seed: int = 0) -> State:
-    """Random tensors for every HF name; values survive a trip through bfloat16."""
+    """Draw tensors for every HF name, with values that are exact in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(dims, generator=generator).to(torch.bfloat16).to(dtype)
@@ -45,14 +45,14 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def by_layer(full: State, layers: int) -> list[State]:
-    """The tensors of every layer by their name inside it; computed once for each set of weights."""
+    """Return each layer's tensors by their names inside it; cached for each set of weights."""
     if id(full) not in _BY_LAYER:
         grouped: list[State] = [{} for _ in range(layers)]
         for name, value in full.items():
             if name.startswith("model.layers."):
                 _, _, layer, rest = name.split(".", 3)
                 grouped[int(layer)][rest] = value
-        # The weights are kept too, so that no other object can get their id.
+        # Keep the weights too, so that no other object can get their id.
         _BY_LAYER[id(full)] = (full, grouped)
     return _BY_LAYER[id(full)][1]
 
@@ -65,7 +65,7 @@ def padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def megatron_state(full: State, shape: DeepseekV3Shape, placement: TrainPlacement, rank: int) -> State:
-    """The state that a Megatron rank with MindSpeed-LLM's names has."""
+    """Return the state of a Megatron rank, with MindSpeed-LLM's names."""
     tp, tp_rank, stage = placement.tp, rank % placement.tp, rank // (placement.tp * placement.dp)
     ep_rank = rank // tp % placement.dp % placement.ep
     state, layers = State(), by_layer(full, shape.layers)
@@ -114,7 +114,7 @@ def megatron_layer(source: State, placement: TrainPlacement, tp_rank: int, ep_ra
 
 
 def megatron_experts(source: State, placement: TrainPlacement, tp_rank: int, ep_rank: int) -> State:
-    """The routed experts of a layer on one rank."""
+    """Return a layer's routed experts on one rank."""
     tp, state = placement.tp, State()
     count = len(source["mlp.gate.weight"])
     cut = 1 if placement.moe_tp_extend_ep else tp
@@ -133,7 +133,7 @@ def megatron_experts(source: State, placement: TrainPlacement, tp_rank: int, ep_
 
 
 def rollout_state(full: State, shape: DeepseekV3Shape, placement: RolloutPlacement, rank: int) -> State:
-    """The state that a vLLM-Ascend rank has."""
+    """Return the state of a vLLM-Ascend rank."""
     tp, tp_rank = placement.tp, rank % placement.tp
     state, layers = State({"model.norm.weight": full["model.norm.weight"]}), by_layer(full, shape.layers)
     rows = -(-shape.vocab // placement.vocab_multiple) * placement.vocab_multiple
@@ -173,7 +173,7 @@ def rollout_layer(source: State, placement: RolloutPlacement, rank: int, tp_rank
 
 
 def rollout_experts(source: State, placement: RolloutPlacement, rank: int) -> State:
-    """The routed experts of a layer on one rank."""
+    """Return a layer's routed experts on one rank."""
     count, world = len(source["mlp.gate.weight"]), placement.tp * placement.dp
     index = rank % world
     if placement.ep == 1:

@@ -1,4 +1,4 @@
-"""What a rank of FSDP2 holds, by the placements of its parameters."""
+"""The shards of an FSDP2 rank, by the placements of its parameters."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_sum_that_is_still_to_come_rejected(lone_rank, placements):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_packed_experts_of_every_rank_are_those_of_the_files(monkeypatch, ranks):
-    """Six experts of width 3 over ranks that need not divide them: the last ones have fewer, or none."""
+    """Shard six experts of width 3 over rank counts that may not divide them: the last ranks have fewer or none."""
     experts, width, hidden, prefix = 6, 3, 5, "model.layers.4.mlp.experts."
     files = {
         f"{prefix}{expert}.{part}.weight": torch.randn((hidden, width) if part == "down_proj" else (width, hidden))
@@ -58,7 +58,7 @@ def test_packed_experts_of_every_rank_are_those_of_the_files(monkeypatch, ranks)
 
 
 def test_names_in_memory_are_those_of_published_files():
-    """transformers 5 has decoder and vision tower in modules of their own."""
+    """transformers 5 nests the decoder and the vision tower in separate modules."""
     state = {"model.visual.merger.ln_q.weight": torch.zeros(4), "model.language_model.norm.weight": torch.zeros(4)}
     shards = fsdp_shards(state, {"visual.merger.ln_q.weight": (4,), "model.norm.weight": (4,)})
     assert {shard.local: shard.hf_name for shard in shards} == {

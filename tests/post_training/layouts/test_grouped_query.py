@@ -1,4 +1,4 @@
-"""Tables of grouped query attention against a naive reference, over many layouts: tied, normed heads, experts."""
+"""Sharding specs of grouped-query attention match a naive reference in many layouts: tied, head norms, experts."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ Pair = tuple[TrainPlacement, RolloutPlacement]
 
 
 def fits(pair: Pair) -> bool:
-    """Both models can divide their six key heads over these ranks."""
+    """Return whether both models can divide their key heads over these ranks."""
     train, rollout = pair
     return SMALL.kv_heads % train.tp == 0 and (SMALL.kv_heads % rollout.tp == 0 or rollout.tp % SMALL.kv_heads == 0)
 
@@ -107,7 +107,7 @@ def test_a_model_is_found_by_its_architecture() -> None:
     ],
 )
 def test_sizes_that_config_leaves_out_follow_from_the_others(given, kv_heads, head_dim, tied):
-    """As Llama and Qwen1.5 leave out the key heads, and all but Qwen3 the width of a head."""
+    """Llama and Qwen1.5 leave out the number of key heads, and all except Qwen3 the width of a head."""
     config = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8,
               "vocab_size": 96}  # fmt: skip
     shape = GroupedQueryShape(128, 256, 3, 8, kv_heads, head_dim, 96, tied)

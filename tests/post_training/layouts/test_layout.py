@@ -1,4 +1,4 @@
-"""The tables against a naive reference that cuts full tensors, over many layouts."""
+"""The sharding specs match a naive reference that slices full tensors, in many layouts."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ FULL = full_weights(SMALL)
 
 
 def assert_table_describes(shards: list[Shard], state: State, full: State = FULL) -> None:
-    """Every shard finds the values of its slice, and the shards cover every local element exactly once."""
+    """Check that every shard has the values of its slice, and that shards cover every local element exactly once."""
     seen = {name: torch.zeros_like(value) for name, value in state.items()}
     for shard in shards:
         bounds = tuple(slice(*interval) for interval in shard.bounds)
@@ -53,7 +53,7 @@ def test_a_wrong_shard_is_noticed() -> None:
 
 
 def test_megatron_rank_order() -> None:
-    """core_r0.8.0 lays ranks out as tensor, then data (expert ranks first), then pipeline parallel."""
+    """core_r0.8.0 orders ranks by tensor, then data (expert ranks first), then pipeline parallelism."""
     placement = TrainPlacement(tp=2, pp=2, ep=2, dp=4, num_layer_list=(2, 1))
     ranks = range(placement.world_size)
     assert [placement.tp_rank(rank) for rank in ranks] == [0, 1] * 8

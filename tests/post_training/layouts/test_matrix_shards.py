@@ -1,4 +1,4 @@
-"""Tensors of more than two dimensions are moved as matrices: the same memory, and whole rows alone."""
+"""Tensors with more than two dimensions are transferred as matrices: the same memory, and only whole rows."""
 
 import pytest
 import torch

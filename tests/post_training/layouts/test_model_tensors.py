@@ -14,7 +14,7 @@ HEADS, NOPE, VALUE, LATENT = 3, 4, 5, 6
 
 
 class Wrapper(nn.Module):
-    """Keeps the model as `module`, as Float16Module and DistributedDataParallel do."""
+    """A wrapper that has the model as `module`, like Float16Module and DistributedDataParallel."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def attention_model(weight: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def expected(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Head by head, from the definition: the first rows of a head make its keys, the others its values."""
+    """Compute key and value weights by definition: the first rows of each head give its keys, the others its values."""
     rows = weight.chunk(HEADS)
     return torch.stack([head[:NOPE] for head in rows]), torch.stack([head[NOPE:].t() for head in rows])
 

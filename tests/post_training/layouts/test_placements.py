@@ -1,4 +1,4 @@
-"""How the rollout's placement is read from engines of vLLM-Ascend at the cluster's commit and of the release."""
+"""Placements are read from engines of vLLM-Ascend, at the cluster's commit and the release, and from Megatron."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ AT_THE_PIN = {
 
 @contextmanager
 def rank_of(world: int, rank: int, tensor_rank: int, ascend=ASCEND):
-    """This process as a rank of vLLM."""
+    """Let this process act as a rank of vLLM."""
     groups = {
         "get_tp_group": lambda: SimpleNamespace(rank_in_group=tensor_rank),
         "get_ep_group": lambda: SimpleNamespace(rank_in_group=rank % 4),
@@ -51,9 +51,9 @@ def test_the_output_layer_has_a_size_of_its_own_only_where_it_is_set(of_release,
 @pytest.mark.parametrize("multistream", [False, True])
 @pytest.mark.parametrize("optimizations", [False, True])
 def test_the_shared_expert_is_whole_as_vllm_ascend_decides(graph, multistream, optimizations):
-    """Its DeepSeek model takes each key in one of the two modes alone (`models/deepseek_v2.py`, AscendDeepseekV2MoE).
+    """Its DeepSeek model reads each key in only one of the two modes (`models/deepseek_v2.py`, AscendDeepseekV2MoE).
 
-    Of a table of eight rows an `or` of the two keys, or a key that is read in the other mode, gets two wrong at least.
+    An `or` of the two keys, or a key read in the other mode, gets at least two of the eight cases wrong.
     """
     torchair = SimpleNamespace(enabled=graph, enable_multistream_moe=multistream)
     chosen = SimpleNamespace(
@@ -75,7 +75,7 @@ def test_another_order_of_ranks_rejected():
 
 @contextmanager
 def rank_of_megatron(rank: int, tensor: int, stage: int, replica: int, expert: int, experts: int = 2):
-    """This process as a rank of Megatron with TP2, PP2, DP2 and experts over `experts` ranks, on 8 dies."""
+    """Let this process act as a Megatron rank with TP2, PP2, DP2 and experts over `experts` ranks, on 8 dies."""
     values = {
         "get_tensor_model_parallel_world_size": 2,
         "get_pipeline_model_parallel_world_size": 2,
@@ -97,7 +97,7 @@ def rank_of_megatron(rank: int, tensor: int, stage: int, replica: int, expert: i
 
 
 def test_another_order_of_megatrons_ranks_rejected():
-    """Rank 6 in the order tp-cp-ep-dp-pp is tensor rank 0 of the second replica in stage 1."""
+    """In the order tp-cp-ep-dp-pp, rank 6 is tensor-parallel rank 0 of the second replica in stage 1."""
     config = SimpleNamespace(num_layers=3)
     with rank_of_megatron(6, tensor=0, stage=1, replica=1, expert=1):
         placement = train_placement(config)
@@ -114,7 +114,7 @@ def test_another_order_of_megatrons_ranks_rejected():
 
 @pytest.mark.parametrize("rank", range(8))
 def test_whole_experts_may_lie_on_tensor_parallel_ranks_too(rank):
-    """Megatron-core 0.16 counts through the ranks of a stage where experts are whole."""
+    """If experts are whole, Megatron-core 0.16 numbers expert ranks through all ranks of a stage."""
     coordinates = {"tensor": rank % 2, "stage": rank // 4, "replica": rank // 2 % 2}
     with rank_of_megatron(rank, **coordinates, expert=rank % 4, experts=4):
         placement = train_placement(SimpleNamespace(num_layers=3), whole_experts=True)
@@ -130,7 +130,7 @@ def test_whole_experts_may_lie_on_tensor_parallel_ranks_too(rank):
 
 @pytest.mark.parametrize(("stages", "chunks", "layers"), [(2, 1, 6), (2, 2, 8), (2, 3, 12), (4, 2, 16)])
 def test_layers_of_virtual_stages_are_those_of_verl(stages, chunks, layers):
-    """verl's own offset of every chunk of every stage, with Megatron's configuration, and TP 2 beside it."""
+    """Compare with verl's own layer offset of every chunk of every stage, with Megatron's configuration and TP2."""
     from megatron.core import parallel_state
     from megatron.core.transformer.transformer_config import TransformerConfig
     from verl.utils.megatron_utils import get_transformer_layer_offset

@@ -1,4 +1,4 @@
-"""Layouts that are sent as numbers come back as regions, and equal ones are one object."""
+"""Layouts sent as numbers are restored as regions, and equal ones become one object."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""The layout of a critic covers its model but for the vocabulary at the end, and its head."""
+"""The layout of a critic covers its model without the output vocabulary, and its value head."""
 
 from math import prod
 
@@ -39,7 +39,7 @@ def test_every_element_of_the_critic_lies_on_some_rank_and_the_output_layer_on_n
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_head_of_virtual_stages_is_in_the_last_chunk(tp):
-    """Megatron gives the output layer to the model chunk that has the last layer, and to no other."""
+    """Megatron gives the output layer only to the model chunk that has the last layer."""
     table = value_table(table_for(QWEN2 | {"num_hidden_layers": 4}))
     placement = TrainPlacement(tp=tp, pp=2, ep=1, dp=1, num_layer_list=(1,) * 4, virtual_stages=2)
     for rank in range(placement.world_size):

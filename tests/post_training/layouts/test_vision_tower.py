@@ -1,4 +1,4 @@
-"""The sizes of a vision tower as config.json names them, and what ranks of the rollout have of it."""
+"""Sizes of a vision tower are read from config.json, and rollout ranks have the right shards of it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SHAPE = VisionShape(32, 48, 2, 4, channels=3, patch=14, frames=2, merged=2, outp
     [({}, 3), ({"in_channels": 1}, 1), ({"in_chans": 4}, 4), ({"in_channels": 1, "in_chans": 4}, 1)],
 )
 def test_channels_have_two_names(given, channels):
-    """Published files say in_chans, and what transformers 4.52 saves in_channels."""
+    """Published files use in_chans, and transformers 4.52 saves in_channels."""
     shape = VisionShape.from_config(VALUES | given)
     assert (shape, shape.merger) == (VisionShape(32, 48, 2, 4, channels, 14, 2, 2, 64), 128)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_ranks_together_have_each_element(tp):
-    """Once where ranks share a tensor, and on each rank where they do not; what is added up has no cut bias."""
+    """Sharded tensors are covered once, and replicated ones once per rank, such as biases of row-parallel layers."""
     shapes, held = hf_shapes(SHAPE), Counter()
     for rank in range(tp):
         for shard in vllm_ascend(SHAPE, tp, rank):

@@ -1,4 +1,4 @@
-"""Chunks of a shard of the vocabulary."""
+"""Chunk widths for a shard of the vocabulary."""
 
 import pytest
 
@@ -20,7 +20,7 @@ MIB = 2**20
     ],
 )
 def test_width_fits_the_memory(tokens, vocabulary, chunk_bytes, width):
-    """A multiple of 128 that fits; 128 where nothing does; the whole shard where it is smaller."""
+    """The width is a multiple of 128 that fits, 128 if none does, or the whole shard if that is smaller."""
     assert chunk_width(tokens, vocabulary, chunk_bytes) == width
 
 

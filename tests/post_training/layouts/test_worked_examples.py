@@ -1,4 +1,4 @@
-"""The worked examples beside the index arithmetic of layouts and plans are what it computes."""
+"""The worked examples in docstrings of layouts and plans are correct."""
 
 import doctest
 

@@ -1,9 +1,9 @@
-"""Thirty and more kinds of secrets as users have them: each text gives VALUE away unless it is masked."""
+"""More than thirty kinds of secrets as users have them; each text reveals VALUE unless it is masked."""
 
 VALUE = "Zq8-hunter2xK9"
 JWT = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 
-# Under a name that says so; in every notation in which logs, command lines and files give a name its value.
+# Secrets with a telling name, in every notation that logs, command lines and files use for name and value.
 NAMES = (
     "WANDB_API_KEY SWANLAB_API_KEY HF_TOKEN wandb_token MODELSCOPE_API_TOKEN GITHUB_PAT my_pat DB_PASSWD db_pass "
     "PGPASSWORD SSH_PASSPHRASE AWS_SECRET_ACCESS_KEY client_secret clientSecret private_key FEISHU_WEBHOOK webhook_url "
@@ -24,7 +24,7 @@ NOTATIONS = (
     "--{name} {value}",
     "--{name}={value}",
 )
-# By their form, whatever stands before them.
+# Secrets that are recognised by their form, whatever precedes them.
 SHAPES = (
     "ghp_" + "a1B2" * 9,
     "github_pat_" + "11ABCDEFG0" * 6,
@@ -67,7 +67,7 @@ KEY_BLOCK = f"-----BEGIN OPENSSH PRIVATE KEY-----\n{VALUE}\nAAAA\n-----END OPENS
 
 
 def texts() -> list[tuple[str, str]]:
-    """Every text with what must not be left of it."""
+    """Return every text with the secret that must not remain in it."""
     named = [(form.format(name=name, value=VALUE), VALUE) for name in NAMES for form in NOTATIONS]
     shaped = [(f"the key is {shape}, as it was", shape) for shape in SHAPES]
     return [*named, *shaped, *((each, VALUE) for each in (*ADDRESSES, *HEADERS, KEY_BLOCK))]

@@ -1,10 +1,10 @@
-"""Which names hold secrets, as tables: each row is decided for all four questions that are asked of a name."""
+"""Tables of names that have secrets or not, each checked for all four questions about a name."""
 
 import pytest
 
 from post_training.masking.names import always_secret, names_secret, names_secret_in_prose, variable_holds_secret
 
-# Names by what is true of them, in the order: a secret; whatever its value; in prose; of a variable.
+# Letters of what is true of a name: s, has a secret; a, whatever its value; p, also in prose; v, as a variable.
 ALL, BUT_NUMBERS, NOT_IN_PROSE, VARIABLE, NONE = "sapv", "spv", "sav", "v", ""
 NAMES = {
     ALL: "api_key wandbApiKey access-token-password DB_PASSWD client_secret PGPASSWORD SIGNING_KEYS +a.ssh_key"

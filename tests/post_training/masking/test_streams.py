@@ -1,4 +1,4 @@
-"""What a process and its children print reaches logs and terminals without secrets, however it is cut."""
+"""Output of a process and its children reaches logs and terminals without secrets, however it is split."""
 
 import io
 import logging
@@ -51,7 +51,7 @@ def test_long_line_masked_in_bounded_memory():
 
 
 def test_secret_at_the_cut_of_a_long_line_masked(monkeypatch):
-    # A line without an end is written but for its last characters, which are masked again with what follows them.
+    # A long unfinished line is written except for its last characters, which are masked again with what follows.
     longest, overlap = 1 << 10, 1 << 8
     monkeypatch.setattr(streams, "_LONGEST_LINE", longest)
     monkeypatch.setattr(streams, "_OVERLAP", overlap)
@@ -62,7 +62,7 @@ def test_secret_at_the_cut_of_a_long_line_masked(monkeypatch):
             shown = io.StringIO()
             writer = MaskingWriter(secrets, shown.write)
             writer.feed(parts[0])
-            assert shown.getvalue()  # the line was cut
+            assert shown.getvalue()  # the line is split across the parts
             writer.feed(parts[1])
             whole = secrets.text("".join(parts))
             assert secret not in whole
@@ -71,7 +71,7 @@ def test_secret_at_the_cut_of_a_long_line_masked(monkeypatch):
 
 @pytest.mark.parametrize("cut", range(1, len(VALUE)))
 def test_secret_in_two_pieces_of_a_long_line_masked(monkeypatch, cut):
-    """The line is cut where the writer has half of a secret."""
+    """The writer splits the line when it has half of a secret."""
     monkeypatch.setattr(streams, "_LONGEST_LINE", 1 << 10)
     monkeypatch.setattr(streams, "_OVERLAP", 1 << 8)
     shown = io.StringIO()
@@ -125,7 +125,7 @@ def test_dashes_shown_at_the_end():
 
 
 def test_private_key_in_one_line_hides_no_later_line():
-    """As a JSON document or a shell's variable holds it."""
+    """Keys have this form in a JSON document or a shell variable."""
     shown = io.StringIO()
     writer = MaskingWriter(Secrets({}), shown.write)
     one_line = KEY_BLOCK.strip().replace("\n", "\\n")

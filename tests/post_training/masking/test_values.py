@@ -1,4 +1,4 @@
-"""Secrets do not reach what a run writes; everything else does."""
+"""Secrets are masked in everything that a run writes, and all other text is kept."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ NO_SECRETS = {
 def test_value_below_secret_name_masked(name):
     assert masked({"a": [{name: VALUE}]}, {}) == {"a": [{name: "***"}]}
     assert masked({name: [VALUE, {"b": VALUE}]}, {}) == {name: ["***", {"b": "***"}]}
-    # Known from its name, it is masked elsewhere in the same configuration too.
+    # A value known by its name is also masked elsewhere in the same configuration.
     assert masked({name: VALUE, "project": f"x-{VALUE}"}, {}) == {name: "***", "project": "x-***"}
 
 
@@ -44,7 +44,7 @@ def test_value_below_secret_name_masked(name):
     ids=["value", "list", "group", "deep", "mixed"],
 )
 def test_value_anywhere_below_secret_name_masked_elsewhere(name, below):
-    """However deep it lies: a log line that quotes it shows it no more than the configuration does."""
+    """Values at any depth are also masked in log lines that quote them."""
     config = {"a": {name: below(VALUE)}, "note": f"logged in with {VALUE}", VALUE: [f"x{VALUE}"]}
     assert VALUE not in json.dumps(masked(config, {}))
 
@@ -63,8 +63,8 @@ def test_text_with_secret_masked(text, secret):
         ("export HF_TOKEN=abcdef data.seed=1", "export HF_TOKEN=*** data.seed=1"),
         ("'+a.password=correct horse' data.seed=1", "'+a.password=***' data.seed=1"),
         ("'~a.password=correct horse' data.seed=1", "'~a.password=***' data.seed=1"),
-        ("HF_TOKEN=/etc", "HF_TOKEN=***"),  # a path that is there, under a name that means no path
-        ("'+a.password=correct horse", "'+a.password=***"),  # cut off before its quote
+        ("HF_TOKEN=/etc", "HF_TOKEN=***"),  # an existing path, under a name that does not denote a path
+        ("'+a.password=correct horse", "'+a.password=***"),  # truncated before the closing quote
         ('{"password": 12345, "token": 12345, "n": 2}', '{"password": ***, "token": 12345, "n": 2}'),
         ("api_key=[abc,def], seed=1", "api_key=***, seed=1"),
         ("api_key=[abc,def", "api_key=***"),
@@ -77,7 +77,7 @@ def test_text_with_secret_masked(text, secret):
         ("token=None password=null secret=auto api_key=${oc.env:KEY}", None),
         ("KEY=1 MY_KEY=/etc sort_key=length PROMPT_KEY=question max_tokens=8192 eos_token=</s>", None),
         ("a == b, a::token, https://host:8080/x", None),
-        (f"x={'-----BEGIN PRIVATE KEY-----'}abc", "x=***"),  # without its end
+        (f"x={'-----BEGIN PRIVATE KEY-----'}abc", "x=***"),  # without the END line
     ],
 )
 def test_masked_text_keeps_all_but_the_secret(text, shown):
@@ -131,7 +131,7 @@ def test_number_masked_below_names_of_secrets_only():
     ],
 )
 def test_assigned_variable_that_ends_in_key_masked(name, form):
-    """A variable's name is upper case; a key of a configuration that ends so may name a column."""
+    """Only upper-case variables are masked; a configuration key with this ending may name a column."""
     assert masked_text(form.format(name=name, value=VALUE), {}) == form.format(name=name, value="***")
     for column in ("my_key", "SORT_KEY", "PROMPT_KEY"):
         text = f"{column}=data_source"
@@ -169,7 +169,7 @@ def test_ordinary_log_lines_kept():
 
 @pytest.mark.parametrize("job", JOBS)
 def test_shipped_configuration_kept(job, monkeypatch):
-    """The control: what masking would change in a shipped job, it would change in everybody's."""
+    """Control: masking must not change a shipped job, as it would then change users' jobs too."""
     overrides = [
         "actor_rollout_ref.model.path=/models/a",
         "data.train_files=[/d/a.parquet]",
@@ -192,7 +192,7 @@ def test_published_model_files_kept():
              "-----BEGIN PRIVATE KEY-----", *SHAPES[:2]],
 )  # fmt: skip
 def test_degenerate_text_masked_to_its_end(unit):
-    """A rule that is quadratic in the length of the text would not come to the end of half a megabyte."""
+    """A rule that is quadratic in the length of the text would not finish half a megabyte."""
     shown = masked_text(unit * (500_000 // len(unit)) + f"\npassword={VALUE}", {})
     assert VALUE not in shown and "***" in shown
 

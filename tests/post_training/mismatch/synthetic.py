@@ -1,4 +1,4 @@
-"""Dumps of a made-up model with experts, and copies of them with one thing changed."""
+"""Synthetic dumps of a model with experts, and copies of them with one change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREDICTING = torch.tensor([2, 3, 6, 7, 8])
 
 
 def dump(side="training", dtype="float32", seed=0):
-    """One side; with another seed all of it is different."""
+    """Make one side's dump; another seed changes all of its values."""
     draw = torch.Generator().manual_seed(seed)
 
     def values(width, rows=TOKENS):
@@ -36,7 +36,7 @@ def dump(side="training", dtype="float32", seed=0):
 
 
 def changed(given, point, change, rows=None):
-    """`given` with `change` made to a copy of the values of a point, of these tokens."""
+    """Return a copy of `given` with `change` applied to a point's values, for all tokens or for `rows`."""
     captured = given.points[point]
     values = captured.values.clone()
     chosen = slice(None) if rows is None else torch.isin(captured.rows, torch.tensor(rows))

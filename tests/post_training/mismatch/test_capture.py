@@ -1,4 +1,4 @@
-"""The batch that is sent through verl's workers, which sequences it rejects, and where their log-probs are recorded."""
+"""The batch that is sent through verl's workers, the sequences that it rejects, and the recording of log-probs."""
 
 import sys
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def worker(prompt_length: int = 4, response_length: int = 2) -> SimpleNamespace:
 
 @pytest.fixture
 def batch(monkeypatch):
-    """verl's batches as the tensors that they are made of."""
+    """A function that returns verl's batch as its tensors."""
     tensors = SimpleNamespace(from_dict=lambda tensors: {name: each.tolist() for name, each in tensors.items()})
     monkeypatch.setitem(sys.modules, "verl", SimpleNamespace(DataProto=tensors))
     return lambda response_length: capture._batch(worker(), SEQUENCES, response_length)

@@ -1,4 +1,4 @@
-"""Where two dumps part first, on made-up ones of which that is known."""
+"""The first point at which two dumps diverge, on synthetic dumps with a known answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_changed_point_is_named_with_its_layer(point):
     assert first(other) == point
     told = sentence(compare(other, TRAINING))
     assert in_words(point) in told and re.search(r": by [\d.e-]+ where [\d.e-]+ is allowed, at every token", told)
-    # As small as kernels differ, it is none.
+    # A difference as small as that between kernels does not count.
     assert first(changed(ROLLOUT, point, lambda values: values * (1 + 1e-6))) is None
 
 
@@ -90,7 +90,7 @@ def test_values_that_are_not_finite_diverge():
 
 
 def swap(given, layer, row, lost, gained):
-    """One token of a layer that is given another expert."""
+    """Give one token of a layer another expert."""
 
     def change(values):
         return torch.where(values == lost, gained, values)
@@ -107,7 +107,7 @@ def test_a_near_tie_is_told_and_what_follows_it_is_not_judged():
     lost, gained = unchosen(6)
     allowing = replace(TOLERANCES["float32"], swapped=0.2)
     other = swap(ROLLOUT, 0, 6, lost, gained)
-    # The token's own output differs, and behind that layer the later tokens of its sequence see it.
+    # The token's own output differs, and in later layers so do later tokens of its sequence.
     other = changed(other, of_layer(0, points.MLP), lambda values: values * 2, [6])
     other = changed(other, of_layer(1, points.ATTENTION), lambda values: values * 2, [6, 7, 9])
     found = compare(other, TRAINING, allowing)
@@ -118,15 +118,18 @@ def test_a_near_tie_is_told_and_what_follows_it_is_not_judged():
         part: found.result(of_layer(layer, part)).judged for layer, part in ((0, points.MLP), (1, points.ATTENTION))
     }
     assert judged == {points.MLP: TOKENS - 1, points.ATTENTION: TOKENS - 4}
-    # An earlier token of that sequence, and another sequence, are judged as ever.
+    # Earlier tokens of that sequence, and other sequences, are still judged.
     for row in (5, 0):
         again = changed(other, of_layer(1, points.ATTENTION), lambda values: values * 2, [row])
         assert compare(again, TRAINING, allowing).first.point == of_layer(1, points.ATTENTION)
 
 
 def is_judged(swaps, point, row):
-    """By the words of `compare`: other experts of a token count from their layer on, and in the layers behind for every
-    later token of its sequence. swaps: (layer, row)."""
+    """Return whether `compare` judges a row, by its documented rule.
+
+    A token with other experts is not judged from that layer's MLP on, and in later layers neither are the later tokens
+    of its sequence. `swaps` has pairs of (layer, row).
+    """
     layer, part = split(point)
     begin = FIRST_ROWS[row >= FIRST_ROWS[1]]
     seen = layer if layer is not None else 0 if point == points.EMBEDDING else LAYERS
@@ -173,7 +176,7 @@ def test_experts_that_explain_the_difference_are_named():
             other = changed(ROLLOUT, of_layer(1, points.MLP), lambda values: values + 1, rows)
             found = compare(other, TRAINING).first
             assert found.point == of_layer(1, points.MLP)
-            # Another expert of the same tokens alone cannot be told from it.
+            # An expert with exactly the same tokens cannot be told apart.
             assert len(found.experts) == 1
             assert [row for row in range(TOKENS) if found.experts[0] in chosen[row]] == rows
             assert str(found.experts[0]) in sentence(compare(other, TRAINING))
@@ -204,7 +207,7 @@ def test_the_coarser_dtype_decides_the_tolerance():
     [("float32", 1e-4, 1e-3, 0.01), ("float16", 0.01, 0.1, 0.3), ("bfloat16", 0.05, 0.5, 0.5)],
 )
 def test_each_dtype_has_its_tolerance_up_to_which_all_is_well(dtype, relative, log_prob, swapped):
-    """As docs/operations.md says them."""
+    """docs/operations.md lists these tolerances."""
     other = replace(ROLLOUT, header=replace(ROLLOUT.header, dtype=dtype))
     found = compare(other, TRAINING)
     assert {each.tolerance for each in found.results if each.part == points.EXPERTS} == {swapped}

@@ -1,4 +1,4 @@
-"""Dumps as files: what is written is read, ranks' parts become one, and damaged files are rejected in a sentence."""
+"""Dump files are read back as written, ranks' parts are merged, and damaged files get a one-line error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def captured(rows, *values):
 
 
 def test_parts_of_ranks_become_one(tmp_path):
-    """Rows from sequence-parallel ranks, columns of a vocabulary from tensor-parallel ones, and copies."""
+    """Merge rows of sequence-parallel ranks, vocabulary columns of tensor-parallel ranks, and replicas."""
     norm = of_layer(0, points.MLP_NORM)
     parts = [
         {(norm, 0): captured([2, 0], [2.0], [0.0]), (points.LOGITS, 0): captured([1, 0], [10.0, 11.0], [0.0, 1.0])},
@@ -71,7 +71,7 @@ def test_columns_of_other_tokens_rejected():
 
 
 def spoilt(path, tensors=None, header=None):
-    """The file of a dump with changes of its tensors and of its header."""
+    """Write a dump's file with changed tensors and header, and return its path."""
     write_dump(path, dump())
     found = load_file(path)
     found |= tensors or {}

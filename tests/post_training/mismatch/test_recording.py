@@ -1,5 +1,7 @@
-"""What the hooks record, on stand-ins for Megatron's and vLLM's models whose tokens do not see each other: a row of
-every point is a function of its token alone."""
+"""The hooks record every token, on stand-ins for Megatron's and vLLM's models.
+
+Tokens of these models do not attend to each other, so a row of every point is a function of its token alone.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ GATE = torch.randn(EXPERTS, WIDTH, generator=torch.Generator().manual_seed(8))
 
 
 class Apply(nn.Module):
-    """A module of one function."""
+    """Module that applies one function."""
 
     def __init__(self, function):
         super().__init__()
@@ -37,7 +39,7 @@ class Apply(nn.Module):
 
 
 def expected():
-    """Every point of every token."""
+    """Return the expected values of every point for all tokens."""
     found, hidden = {points.EMBEDDING: TABLE[TOKENS]}, TABLE[TOKENS]
     for layer in range(LAYERS):
         attention = hidden * 2 @ WEIGHTS[layer]
@@ -67,7 +69,7 @@ def check(parts):
 
 
 def megatron(rank, ranks):
-    """A tensor-parallel rank: its share of the tokens inside, all of them with a share of the vocabulary at the end."""
+    """Make a tensor-parallel rank: its share of the tokens in the layers, a share of the vocabulary at the output."""
 
     def layer(number):
         router = Apply(lambda tokens: (None, (tokens @ GATE.T).topk(CHOSEN).indices))
@@ -105,7 +107,7 @@ def megatron(rank, ranks):
         for each in decoder.layers:
             x, _ = each(x)
         decoder.final_layernorm(x)
-        # What other ranks have computed comes by a collective, and meets no hook of this one.
+        # Values of other ranks would come by a collective, and pass no hook of this rank.
         whole = TABLE[input_ids[0]].unsqueeze(1)
         for layer in range(LAYERS):
             whole = whole + whole * 2 @ WEIGHTS[layer]
@@ -120,7 +122,7 @@ def megatron(rank, ranks):
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("batches", [[SEQUENCES], [SEQUENCES[:1], SEQUENCES[1:]]])
 def test_training_is_recorded_token_by_token(ranks, batches):
-    """Sequences are padded to a multiple of the ranks, and cut into micro batches."""
+    """Pad sequences to a multiple of the ranks, and split them into micro batches."""
     parts = []
     slots = [LayerSlot(layer, 0, layer) for layer in range(LAYERS)]
     for rank in range(ranks):
@@ -149,9 +151,9 @@ def test_batches_that_are_not_packed_rejected():
 
 
 class Runner:
-    """vLLM-Ascend's model runner, as far as the hooks know it. It chooses experts of halves of the rows, one by one.
+    """A stand-in for vLLM-Ascend's model runner, as far as the hooks use it. It routes each half of the rows by itself.
 
-    As in its Qwen2, the sum over tensor-parallel ranks, here two of equal shares, is outside of attention and MLP.
+    As in its Qwen2, the sum over tensor-parallel ranks, here two equal shares, is outside of attention and MLP.
     """
 
     def __init__(self, operators):
@@ -203,7 +205,7 @@ class Runner:
         self.model(input_ids=torch.ones(tokens, dtype=torch.long), positions=torch.zeros(tokens, dtype=torch.long))
 
     def step(self, scheduled):
-        """One forward of (request, first position, token ids), with a row that pads, and a sample of each request."""
+        """Run one forward of (request, first position, token ids) and a padding row; return each request's sample."""
         self.input_batch.req_ids = [name for name, _, _ in scheduled]
         self.query_start_loc = torch.tensor([0, *(len(ids) for _, _, ids in scheduled), -1])
         self.query_start_loc[:-1] = self.query_start_loc[:-1].cumsum(0)
@@ -218,7 +220,7 @@ class Runner:
 
 @pytest.fixture
 def runner(monkeypatch):
-    """Its operators stand where vLLM-Ascend finds them."""
+    """A runner whose operators are where vLLM-Ascend looks for them."""
     operators = SimpleNamespace(npu_moe_gating_top_k=lambda logits, k: (None, logits.topk(k).indices, None))
     monkeypatch.setitem(sys.modules, "torch_npu", operators)
     modules = SimpleNamespace(fused_moe=SimpleNamespace(), common_fused_moe=SimpleNamespace())
@@ -228,7 +230,7 @@ def runner(monkeypatch):
 
 
 def generated(runner, recorder, sequences, first=40):
-    """Prefill in two chunks and decode, until the longest response is there; requests by name, what was sampled."""
+    """Prefill in two chunks, decode until the longest response is complete, and return sampled tokens by request."""
     names = [str(first + place) for place in range(len(sequences))]
     prompts = [SEQUENCES[index % len(SEQUENCES)].prompt for index in sequences]
     for name in names:
@@ -254,7 +256,7 @@ def generated(runner, recorder, sequences, first=40):
 
 def test_the_rollout_is_recorded_token_by_token_and_given_the_responses(runner):
     recorder = Recorder(SEQUENCES)
-    outputs = generated(runner, recorder, [0, 1, 2, 3])  # the fourth only fills up
+    outputs = generated(runner, recorder, [0, 1, 2, 3])  # the fourth is only padding
     assert [outputs[str(40 + index)][: len(each.response)] for index, each in enumerate(SEQUENCES)] == [
         list(each.response) for each in SEQUENCES
     ]

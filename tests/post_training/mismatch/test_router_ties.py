@@ -1,4 +1,4 @@
-"""Choices of experts that rounding decides: margins against the router of ours, and Megatron's own router."""
+"""Expert choices that are decided by rounding: margins for this project's router and Megatron's own."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from post_training.mismatch.router_ties import TIED_STEPS, choice_margins, tied_
 
 
 def moved(scores: torch.Tensor, by: torch.Tensor, seed: int) -> torch.Tensor:
-    """Scores [tokens, experts], each moved up or down by `by` [tokens]."""
+    """Move each of the scores [tokens, experts] up or down by `by` [tokens], at random."""
     signs = torch.randint(2, scores.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
     return scores + signs * by.unsqueeze(1)
 
@@ -43,13 +43,13 @@ def test_megatron_router_is_tied_where_its_logits_are():
 
 def test_scores_one_step_beyond_a_tie_are_not_tied():
     router = SimpleNamespace(weight=torch.eye(4), config=SimpleNamespace(moe_router_topk=2))
-    # The largest score, 2, decides the step: 2**-22.
+    # The largest score, 2, determines the step: 2**-22.
     tokens = [[2.0, 1.0, 1.0 - steps * 2**-22, 0.0] for steps in (TIED_STEPS, TIED_STEPS + 1)]
     assert tied_choices(router, torch.tensor(tokens)).tolist() == [True, False]
 
 
 def test_small_logits_are_tied_where_softmax_rounds_their_scores_alike():
-    """Logits of 1/64, 2**-25 apart, differ by 16 of their own steps, and their scores by less than half of one."""
+    """Logits near 2**-7 that differ by 2**-25 are several of their own steps apart, but their scores less than one."""
     router = SimpleNamespace(weight=torch.eye(4), config=SimpleNamespace(moe_router_topk=2))
     logits = torch.tensor([[2**-6, 2**-7, 2**-7 - 2**-25, 0.0], [2**-6, 2**-7, 2**-7 - 2**-19, 0.0]])
     assert (logits[0].softmax(-1)[1] - logits[0].softmax(-1)[2]).item() < 2**-25

@@ -1,7 +1,7 @@
-"""Four ranks with the real Qwen2 models: verl's on megatron-core 0.8.0 (TP2 PP2) and vLLM-Ascend's (TP2, two replicas).
+"""Run four ranks with the real Qwen2 models: verl's on megatron-core 0.8.0 (TP2 PP2), vLLM-Ascend's (TP2, 2 replicas).
 
-For an untied and a tied model: the table is held against both, and the exchange and verl's own path against upstream's
-`load_weights`.
+For an untied and a tied model, compare the sharding spec with both models, and the exchange and verl's own path with
+upstream's `load_weights`.
 """
 
 import json

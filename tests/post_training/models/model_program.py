@@ -1,6 +1,6 @@
-"""Four ranks with the real models: our Megatron DeepSeek-V3 (TP2 PP2) and vLLM-Ascend's (TP2 DP2 EP4) on the device.
+"""Run four ranks with the real models on the device: our Megatron DeepSeek-V3 (TP2 PP2), vLLM-Ascend's (TP2 DP2 EP4).
 
-The tables are held against both models, and the exchange against upstream's own `load_weights`.
+The sharding specs are compared with both models, and the exchange with upstream's own `load_weights`.
 """
 
 import json
@@ -43,7 +43,7 @@ from tests.post_training.layouts.reference import same_bits
 TP, PP, WORLD = 2, 2, 4
 LAYERS_BY_STAGE = [2, 1]
 
-# vLLM inspects a model that it knows by name in a process of its own, which imports everything once more.
+# vLLM inspects a model that it only knows by name in a separate process, which imports everything again.
 load_general_plugins()
 ModelRegistry.register_model("DeepseekV3ForCausalLM", CustomDeepseekV3ForCausalLM)
 
@@ -51,7 +51,7 @@ State = dict[str, torch.Tensor]
 
 
 def start_rollout(folder: Path, rank: int) -> tuple[torch.nn.Module, VllmConfig]:
-    """vLLM-Ascend's model as an engine builds it, without scheduler and KV cache."""
+    """Build vLLM-Ascend's model as an engine does, without scheduler and KV cache."""
     os.environ |= {"VLLM_DP_SIZE": str(WORLD // TP), "VLLM_DP_RANK": str(rank // TP), "VLLM_DP_MASTER_IP": "127.0.0.1"}
     config = EngineArgs(
         model=str(folder),
@@ -81,7 +81,7 @@ def start_training(hf_config: object) -> torch.nn.Module:
 
 
 def assert_covered(tensors: State, shards: list) -> int:
-    """The layout names every weight of the model and covers each of its elements exactly once."""
+    """Check that the layout names every weight of the model and covers each element exactly once."""
     seen = {name: torch.zeros(tensor.shape, dtype=torch.int8) for name, tensor in tensors.items()}
     for shard in shards:
         shard.locate(tensors)
@@ -110,7 +110,7 @@ def absorbed(model: torch.nn.Module) -> list:
 
 
 def check_absorbed_weights(model: torch.nn.Module, kept: list[State]) -> int:
-    """Resharding leaves them stale; refreshing makes them what upstream makes, at the addresses they had."""
+    """Check that resharding leaves them stale, and that a refresh makes them upstream's, at the same addresses."""
     layers = absorbed(model)
     addresses = [(impl.W_UK_T.data_ptr(), impl.W_UV.data_ptr()) for impl in layers]
     assert not any(same_bits(impl.W_UK_T.cpu(), old["key"]) for impl, old in zip(layers, kept, strict=True))
@@ -123,7 +123,7 @@ def check_absorbed_weights(model: torch.nn.Module, kept: list[State]) -> int:
 
 
 def upstream_state(model: torch.nn.Module, weights: object) -> tuple[State, list[State]]:
-    """What upstream's own load_weights and its weight processing make of `weights`."""
+    """Return the tensors that upstream's own load_weights and weight processing make of `weights`."""
     model.load_weights(weights)
     for impl in absorbed(model):
         impl.process_weights_after_loading(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""What matters of the config.json of published models, by the name on https://huggingface.co/NAME/blob/main/config.json.
+"""Relevant keys of published models' config.json, by the NAME in https://huggingface.co/NAME/blob/main/config.json.
 
 Keys that neither a check nor a model builder reads (token ids, initializer_range, auto_map, versions) are left out.
 """
@@ -15,7 +15,7 @@ _COMMON: Config = {"hidden_act": "silu", "attention_dropout": 0.0, "rms_norm_eps
 def _dense(
     architecture: str, model_type: str, sizes: tuple[int, int, int, int, int], vocabulary: int, **more: Any
 ) -> Config:
-    """sizes: hidden, intermediate, layers, heads, heads of key and value."""
+    """Make a dense model's config. `sizes`: hidden, intermediate, layers, attention heads, key-value heads."""
     hidden, intermediate, layers, heads, groups = sizes
     return _COMMON | {
         "architectures": [architecture],
@@ -121,7 +121,7 @@ def _qwen2_5_vl(sizes: tuple[int, int, int, int, int], tied: bool, vision_interm
 
 
 def nested(config: Config) -> Config:
-    """A multi-modal config.json as newer transformers write it: the decoder's values in `text_config` alone."""
+    """Return a multi-modal config.json as newer transformers writes it, with the decoder's values in `text_config`."""
     outside = ("architectures", "model_type", "vision_config", "torch_dtype", "image_token_id", "video_token_id")
     text = {name: value for name, value in config.items() if name not in outside}
     scaling = {**text["rope_scaling"], "type": "default", "rope_type": "default"}
@@ -137,7 +137,7 @@ PUBLISHED_CONFIGS: dict[str, Config] = {
     "deepseek-ai/DeepSeek-V3.2-Exp": _DEEPSEEK_V3
     | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
     | {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048},
-    # As docs/cluster.md has the user edit it, in BF16; and with one of the two edits alone.
+    # Edited for BF16 as docs/cluster.md says; and with only one of the two edits.
     "deepseek-ai/DeepSeek-V3, edited": {
         name: value for name, value in _DEEPSEEK_V3.items() if name != "quantization_config"
     }
@@ -166,7 +166,7 @@ PUBLISHED_CONFIGS: dict[str, Config] = {
     "Qwen/QwQ-32B": _qwen2((5120, 27648, 64, 40, 8), False, 40960),
     "Qwen/Qwen2.5-7B-Instruct-1M": _qwen2((3584, 18944, 28, 28, 4), False, 1010000, rope_theta=10000000.0)
     | {"dual_chunk_attention_config": {"chunk_size": 262144, "original_max_position_embeddings": 262144}},
-    # As the model card of Qwen2.5 has the user add it for long texts.
+    # As Qwen2.5's model card says to add it for long texts.
     "Qwen/Qwen2.5-7B-Instruct, yarn": _qwen2((3584, 18944, 28, 28, 4), False)
     | {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}},
     "Qwen/Qwen2.5-7B-Instruct, sliding": _qwen2((3584, 18944, 28, 28, 4), False)

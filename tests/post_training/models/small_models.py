@@ -1,4 +1,4 @@
-"""A small configuration of every family, and of every variant that has a layout of its own."""
+"""Small configurations: one for each family, and one for each variant that has its own layout."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from rehearsal.tiny_model.architecture import tiny_config
 
-# 500 words are no multiple of 64, so that vLLM pads them.
+# A vocabulary of 500 is not a multiple of 64, so vLLM pads it.
 SIZES: dict[str, Any] = {
     "vocab_size": 500, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 4, "max_position_embeddings": 256, "tie_word_embeddings": False,
@@ -20,12 +20,12 @@ SMALL_MODELS: dict[str, Callable[[], PretrainedConfig]] = {}
 
 
 def small_model(name: str) -> Callable[[Callable[[], PretrainedConfig]], Callable[[], PretrainedConfig]]:
-    """The decorated function makes the configuration of this name."""
+    """Register the decorated function as the maker of the configuration `name`."""
     return lambda make: SMALL_MODELS.setdefault(name, make)
 
 
 def write_models(folder: Path) -> None:
-    """A folder with a config.json for each."""
+    """Write one folder with a config.json for each small model."""
     for name, make in SMALL_MODELS.items():
         make().save_pretrained(folder / name)
 

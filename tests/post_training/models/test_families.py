@@ -1,4 +1,4 @@
-"""Families are found, say what they are, and nothing else names one."""
+"""Model families: they are discovered, they describe themselves, and no other code names an architecture."""
 
 import re
 from math import prod
@@ -20,7 +20,7 @@ from post_training.plan.placement_text import KNOWN
 from post_training.report.flops import forward_flops
 
 ROOT = Path(__file__).parents[3]
-# Billions of parameters, and of those that a token meets, by the model's own card.
+# Billions of total and activated parameters, from each model card.
 PUBLISHED = {
     "deepseek-v3": (671, 37),
     "qwen2.5-0.5b": (0.49, 0.49),
@@ -33,7 +33,7 @@ NAMED = re.compile(r"\b\w+ForCausalLM\b")
 
 
 def named_architectures(folder: Path) -> list[str]:
-    """Lines of Python below a folder that name an architecture."""
+    """Return the lines of Python below `folder` that name an architecture."""
     return [
         f"{path.name}: {line.strip()}"
         for path in sorted(folder.rglob("*.py"))
@@ -134,7 +134,7 @@ def test_value_that_cannot_be_trained_is_named_alone(given, key):
 
 
 def test_kinds_of_rotation_are_those_of_whoever_builds_the_model():
-    """verl builds dense Qwen on Megatron, which scales positions linearly or not at all."""
+    """verl builds dense Qwen on Megatron, which supports linear position scaling or none."""
     found = {family.name: family.rotary for family in families()}
     assert found["Qwen2.5"] == found["Qwen3"] == {"default", "linear"}
     assert found["DeepSeek-V3"] == {"default", "yarn"} and found["Qwen3-MoE"] == {"default"}

@@ -1,4 +1,4 @@
-"""The tables against the real models, and the exchange against upstream's own load_weights."""
+"""Check the weight tables against the real models, and the exchange against upstream's own load_weights."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,12 @@ from tests.ranks import run_ranks
 
 WORLD = 4
 VOCABULARY = 500
-"""No multiple of 64, so that vLLM pads it."""
+"""Not a multiple of 64, so vLLM pads it."""
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """Runs every check once on one set of ranks; a failed check fails here with the ranks' output."""
+    """Results of all checks, run once on one set of ranks; a failed check raises here with the ranks' output."""
     folder: Path = tmp_path_factory.mktemp("models")
     config = tiny_config(0, 1, 2)
     config.vocab_size, config.n_routed_experts = VOCABULARY, 32
@@ -40,7 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 @pytest.mark.slow
 def test_tables_cover_every_weight_once(results: list[dict]) -> None:
-    # Embedding, final norm, output layer and 11 to 15 weights a layer; pipeline stages hold two layers and one.
+    # Embedding, final norm, output layer and 11 to 15 weights per layer; the pipeline stages hold two layers and one.
     assert {result["rollout tensors"] for result in results} == {44}
     assert [result["training tensors"] for result in results] == [25, 25, 16, 16]
 
@@ -57,7 +57,7 @@ def test_absorbed_weights_follow(results: list[dict]) -> None:
 
 @pytest.mark.slow
 def test_qwen2_moves_between_the_real_models(tmp_path: Path) -> None:
-    """Through the table and through verl's own path: bit for bit what upstream's load_weights makes of the files."""
+    """Through the table and through verl's own path, the result equals upstream's load_weights bit for bit."""
     write_models(tmp_path)
     for name in ("qwen untied", "qwen tied"):
         shape = GroupedQueryShape.from_config(json.loads((tmp_path / name / "config.json").read_text()), bias=True)
@@ -65,7 +65,8 @@ def test_qwen2_moves_between_the_real_models(tmp_path: Path) -> None:
         save_file(weights, tmp_path / name / "model.safetensors")
     run_ranks("tests.post_training.models.dense_model_program", WORLD, tmp_path, imported=MEGATRON)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
-    # Two of four layers a stage, each 7 weights in training and 7 in the rollout; a tied last stage has a copy.
+    # A stage has two of the four layers, with 7 weights each in training and in the rollout. With tied embeddings the
+    # last stage has a copy.
     assert [result["qwen untied"]["training"] for result in found] == [15, 15, 16, 16]
     assert [result["qwen tied"]["training"] for result in found] == [15, 15, 16, 16]
     assert {result["qwen untied"]["rollout"] for result in found} == {31}

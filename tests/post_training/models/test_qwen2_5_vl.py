@@ -21,7 +21,7 @@ from rehearsal.plan import run_environment
 from tests.post_training.models.published_configs import PUBLISHED_CONFIGS, nested
 
 ROOT = Path(__file__).parents[3]
-# Bytes that model.safetensors.index.json of each model says, for two a parameter.
+# Total bytes from each model's model.safetensors.index.json, at two bytes per parameter.
 MODELS = {"3B": 7_509_245_952, "7B": 16_584_333_312, "32B": 66_905_436_672}
 
 
@@ -82,7 +82,7 @@ def test_rollout_ranks_hold_every_element(size, tp):
 
 @pytest.mark.slow
 def test_tower_shards_equal_what_vllm_loads():
-    """The program has vLLM's own loaders fill its tower at each of two ranks."""
+    """In the program, vLLM's own loaders fill the vision tower of each of two ranks."""
     program = Path(__file__).with_name("vision_tower_program.py")
     environment = os.environ | run_environment([]) | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, program], cwd=ROOT, capture_output=True, text=True, env=environment)

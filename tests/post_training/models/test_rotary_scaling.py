@@ -1,6 +1,6 @@
-"""Rotary scalings of published models: what the checks accept is what transformers, vLLM and Megatron agree on.
+"""Rotary scalings of published models: the checks accept those on which transformers, vLLM and Megatron agree.
 
-The referees are the tables that they compute themselves, of the first positions and the last ones.
+The references are the tables that they compute themselves, at the positions of `positions()`.
 """
 
 import math
@@ -53,7 +53,7 @@ def qwen(scaling, longest=32768, **values):
     } | values
 
 
-# Name -> values of a config.json. Qwen's cards give the yarn lines of the first two.
+# Name -> values of a config.json. The yarn values "of its card" are from Qwen's model cards.
 GRID = {
     "qwen2.5 as published": qwen(None),
     "qwen2.5 yarn of its card": qwen(QWEN_YARN),
@@ -96,7 +96,7 @@ def table_of_vllm(model, head=HEAD):
     if scaling:
         patch_rope_scaling_dict(scaling)
         if model["model_type"] == "deepseek_v3":
-            scaling["rope_type"] = "deepseek_yarn"  # as vLLM's and vLLM-Ascend's models do
+            scaling["rope_type"] = "deepseek_yarn"  # like vLLM's and vLLM-Ascend's models
     on_host = mock.patch.object(rotary_embedding, "current_platform", SimpleNamespace(device_type="cpu"))
     with set_current_vllm_config(VllmConfig()), on_host:
         longest, base = model["max_position_embeddings"], model["rope_theta"]
@@ -117,7 +117,7 @@ def test_fsdp_accepts_what_both_sides_rotate_alike(name):
 
 
 def amplitude_and_factor(table, base, head=HEAD):
-    """What a table of cosine and sine was scaled by, and what its slowest plane was slowed down by."""
+    """Return the scale of a cosine and sine table, and the factor by which its slowest plane is slowed down."""
     amplitude = table[0, 0].item()
     angle = math.asin(table[-1, -1].item() / amplitude) / int(positions()[-1])
     return amplitude, base ** -((head - 2) / head) / angle
@@ -130,7 +130,7 @@ def test_rotation_is_what_the_tables_hold(name):
     for rotation, table in sides:
         found = amplitude_and_factor(table, model["rope_theta"])
         assert found[0] == pytest.approx(rotation.amplitude, rel=1e-4)
-        if rotation.kind != "dynamic":  # which has another base
+        if rotation.kind != "dynamic":  # dynamic scaling changes the base
             assert found[1] == pytest.approx(dict(rotation.numbers).get("factor", 1.0), rel=2e-3)
 
 
@@ -168,7 +168,7 @@ def test_deepseek_of_megatron_is_vllms():
 
 
 def test_deepseek_without_coefficients_has_its_own_defaults():
-    """mscale is 1 and mscale_all_dim 0, as DeepseekScalingRotaryEmbedding of vLLM takes them."""
+    """The defaults are mscale=1 and mscale_all_dim=0, as in vLLM's DeepseekScalingRotaryEmbedding."""
     scaling = {name: value for name, value in DEEPSEEK_YARN.items() if not name.startswith("mscale")}
     model = {"rope_theta": 1e4, "rope_scaling": scaling, "architectures": ["DeepseekV3ForCausalLM"]}
     for rotation in (by_vllm(model), by_megatron(model, deepseek_v3.FAMILY.megatron.rotary)):

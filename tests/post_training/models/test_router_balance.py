@@ -1,4 +1,4 @@
-"""Experts dealt out in turn: how even the shares are, and that vLLM-Ascend's own ways of choosing choose them."""
+"""Round-robin experts have even loads, and vLLM-Ascend's own routers choose them."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ import verl_patches.prelude_patch  # noqa: F401  (the NPU, emulated where there 
 from post_training.models.router_balance import balanced, dealt_experts, logits_for_dealt_experts
 
 CPU = torch.device("cpu")
-# Of DeepSeek-V3: 8 of 256 experts a token, out of the best 4 of 8 groups.
+# DeepSeek-V3's sizes: a token uses 8 of 256 experts, from the best 4 of 8 groups.
 PER_TOKEN, EXPERTS, GROUPS, GROUPS_PER_TOKEN = 8, 256, 8, 4
 
 
@@ -37,7 +37,7 @@ def test_the_cluster_jobs_batches_are_dealt_out_evenly(tokens):
 
 
 def chosen_by_the_fused_operator(logits: torch.Tensor, bias: torch.Tensor | None) -> list[set[int]]:
-    """As vLLM-Ascend calls it for 256 experts."""
+    """Call the fused operator as vLLM-Ascend does for 256 experts, and return each token's experts."""
     _, experts, _ = torch.ops.npu.npu_moe_gating_top_k(
         logits.npu(),
         k=PER_TOKEN,
@@ -71,14 +71,14 @@ def test_the_fused_router_chooses_the_dealt_experts_whatever_the_scores(tokens, 
 
 @pytest.mark.parametrize("score", [torch.sigmoid, lambda logits: logits.softmax(-1)])
 def test_other_routers_choose_them_too(score):
-    """Those that take the best of all experts, with the number of experts no multiple of the choices."""
+    """Routers without groups choose them, also if the number of experts is no multiple of the number chosen."""
     made = logits_for_dealt_experts(torch.randn(9, 10), 3)
     best = score(made).topk(3).indices.sort().values
     assert best.tolist() == dealt_experts(9, 3, 10, CPU).sort().values.tolist()
 
 
 def test_the_scores_still_matter_to_who_reads_them():
-    """A graph cannot leave the router out, and NaN passes through."""
+    """Logits stay inputs, so that a graph cannot drop the router, and NaN passes through."""
     logits = torch.zeros(2, EXPERTS)
     logits[1, 5] = float("nan")
     made = logits_for_dealt_experts(logits, PER_TOKEN)
@@ -87,7 +87,7 @@ def test_the_scores_still_matter_to_who_reads_them():
 
 
 def test_a_learned_balance_has_no_say():
-    """A bias as large as published checkpoints have would otherwise outvote the logits, which are scores below 1."""
+    """A bias as large as in published checkpoints would otherwise outweigh the scores, which are below 1."""
     given = {}
     bias = torch.linspace(-9, 9, EXPERTS)
     balanced(lambda **options: given.update(options))(

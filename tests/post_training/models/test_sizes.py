@@ -1,4 +1,4 @@
-"""What plans and counts take from a config.json, against the modules that transformers makes of it."""
+"""Sizes that plans and counts derive from a config.json match the modules that transformers builds from it."""
 
 from dataclasses import fields
 
@@ -12,7 +12,10 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 
 
 def multiplied_by_a_token(config) -> int:
-    """Weights of transformers' matrices that a token of text meets: of an expert's its share, the embedding none."""
+    """Count the matrix weights that a text token is multiplied by in transformers.
+
+    Experts count by the share of them that a token uses; the embedding and the vision tower do not count.
+    """
     with torch.device("meta"):
         kind = AutoModelForVision2Seq if hasattr(config, "vision_config") else AutoModelForCausalLM
         model = kind.from_config(config)
@@ -44,7 +47,7 @@ def test_what_only_models_with_experts_have_is_nothing_in_the_others():
 
 
 def test_sizes_of_grouped_queries_are_those_of_the_definition():
-    """Qwen3-8B, whose heads are not hidden_size / heads wide: each size worked out by hand."""
+    """Compare with hand-computed sizes of Qwen3-8B, whose head width is not hidden_size / heads."""
     family = next(family for family in families() if family.architecture == "Qwen3ForCausalLM")
     values = {"architectures": [family.architecture], **family.published["qwen3-8b"]} | {
         "max_position_embeddings": 40960
@@ -58,7 +61,7 @@ def test_sizes_of_grouped_queries_are_those_of_the_definition():
         intermediate=12288,
         attention_weights=4096 * width * (heads + kv_heads + kv_heads + heads),
         score_width=heads * width + heads * width,
-        # q, k, v and the output; inputs of two rotations; 8 maxima and 8 sums of float32, as elements of 2 bytes.
+        # q, k, v and the output; inputs of two rotations; 8 maxima and 8 sums in float32, counted in 2-byte elements.
         kept_by_heads=(2 * heads + 2 * kv_heads) * width + (heads + kv_heads) * width + heads * (8 + 8) * 2,
         kept_whole=0,
         cache_by_heads=kv_heads * (width + width),

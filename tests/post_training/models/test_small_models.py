@@ -1,4 +1,4 @@
-"""Every family has a small model, and its table names the weights that transformers gives that model."""
+"""Every family has a small model, and its table lists the weights that transformers creates for that model."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tests.post_training.models.small_models import SMALL_MODELS
 
 
 def differences(config, table):
-    """Names of weights that the table or transformers lacks, or that have two shapes."""
+    """Return the names of weights that are missing from the table or transformers, or whose shapes differ."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
@@ -20,7 +20,7 @@ def differences(config, table):
 
 
 def without_small_model(known):
-    """Names of families that have none; those that Megatron does not train have tests of their own."""
+    """Return the families without a small model; those that Megatron does not train have their own tests."""
     trained = {family.name for family in known if "megatron" in family.trained_with}
     return trained - {family_of(make()).name for make in SMALL_MODELS.values()}
 

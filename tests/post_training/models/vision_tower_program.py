@@ -1,4 +1,4 @@
-"""vLLM's vision tower of Qwen2.5-VL, filled by vLLM's own loaders at each of two ranks, against the table's shards."""
+"""Compare vLLM's Qwen2.5-VL vision tower, filled by vLLM's own loaders on two ranks, with the table's shards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ CONFIG = {
 
 @contextmanager
 def rank_of_two(rank: int) -> Iterator[None]:
-    """vLLM believes that it is this rank; there are no other processes, and nothing is computed."""
+    """Make vLLM believe it runs as `rank` of two, without other processes and without computing anything."""
     group = SimpleNamespace(world_size=RANKS, rank_in_group=rank)
     with (
         mock.patch.object(parallel_state, "_TP", group),

@@ -1,6 +1,6 @@
-"""Two dies of one stage train a DeepSeek-V3 of nine layers with every kind of recomputation; see test_activations.py.
+"""Train a nine-layer DeepSeek-V3 on two dies of one stage with every kind of recomputation; see test_activations.py.
 
-Each rank writes the peak of an update's forward and backward, in bytes, and the weights and gradients before it.
+Each rank writes the peak of an update's forward and backward, and the size of weights and gradients, in bytes.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -23,7 +23,7 @@ from verl.models.mcore import get_mcore_forward_fn, hf_to_mcore_config, init_mco
 
 
 def peak_of_an_update(model: Any, hf_config: Any, config: Any, sequences: int, tokens: int) -> int:
-    """Bytes of the die at the peak of one micro batch's forward and backward."""
+    """Return the peak device memory, in bytes, of one micro batch's forward and backward."""
     ids = torch.randint(3, 60, (sequences, tokens), device="npu")
     mask = torch.ones_like(ids, dtype=torch.bool)
     positions = torch.arange(tokens, device="npu").expand(sequences, -1)

@@ -1,6 +1,6 @@
-"""Ranks of a job on FSDP that make two steps without Ray and without an engine, on made up answers; see test_fsdp.py.
+"""Run two steps of an FSDP job on made-up answers, without Ray and without an engine; see test_fsdp.py.
 
-request.json: the configuration and its overrides. The run's own files hold the peak of every phase.
+request.json holds the configuration and its overrides. The peak of every phase is in the run's own files.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -22,7 +22,7 @@ STEPS = 2
 
 
 def answered(config: Any) -> DataProto:
-    """This rank's share of a step, of the greatest length."""
+    """Return this rank's share of a step's sequences, each of the maximum length."""
     data, count = (
         config.data,
         config.data.train_batch_size * config.actor_rollout_ref.rollout.n // dist.get_world_size(),
@@ -52,9 +52,9 @@ def main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text())
     config = compose(request["configuration"], request["overrides"])
     worker, reference = (ActorRolloutRefWorker(config=config.actor_rollout_ref, role=role) for role in ("actor", "ref"))
-    worker.rollout_sharding_manager = None  # there is no engine, whose random numbers it would hold
+    worker.rollout_sharding_manager = None  # it would keep the random state of an engine, and there is none
     critic = CriticWorker(config=config.critic) if config.algorithm.adv_estimator == "gae" else None
-    for each in filter(None, (critic, reference, worker)):  # in the order of verl's driver
+    for each in filter(None, (critic, reference, worker)):  # in the same order as verl's driver
         each.init_model()
     for _ in range(STEPS):
         step(worker, reference, critic, config)

@@ -1,4 +1,4 @@
-"""Activations with every kind of recomputation: the plan against the meters of emulated dies, and by hand."""
+"""Planned activations for every kind of recomputation match the meters of emulated dies, and hand-made counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ranks import run_ranks
 
 LAYERS = 9
 SEQUENCES, TOKENS = 128, 8
-# Widths at which a layer's activations outweigh its weights, and attention and experts do not hide the rest.
+# With these widths a layer's activations outweigh its weights, and attention and experts do not hide the rest.
 SIZES = {
     "num_hidden_layers": LAYERS, "hidden_size": 512, "intermediate_size": 256, "moe_intermediate_size": 64,
     "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "n_shared_experts": 1,
@@ -34,7 +34,7 @@ KINDS = {
 
 
 def of_megatron(how: Recomputation | None) -> dict:
-    """The fields of Megatron's configuration."""
+    """Return the fields of Megatron's configuration for a kind of recomputation."""
     full = how is not None and how.granularity == "full"
     return {
         "recompute_granularity": how and how.granularity,
@@ -45,7 +45,7 @@ def of_megatron(how: Recomputation | None) -> dict:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> tuple[dict, list[dict[str, int]]]:
-    """config.json of the model, and what each die measured: the peak by kind, and the state."""
+    """The model's config.json, and the measurements of each die: peaks by kind of recomputation, and the state."""
     folder = tmp_path_factory.mktemp("activations")
     config = configuration()
     for name, value in SIZES.items():
@@ -61,7 +61,7 @@ def measured(tmp_path_factory) -> tuple[dict, list[dict[str, int]]]:
 
 
 def planned(config: dict, how: Recomputation | None) -> int:
-    """Weights, gradients and activations on the emulator, in bytes."""
+    """Return the planned bytes of weights, gradients and activations on the emulator."""
     train = TrainPlacement(tp=2, pp=1, ep=1, dp=1, num_layer_list=(LAYERS,), moe_tp_extend_ep=True)
     sized = dataclasses.replace(
         job("random_init", "+scale=emulated_8_dies", STAGES), sizes=sizes_of(config), table=table_for(config),
@@ -84,7 +84,7 @@ def test_the_peak_of_an_update_is_the_measured_one(measured, name):
 
 @pytest.mark.slow
 def test_recomputation_of_more_layers_needs_less(measured):
-    """What the comparison has to tell apart: 8, 4 and 1 layers differ by far more than it allows."""
+    """Check that 8, 4 and 1 layers differ by far more than the comparison's tolerance."""
     config, dies = measured
     for values in (
         [planned(config, KINDS[f"block {n}"]) for n in (8, 4, 1)],
@@ -98,14 +98,14 @@ def of_the_cluster(how: Recomputation | None, stage: int = 0) -> int:
 
 
 def test_a_stage_keeps_as_many_micro_batches_as_there_are_stages_behind_it():
-    """1F1B: of 8 stages the first has 8 micro batches in flight, the last one."""
+    """In 1F1B with 8 stages, the first stage has 8 micro batches in flight and the last has one."""
     by_stage = [of_the_cluster(None, stage) for stage in range(8)]
-    # Stages 2 to 6 have eight layers with experts each.
+    # Stages 2 to 6 each have eight layers with experts.
     steps = {before - after for before, after in zip(by_stage[2:6], by_stage[3:7], strict=True)}
     (kept,) = steps
     assert kept > 0
     assert by_stage[2] - 6 * kept == by_stage[6] - 2 * kept > 0
-    # The last one has seven layers, one micro batch, and the logits.
+    # The last stage has seven layers, one micro batch, and the logits.
     assert by_stage[7] > kept // 8 * 7
 
 
@@ -113,10 +113,10 @@ def test_what_is_recomputed_decides_what_a_micro_batch_keeps():
     full = {count: of_the_cluster(Recomputation("full", "block", count), 2) for count in (8, 4, 1)}
     none = of_the_cluster(None, 2)
     assert full[8] < full[4] < full[1] < none
-    # Six in flight; a layer that is no longer recomputed keeps its own instead of its input, in each of them.
+    # Six micro batches are in flight; in each, a layer without recomputation keeps its activations, not just its input.
     assert full[1] - full[4] == pytest.approx(3 / 4 * (full[4] - full[8]), rel=0.05)
     assert of_the_cluster(Recomputation("selective"), 2) == none
-    # More layers than there are, and all of them in one group.
+    # Recompute more layers than there are, and all of them in one group.
     assert of_the_cluster(Recomputation("full", "block", 80), 2) == full[8]
     assert of_the_cluster(Recomputation("full", "uniform", 1), 2) == full[8]
     whole = of_the_cluster(Recomputation("full", "uniform", 8), 2)

@@ -1,4 +1,4 @@
-"""Layouts of fewer nodes: the batch stays, the plan decides, and what is short is named."""
+"""Layouts for fewer nodes keep the batch, must fit by the plan, and name the resource that is short."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TP, PP, EP = (f"{MEGATRON}.{name}_model_parallel_size" for name in ("tensor", "p
 ROLLOUT_EP = "actor_rollout_ref.overlay.rollout.expert_parallel_size"
 ROLLOUT_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
-# Two nodes of four dies, as the tests in network namespaces have them.
+# Two nodes of four dies, as in the tests with network namespaces.
 TWO_NODES = ("+scale=emulated_8_dies", "trainer.nnodes=2", "trainer.n_gpus_per_node=4")
 KEPT = (
     "data.train_batch_size", "actor_rollout_ref.rollout.n", "actor_rollout_ref.actor.ppo_mini_batch_size",
@@ -28,7 +28,7 @@ KEPT = (
 
 @pytest.fixture
 def plan(tmp_path, capsys):
-    """Ask the command for the layouts of a job; its exit code and what it found, or its error."""
+    """A function that asks the command for a job's layouts; returns the exit code and the result, or the error."""
     program = load_script("scripts/plan.py")
 
     def run(name: str, *words: str, model: dict | None = None) -> tuple[int, dict | str]:
@@ -42,13 +42,13 @@ def plan(tmp_path, capsys):
 
 
 def published() -> dict:
-    """The model's published config.json, as its weights in bfloat16 have it."""
+    """Return the model's published config.json for weights in bfloat16."""
     model = json.loads(Path(__file__).with_name("deepseek_v3_config.json").read_text())
     return {key: value for key, value in model.items() if key != "quantization_config"}
 
 
 def test_half_of_the_256_dies_hold_the_job(plan):
-    """What is lost is data parallelism, so experts have half as many replicas to lie on."""
+    """Data parallelism is halved, and with it the number of ranks over which experts can be spread."""
     words = ("--swap-optimizer", "--min-nodes", "8", "actor_rollout_ref.actor.load_weight=false")
     code, found = plan("deepseek_v3_256die_true_weight", *words, model=published())
     (layout,) = found["fitting"]
@@ -74,7 +74,7 @@ def test_layout_of_one_node_passes_the_checks_and_keeps_the_batch(plan):
 
 
 def test_layout_with_fewer_dies_than_a_replica_changes_parallel_sizes(plan):
-    """TP2 x PP2 needs four dies; the two that are left hold a tensor-parallel pair or two stages."""
+    """TP2 x PP2 needs four dies; the two remaining ones run TP2 or PP2."""
     words = ("+scale=emulated_8_dies", "trainer.nnodes=2", "trainer.n_gpus_per_node=2", f"{EP}=1")
     words += ("rollout_instance.all_dies=4", "--die-memory", "256MiB", "--emulated")
     code, found = plan("deepseek_v3_256die_random_init", *words)
@@ -100,7 +100,7 @@ def test_short_memory_is_named(plan, memory, short):
 
 @pytest.mark.parametrize("memory, micro", [("256MiB", []), ("44MiB", [f"{MICRO}=8"])])
 def test_micro_batch_gets_smaller_where_it_decides(plan, memory, micro):
-    """Updates of 16 sequences take 45.9 MiB of a die, those of 8 take 42.0."""
+    """An update with micro batches of 16 sequences takes 45.9 MiB of a die, one with 8 takes 42.0 MiB."""
     words = (*TWO_NODES, f"{MICRO}=16", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1")
     code, found = plan("deepseek_v3_256die_random_init", *words, "--die-memory", memory, "--emulated")
     assert code == 0 and [word for word in found["fitting"][0]["overrides"] if word.startswith(MICRO)] == micro

@@ -1,4 +1,4 @@
-"""Prompts are dealt out so that no rank has more long ones than it must, which a naive count of every length shows."""
+"""Prompts are distributed so that no rank has more long ones than necessary, checked by counting every length."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def rollouts(draw: st.DrawFn) -> tuple[list[float], int]:
 
 
 def parts(lengths: list[float], order: list[int], ranks: int) -> list[list[float]]:
-    """What each rank gets, as verl deals a batch out."""
+    """Return the lengths that each rank gets when verl splits the batch in this order."""
     each = len(order) // ranks
     return [[lengths[prompt] for prompt in order[rank * each : (rank + 1) * each]] for rank in range(ranks)]
 
 
 def fullest(of_ranks: list[list[float]], threshold: float) -> int:
-    """Prompts longer than the threshold on the rank that has most of them."""
+    """Return the number of prompts longer than the threshold on the rank that has most of them."""
     return max(sum(length > threshold for length in lengths) for lengths in of_ranks)
 
 
 def slots(of_ranks: list[list[float]]) -> float:
-    """What graphs of any size run: the fullest rank's prompts, summed over all lengths."""
+    """Return the slots that graphs of exact size run: the fullest rank's prompts, summed over all lengths."""
     ends = sorted({0.0, *(length for lengths in of_ranks for length in lengths)})
     return sum((end - begin) * fullest(of_ranks, begin) for begin, end in zip(ends, ends[1:], strict=False))
 
@@ -52,7 +52,7 @@ def test_no_rank_ever_has_more_unfinished_prompts_than_it_must(rollout):
 
 @given(st.lists(st.integers(1, 9), min_size=6, max_size=6))
 def test_no_other_placement_of_a_small_rollout_needs_fewer_slots(lengths):
-    """The reference tries every one."""
+    """Compare with every possible placement."""
     everything = range(6)
     others = (
         [[lengths[prompt] for prompt in chosen], [lengths[prompt] for prompt in everything if prompt not in chosen]]
@@ -62,7 +62,7 @@ def test_no_other_placement_of_a_small_rollout_needs_fewer_slots(lengths):
 
 
 def test_prompts_as_they_come_and_as_sorted_need_more_slots():
-    """A control: the order of the file, or of the lengths, has long prompts side by side."""
+    """Control: file order, and order by length, place long prompts side by side."""
     lengths: list[float] = [9, 9, 1, 1, 8, 1]
     dealt = slots(parts(lengths, first_placement(lengths, 3), 3))
     assert dealt < slots(parts(lengths, list(range(6)), 3))

@@ -1,4 +1,4 @@
-"""The plan of jobs on FSDP: published sizes, what fits which card, and the emulated NPU's meters."""
+"""Plans of FSDP jobs match published sizes and the emulated NPU's meters, and tell which jobs fit which card."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 DATA = ROOT / "data" / "arithmetic" / "train.jsonl"
 ONE_CARD, EIGHT_DIES = "qwen2_5_1_5b_math_one_card", "qwen2_5_0_5b_gsm8k"
 QWEN = {
-    # Of the config.json of each published model, and how many parameters its files have.
+    # Values of each published model's config.json, and the number of parameters in its files.
     "0.5B": ((896, 4864, 24, 14, 2, 151936, True), 494_032_768),
     "1.5B": ((1536, 8960, 28, 12, 2, 151936, True), 1_543_714_304),
     "7B": ((3584, 18944, 28, 28, 4, 152064, False), 7_615_616_512),
@@ -43,7 +43,7 @@ def described(folder, size):
 
 
 def device_bytes(capsys, folder, name, size, *more):
-    """The exit code, and what is printed as JSON."""
+    """Return the plan's exit code and its JSON output."""
     code = plan.main(["--config-name", name, "--model", str(described(folder, size)), "--json", *more])
     return code, json.loads(capsys.readouterr().out)
 
@@ -69,7 +69,7 @@ def test_the_one_card_job_leaves_a_fifth_of_64_gb(capsys, tmp_path):
 
 
 def test_32_gb_hold_a_rollout_with_the_optimizer_on_the_host_and_no_update(capsys, tmp_path):
-    """An update has the moments on the die, wherever they are meanwhile."""
+    """An update needs the moments on the die, even if they are offloaded in other phases."""
     card = ("--die-memory", "29GiB")
     away = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
     _, resident = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", *card)
@@ -86,7 +86,7 @@ A2_64, A2_32 = (ROOT / "scripts" / "env" / f"a2_8_cards_{size}gb.env" for size i
 
 
 def test_job_that_does_not_fit_is_told_what_would(capsys, tmp_path):
-    """Each line's settings are tried: they pass the checks, and the plan fits as it said."""
+    """Try each suggestion: its settings pass the checks, and the plan fits with the announced margin."""
     named = ["--config-name", ONE_CARD, "--model", str(described(tmp_path, "1.5B")), "--cluster", str(A2_32)]
     assert plan.main(named) == 1
     said = capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_7b_fits_eight_dies(capsys, tmp_path):
 
 
 def test_the_engines_own_limit_of_sequences_counts(capsys, tmp_path):
-    """rollout.max_num_seqs reaches no engine."""
+    """rollout.max_num_seqs reaches no engine; engine_kwargs does."""
     _, found = device_bytes(capsys, tmp_path, ONE_CARD, "1.5B")
     name = "actor_rollout_ref.rollout.max_num_seqs=512"
     assert device_bytes(capsys, tmp_path, ONE_CARD, "1.5B", name)[1] == found
@@ -144,9 +144,9 @@ def test_the_engines_own_limit_of_sequences_counts(capsys, tmp_path):
     ("ulysses", "micro", "micro_batches"), [(1, 20, 2), (1, 40, 1), (2, 40, 2), (2, 80, 1), (4, 80, 2), (2, 20, 4)]
 )
 def test_sequence_parallelism_makes_fewer_replicas(ulysses, micro, micro_batches, tmp_path):
-    """64 prompts x 5 answers over 8 dies: dies of one Ulysses group share their sequences, so a replica has more.
+    """Split 64 prompts x 5 answers over 8 dies: dies of a Ulysses group share sequences, so a replica has more.
 
-    With several micro batches gradients stay from the first one on, which an update of one has no need of.
+    With several micro batches, gradients stay from the first one on, which a single micro batch does not need.
     """
     actor = "actor_rollout_ref.actor"
     overrides = [f"{actor}.ulysses_sequence_parallel_size={ulysses}", f"{actor}.ppo_micro_batch_size_per_gpu={micro}"]
@@ -163,7 +163,7 @@ GAE = ("algorithm.adv_estimator=gae",)
 
 @pytest.mark.parametrize("size", ["0.5B", "7B"])
 def test_a_critic_has_weights_and_moments_of_its_own(capsys, tmp_path, size):
-    """A model whose output layer is its own has that much less in the critic."""
+    """The critic drops the output layer of a model whose embeddings are not tied."""
     _, alone = device_bytes(capsys, tmp_path, ONE_CARD, size, "--die-memory", "400GiB")
     code, found = device_bytes(capsys, tmp_path, ONE_CARD, size, *GAE, "--die-memory", "400GiB")
     values = dict(zip(NAMES, QWEN[size][0], strict=True))
@@ -172,7 +172,7 @@ def test_a_critic_has_weights_and_moments_of_its_own(capsys, tmp_path, size):
     critic = found["critic_weights"] + found["critic_optimizer"]
     assert code == 0 and (found["critic_weights"], critic) == (4 * parameters, 12 * parameters)
     assert alone["critic_weights"] == 0 and set(found["phases"]) - set(alone["phases"]) == {"values", "update_critic"}
-    # It stays while the actor is at work, and needs gradients when it is at work itself.
+    # The critic stays on the die during the actor's update, and needs gradients in its own.
     assert found["phases"]["update"] - alone["phases"]["update"] == critic
     assert found["phases"]["update_critic"] > found["weights"] + found["optimizer"] + critic + 4 * parameters
 
@@ -184,7 +184,7 @@ def test_critic_on_the_host_frees_device_memory(capsys, tmp_path):
     critic = resident["critic_weights"] + resident["critic_optimizer"]
     assert resident["phases"]["update"] - moved["phases"]["update"] == critic
     assert resident["phases"]["update_critic"] == moved["phases"]["update_critic"]
-    # The engine fills its share in blocks of 128 tokens, with keys and values of two heads of 128 in 28 layers.
+    # The engine fills its share with blocks of 128 tokens: keys and values, two heads of width 128, 28 layers, 2 bytes.
     freed, block = moved["kv_cache"] - resident["kv_cache"], 128 * 28 * 2 * 2 * 128 * 2
     assert freed == pytest.approx(resident["critic_weights"], abs=block)
 
@@ -210,7 +210,7 @@ def test_time_is_modelled_for_megatron_alone(capsys, tmp_path):
     assert "--time models Megatron's steps" in capsys.readouterr().err
 
 
-# A vocabulary that makes logits a third of the peak, and layers that are small beside it.
+# The vocabulary makes logits a third of the peak; the layers are small in comparison.
 SIZES = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6, "vocab_size": 32000}
 STEP = (
     "+scale=emulated_qwen2_5", "data.max_prompt_length=64", "data.max_response_length=64", "data.train_batch_size=4",
@@ -236,7 +236,7 @@ STEP = (
     ],
 )
 def test_a_die_needs_what_the_plan_says(monkeypatch, tmp_path, estimator, dies, micro, strategy):
-    """Two steps without an engine, so that there is nothing but weights, moments and what an update needs."""
+    """Run two steps without an engine, so that only weights, moments and the update's own needs count."""
     request = CheckpointRequest(DATA, 0, "bfloat16", model_type="qwen2", warm_start=None, changes=tuple(SIZES.items()))
     make_checkpoint(request, tmp_path / "model", lambda step, loss: None)
     own = (f"actor_rollout_ref.model.path={tmp_path}/model", f"actor_rollout_ref.overlay.measure.output_dir={tmp_path}")
@@ -260,7 +260,7 @@ def test_a_die_needs_what_the_plan_says(monkeypatch, tmp_path, estimator, dies, 
     assert 8 * 20_814_080 // dies > 0.1 * peaks["update"] and 3 * 256 * 32000 * 4 > 0.1 * peaks["old_log_prob"]
 
 
-# One prompt with four answers of 26 tokens, and an engine for no more.
+# One prompt with four answers of 26 tokens, and an engine that is just large enough.
 ONE_STEP = (
     "+scale=emulated_qwen2_5", "data.train_batch_size=1", "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
@@ -275,9 +275,9 @@ ONE_STEP = (
 
 @pytest.mark.exhaustive
 def test_a_whole_step_of_a_published_size_needs_what_the_plan_says(tmp_path):
-    """With Ray and the engine, in bfloat16, on 494 million weights that nobody trained; takes 18 GB.
+    """Run a step with Ray and the engine, in bfloat16, on 494 million untrained weights; takes 18 GB.
 
-    Before the first update there are no moments, which the plan, as for all later steps, counts in every phase.
+    Before the first update there are no moments, but the plan counts them in every phase, as in all later steps.
     """
     changes = tuple(zip(NAMES, QWEN["0.5B"][0], strict=True))
     request = CheckpointRequest(DATA, 0, "bfloat16", model_type="qwen2", warm_start=None, changes=changes)
@@ -298,5 +298,5 @@ def test_a_whole_step_of_a_published_size_needs_what_the_plan_says(tmp_path):
     ratios = {phase: first[phase] / peaks[phase] for phase in first}
     print(peaks, first, ratios)
     assert all(abs(ratio - 1) < 0.1 for ratio in ratios.values()), ratios
-    # Control: with the moments in the phases before, the plan would be further off than that.
+    # Control: with the moments in the earlier phases, the plan would be further off than that.
     assert planned.optimizer > 0.1 * max(peaks.values())

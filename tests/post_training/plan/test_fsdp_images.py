@@ -1,4 +1,4 @@
-"""The plan of jobs whose prompts hold images: published sizes, which phases grow, and transformers' own block."""
+"""Plans of jobs with images in their prompts: published sizes, which phases grow, and transformers' own block."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from verl_patches.trainer.configuration_checks.values import resolved
 from verl_patches.trainer.main_ppo import compose
 
 JOBS = {"3B": "qwen2_5_vl_3b_geo3k_one_card", "7B": "qwen2_5_vl_7b_geo3k", "32B": "qwen2_5_vl_32b_geo3k"}
-# Half of the bytes that model.safetensors.index.json of each model says.
+# Half of the total bytes in each model's model.safetensors.index.json.
 PARAMETERS = {"3B": 3_754_622_976, "7B": 8_292_166_656, "32B": 33_452_718_336}
 DIE = 61 << 30
 
@@ -55,9 +55,9 @@ def test_longer_prompts_hold_more_images(capsys, tmp_path):
 
 
 def test_images_cost_memory_beside_the_decoder():
-    """A job of the same elements without images needs less in each phase that runs the tower."""
+    """Each phase that runs the vision tower needs more memory than in a text-only job of the same size."""
     job = read_fsdp_job(resolved(compose(JOBS["7B"], [])), published("7B"))
-    # Images of whole contexts, so that the tower is at work when the die is fullest.
+    # Images fill the whole context, so memory peaks while the vision tower runs.
     images = replace(job.images, tokens=65536, engine_tokens=65536)
     with_images = fsdp_memory(replace(job, images=images), DIE).phases
     without = fsdp_memory(replace(job, images=None), DIE).phases
@@ -75,7 +75,7 @@ def test_engine_encodes_all_patches_of_its_tokens():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_block_keeps_what_transformers_saves(dtype):
-    """Bytes of the tensors that autograd saves in a block of the published size."""
+    """The plan's bytes equal the tensors that autograd saves in a block of the published size."""
     values, patches = published("7B")["vision_config"], 64
     sizes = {name: values[name] for name in ("hidden_size", "intermediate_size", "num_heads")}
     block = Qwen2_5_VLVisionBlock(Qwen2_5_VLVisionConfig(**sizes, depth=1), attn_implementation="sdpa").to(dtype)

@@ -1,4 +1,4 @@
-"""Which models a job can use: each rule by its sentence, over the config.json of published models."""
+"""Models that a job can use: each rule and its message, on the config.json of published models."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_model_that_a_job_cannot_use_is_named(config, changes, job, says):
 
 
 def test_value_that_the_job_overrides_is_the_one_that_counts():
-    """verl overrides values of config.json on Megatron, for training alone."""
+    """On Megatron, verl overrides values of config.json for training only."""
     job = use()
     job.node["model"]["override_config"] = {"model_config": {"num_nextn_predict_layers": 0}}
     assert list(model_findings(V3 | {"num_nextn_predict_layers": 1}, job)) == []
@@ -85,7 +85,7 @@ def test_value_that_the_job_overrides_is_the_one_that_counts():
 
 def test_positions_of_yarn_make_the_context_longer():
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    scaled = QWEN | {"rope_scaling": yarn, "max_position_embeddings": 131072}  # as rotary_findings wants it
+    scaled = QWEN | {"rope_scaling": yarn, "max_position_embeddings": 131072}  # required by rotary_findings
     longest = {"rollout": {"prompt_length": 1024, "response_length": 4 * 32768 - 1024}, "backend": "fsdp"}
     assert first(scaled, **longest) is None and "131072 tokens" in (first(QWEN, **longest) or "")
     longest["rollout"]["response_length"] += 1

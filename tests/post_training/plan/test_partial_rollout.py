@@ -1,4 +1,4 @@
-"""Groups that go on in later steps: none is lost, none is trained on twice, and no token is older than agreed."""
+"""Groups that continue in later steps: none is lost or trained on twice, and no token is older than the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Segments = tuple[tuple[int, int], ...]
 
 @dataclass
 class Trained:
-    """A step of the simulation: prompts with their answers' segments, as they were trained on."""
+    """A simulated step: the prompts that it trained on, with the segments of their answers."""
 
     step: int
     prompts: list[tuple[int, int]]
@@ -38,7 +38,7 @@ def grown(segments: Segments, step: int, tokens: int) -> Segments:
 
 
 def decoded(left: list[list[int]], due: list[bool], batch: int) -> list[list[int]]:
-    """What is left when the rollout ends: every unfinished answer gets a token at a time."""
+    """Return the tokens left when the rollout may end, giving every unfinished answer one token at a time."""
 
     def held() -> bool:
         return any(is_due and any(each) for is_due, each in zip(due, left, strict=True))
@@ -49,7 +49,7 @@ def decoded(left: list[list[int]], due: list[bool], batch: int) -> list[list[int
 
 
 def simulated(policy: PartialRollout, steps: int, answers: int, longest: int, due: bool = True) -> list[Trained]:
-    """All steps of a run. due=False: nothing is ever due."""
+    """Simulate all steps of a run. With due=False no group ever becomes overdue."""
     groups: GroupsInFlight[list[Segments]] = GroupsInFlight(policy)
     found, handed_out = [], 0
     for step in range(1, steps + 1):
@@ -115,13 +115,13 @@ def test_with_a_threshold_of_1_the_steps_are_those_without(run):
 
 
 def test_without_what_is_due_tokens_get_older():
-    """The control of the age."""
+    """The control for the age: without overdue groups, tokens exceed the limit."""
     policy = PartialRollout(4, 0.5, 1)
     assert oldest(simulated(policy, 12, 2, 40)) == 1 < oldest(simulated(policy, 12, 2, 40, due=False))
 
 
 def test_below_the_least_threshold_tokens_get_older():
-    """The control of the rejection: what is due does not fit into the batch."""
+    """The control for rejecting such thresholds: overdue groups do not fit into the batch."""
     assert oldest(simulated(PartialRollout(2, 0.2, 1), 12, 1, 3)) > 1
 
 

@@ -1,4 +1,4 @@
-"""Placements as they are written on a command line."""
+"""Parsing of placements given on the command line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The plan of a job: the cluster's numbers, what does not fit, and the command."""
+"""Job plans: memory and placement for the cluster, reported problems, and the command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_cluster_jobs_have_their_known_shape(name, weights, sequences):
     assert memory.weights_rollout / 1e9 == pytest.approx(weights, abs=0.05)
     assert memory.weights_training / 1e9 == pytest.approx(6.77, abs=0.01)
     assert memory.kv_tokens // 4096 == sequences
-    # The engine fills its share of the die, alignment of the cache beside it.
+    # The engine fills its share of the die; the alignment of the cache comes on top.
     assert memory.phases["rollout"] == pytest.approx(0.8 * DIE, rel=0.02)
 
 
@@ -47,7 +47,7 @@ def test_more_instances_leave_less_for_the_cache():
     one, two = (device_memory(job(name), DIE, 0) for name in ("random_init", "true_weight"))
     token = 61 * 576 * 2
     lost = (one.kv_tokens - two.kv_tokens) * token
-    # Each cache is cut to whole blocks of 128 tokens.
+    # Each cache is rounded down to whole blocks of 128 tokens.
     assert lost == pytest.approx(two.weights_rollout - one.weights_rollout, abs=128 * token)
 
 
@@ -60,15 +60,15 @@ def test_staging_is_there_in_the_reshard_alone():
 def test_the_optimizer_needs_the_host():
     kept, swapped = (device_memory(job("random_init", swaps=swaps), DIE, 0) for swaps in (False, True))
     assert kept.optimizer == swapped.optimizer
-    # Experts have no replica to share with: 12 bytes for each element of a rank.
+    # Experts have no replica to share optimizer state with, so each element costs a rank 12 bytes.
     assert kept.optimizer == pytest.approx(12 * (2818572288 + (3386509312 - 2818572288) // 8), rel=1e-6)
     assert kept.phases["update"] > DIE > swapped.phases["update"]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_optimizer_has_what_adamw_keeps_of_its_share(precision):
-    """Megatron gives torch's AdamW float32 copies of bfloat16 weights, and of a float32 model the weights themselves.
-    Replicas share dense weights, and those that have the same experts share these."""
+    """Megatron gives AdamW float32 copies of bfloat16 weights, or the weights themselves if they are float32.
+    Replicas share the state of dense weights, and replicas with the same experts share theirs."""
     weights = torch.ones(64, dtype=getattr(torch, precision))
     main = torch.nn.Parameter(weights if precision == "float32" else weights.float())
     main.grad, optimizer = torch.ones(64), torch.optim.AdamW([main])
@@ -89,7 +89,7 @@ def test_the_optimizer_has_what_adamw_keeps_of_its_share(precision):
 
 
 def test_the_update_follows_the_number_of_layers_that_the_key_recomputes():
-    """With what lies beside tensors; the numbers are those of docs/cluster.md."""
+    """The peaks include memory outside of tensors, and match docs/cluster.md."""
     key = "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_num_layers"
     beside, sizes = OutsideTorch(hccl_buffer=300 << 20, cann=117 << 20, p2p_buffer=20 << 20), []
     for layers in (8, 4, 1):
@@ -109,9 +109,9 @@ def test_what_the_engine_holds_beside_weights_and_cache_follows_its_scheduler():
     assert not job("random_init", f"{scheduler}.enable_chunked_prefill=false").chunks_prompts
     assert job("random_init", f"{scheduler}.enabled=false").chunks_prompts
     one, other = (device_memory(each, DIE, 0).phases["idle"] for each in (chunked, whole))
-    # A byte mask, and rows of 576 elements of two bytes: 4 blocks of 128 tokens for each of 8 sequences.
+    # A byte mask, and rows of 576 two-byte elements: 4 blocks of 128 tokens for each of 8 sequences.
     assert one - other == 2048 * 2048 + 4 * 128 * 8 * 576 * 2
-    # Rows of eight full sequences, but no more than 128 * 1024.
+    # Rows for eight full sequences, but at most 128 * 1024.
     for tokens, rows in ((8192, 8 * 8192), (32768, 128 * 1024)):
         one, other = (
             device_memory(dataclasses.replace(each, sequence_tokens=tokens), DIE, 0).phases["idle"]
@@ -122,7 +122,7 @@ def test_what_the_engine_holds_beside_weights_and_cache_follows_its_scheduler():
 
 @cache
 def scaled_plan(*overrides: str):
-    """The full model on 8 dies of no known size."""
+    """Plan the full model on 8 dies of unknown size."""
     layers = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[31,30]"
     return make_job_plan(job("random_init", "+scale=emulated_8_dies", layers, *overrides), Machine(1 << 50))
 
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_named_with_a_remedy():
 
 
 def test_a_cache_that_is_too_small_is_named():
-    """One sequence has to fit; where those that run at a time are not all as long as they may be, that is enough."""
+    """One full sequence has to fit; more is unnecessary, as concurrent sequences seldom all reach the limit."""
 
     def with_tokens(tokens: int):
         return dataclasses.replace(scaled_plan(), device=dataclasses.replace(scaled_plan().device, kv_tokens=tokens))
@@ -160,10 +160,10 @@ def test_communicators_take_their_buffers_twice_and_some_before_the_cache_is_mea
     assert outside.at_most(job("true_weight")) == (9 * 600 + 2 * 40 + 100) << 20
     bare, taken = (device_memory(job("true_weight"), DIE, 0, each) for each in (OutsideTorch(), outside))
     assert (bare.outside, taken.outside) == (0, (9 * 600 + 2 * 40 + 100) << 20)
-    # Five of them and CANN's part are gone when vLLM-Ascend sees what is left of its share.
+    # Five of them and CANN's part are already taken when vLLM-Ascend measures what is left of its share.
     lost = (bare.kv_tokens - taken.kv_tokens) * 61 * 576 * 2
     assert lost == pytest.approx((5 * 600 + 100) << 20, abs=128 * 61 * 576 * 2)
-    # Tensors fit where what lies beside them does not.
+    # The tensors fit; the memory outside of tensors does not.
     plan = dataclasses.replace(scaled_plan(), device=dataclasses.replace(scaled_plan().device, outside=1 << 50))
     assert len(plan.problems()) == 5
 
@@ -174,7 +174,7 @@ def test_a_critic_needs_the_die_in_its_own_phases_and_the_host_in_the_others():
     assert {name: size for name, size in found.phases.items() if name in without.phases} == without.phases
     assert set(found.phases) - set(without.phases) == {"values", "update_critic"}
     assert found.host - without.host == found.critic_weights + found.critic_optimizer
-    # The middle stages hold most, and have neither an embedding nor an output layer.
+    # The middle stages hold the most, and have neither an embedding nor an output layer.
     assert found.critic_weights == found.weights_training and found.critic_optimizer == found.optimizer
     assert found.phases["update_critic"] == without.phases["update"]
     values = dict(json.loads(MODEL.read_text()))
@@ -190,14 +190,14 @@ def test_what_is_saved_and_what_the_host_holds():
     plan = make_job_plan(dataclasses.replace(saving.job, saves_every=0), saving.machine)
     assert plan.checkpoint == 0 and "no checkpoint is written" in describe(plan)
     elements = plan.weights_on_disk // 2
-    # Main parameters and two moments of Adam in float32.
+    # Main parameters and Adam's two moments, in float32.
     assert saving.checkpoint == elements * (4 + 8) and saving.checkpoints == 3 * saving.checkpoint
     assert "a checkpoint every 20 steps" in describe(saving) and "GB for 3 at a time" in describe(saving)
     assert "writing one" not in describe(saving)
     keeping_all = dataclasses.replace(saving, job=dataclasses.replace(saving.job, keeps=0))
     assert keeping_all.checkpoints == keeping_all.checkpoint and "all of them stay" in describe(keeping_all)
     assert plan.host.away == 8 * plan.device.host
-    # Ray's own default: three tenths of the memory, 200 GB at most.
+    # Ray's default: 30% of the memory, at most 200 GB.
     assert plan.host.objects == 200 * 10**9
     small = make_job_plan(plan.job, Machine(1 << 50, host=10**11))
     assert small.host.objects == 3 * 10**10 and plan.host.processes == 12 * 10**9
@@ -235,7 +235,7 @@ def test_the_output_layer_has_no_size_of_its_own_beside_tensor_parallelism():
 
 
 def test_the_optimizer_has_its_share_of_the_replicas_that_hold_the_same_experts():
-    """8 replicas over 2 expert-parallel ranks: 4 of them hold the same experts."""
+    """With 8 replicas and EP2, 4 replicas hold the same experts."""
     at_eight = SimpleNamespace(train=SimpleNamespace(dp=8, ep=2))
     assert _shares(at_eight, Rank(dense=80, experts=80)) == (10, 20)
 
@@ -244,12 +244,12 @@ def test_the_optimizer_has_its_share_of_the_replicas_that_hold_the_same_experts(
 @pytest.mark.parametrize("prefill", [None, False, True])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_rollout_is_placed_as_the_engine_places_it(graph, prefill, tp, monkeypatch):
-    """The same additional_config, read by vLLM-Ascend's own class and by what reads a running engine."""
+    """vLLM-Ascend's own class and our reader of a running engine agree on the same additional_config."""
     import torch.distributed as dist
     from vllm.distributed import parallel_state
 
     # isort: split
-    import vllm_ascend.ascend_config as ascend  # the platform that vllm loads imports it, and it the platform
+    import vllm_ascend.ascend_config as ascend  # a circular import: vllm loads the platform, which imports this module
 
     from post_training.layouts.placements import rollout_placement
 
@@ -305,20 +305,20 @@ def test_the_command_ends_with_the_answer(tiny_model, capsys):
     assert main([*emulated, "--die-memory", "1MiB"]) == 1 and "DOES NOT FIT: idle" in capsys.readouterr().out
     assert main([*line, "no.such.key=1"]) == 2 and "error: " in capsys.readouterr().err
     assert main([*line, "trainer.n_gpus_per_node=6"]) == 2 and "error: 6 dies" in capsys.readouterr().err
-    # Real dies of that size have no room for what HCCL takes.
+    # Real dies of that size have no room for HCCL's buffers.
     assert main([*line, "--die-memory", "1GiB"]) == 1
     assert "communicators of 2 x 300 MiB, 2 of 2 x 20 MiB, and 117 MiB of CANN" in capsys.readouterr().out
 
 
 def printed_peaks(text: str) -> dict[str, float]:
-    """GB by phase in a plan's table."""
+    """Return the GB of each phase from a plan's table."""
     table = text.split("GB a die at the peak of a phase")[1].split("in each of them")[0].splitlines()
     return {line.split()[0]: float(line.split()[1]) for line in table[1:] if re.fullmatch(r"  \w+ +[\d.]+", line)}
 
 
 @pytest.mark.parametrize("emulated", [False, True])
 def test_the_json_counts_what_the_table_counts(tiny_model, capsys, emulated):
-    """HCCL's buffers and CANN's memory too, which a die has beside tensors and an emulated one has not."""
+    """Both count HCCL's buffers and CANN's memory, which real dies use outside of tensors and emulated ones do not."""
     main = load_script("scripts/plan.py").main
     line = ["--config-name", "deepseek_v3_256die_random_init", "--model", str(tiny_model), "+scale=emulated_8_dies"]
     line += ["--emulated"] if emulated else []
@@ -366,14 +366,14 @@ QWEN2 = {
 
 
 def test_a_dense_model_has_a_plan_too():
-    """Qwen2.5-0.5B with its published sizes on the scaled job's dies."""
+    """Plan Qwen2.5-0.5B at its published size on the scaled job's dies."""
     layers = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[12,12]"
     config = compose(
         "deepseek_v3_256die_random_init", ["actor_rollout_ref.model.path=/m", "+scale=emulated_8_dies", layers]
     )
     plan = make_job_plan(read_job(OmegaConf.to_container(config, resolve=True), QWEN2), Machine(1 << 36))
     assert plan.weights_on_disk == 494_032_768 * 2
-    # Keys and values of one of two heads of 64, in 24 layers, in bfloat16.
+    # Keys and values of one of two heads, 64 wide, in 24 layers, in bfloat16.
     assert plan.device.kv_tokens == 64 * 128
     assert plan.device.kv_cache == 64 * 128 * 24 * 2 * 64 * 2 + 2 * 24 * 2 * 1024 * 1024 * 2
     assert {each.name for each in communicators(plan.job)}.isdisjoint({"training: experts", "rollout: experts"})
@@ -387,8 +387,8 @@ ONE_NODE = [
     f"{TRAINING}.tensor_model_parallel_size=4",
     f"{TRAINING}.pipeline_model_parallel_size=1",
 ]
-# Parameters of the published files, the job, what differs from it, and elements of a token in the cache of a die: keys
-# and values of the heads that the die has of 8 or 4, each 128 wide, in all layers.
+# Parameters in the published files, the job, its overrides, and cached elements per token on a die: keys and values of
+# the die's share of the 8 or 4 heads, each 128 wide, in all layers.
 QWEN3 = {
     "qwen3-8b": (8_190_735_360, "qwen2_5_32b_dapo", ONE_NODE, 2 * 2 * 128 * 36),
     "qwen3-32b": (32_762_123_264, "qwen2_5_32b_dapo", [], 2 * 2 * 128 * 64),

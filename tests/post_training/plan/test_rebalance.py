@@ -1,4 +1,4 @@
-"""Moves of sequences between ranks: none is lost, none moves without need, and the smallest graph is reached."""
+"""Rebalancing of sequences between ranks: none is lost or moved needlessly, and the smallest graph is reached."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_smallest_reachable_graph_by_the_fewest_moves(counts, sizes, data):
 
 
 def test_three_ranks_by_brute_force():
-    """Every split of few sequences over three ranks: the reached graph is the smallest of all splits."""
+    """For every small split over three ranks, the resulting graph is the smallest that any split reaches."""
     sizes = [1, 2, 3, 6]
     for counts in product(range(7), repeat=3):
         found = bucket(max(after(list(counts), rebalance(counts, sizes))), sizes)
@@ -51,11 +51,11 @@ def test_the_worked_example():
     assert rebalance([5, 1, 0], [1, 2, 8]) == [Move(0, 2, 2), Move(0, 1, 1)]
     assert rebalance([5, 1, 0], [1, 2, 8], headroom=[0, 0, 2]) == []
     assert rebalance([], [1]) == []
-    # Among equals the lower rank is first, on both sides.
+    # On a tie the lower rank comes first, both as sender and as receiver.
     assert rebalance([4, 4, 0, 0], [2, 8]) == [Move(0, 2, 2), Move(1, 3, 2)]
 
 
-# The edges that a draw seldom meets: steps without a sequence, the examples of the docstring, a graph that is full.
+# Edge cases that random draws seldom hit: steps without a sequence, the docstring's examples, a full graph.
 @example([4, 0, 0], 2, [2, 4, 64])
 @example([0, 0], 3, None)
 @example([5, 2], 2, None)

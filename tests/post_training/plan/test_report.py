@@ -1,4 +1,4 @@
-"""What a plan prints, of numbers that are easy to read: to the letter."""
+"""The exact text of a plan, for round numbers."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ PHASES = {"idle": GB, "reshard": 2 * GB, "rollout": 9 * GB, "ref": GB // 2, "upd
 
 
 def plan(**changes) -> JobPlan:
-    """8 dies of 10 GB that train TP2 PP2 EP2 DP2 and serve TP2 DP4 EP8, 8 x 4 sequences of 26 tokens."""
+    """Make a plan for 8 dies of 10 GB: training TP2 PP2 EP2 DP2, rollout TP2 DP4 EP8, 8 x 4 sequences of 26 tokens."""
     made = scaled_plan()
     device = DeviceMemory(
         weights_training=3 * GB // 2,

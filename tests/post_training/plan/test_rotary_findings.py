@@ -1,4 +1,4 @@
-"""A rope_scaling of which training and rollout make two models is rejected before anything starts."""
+"""A rope_scaling that training and rollout interpret differently is rejected before anything starts."""
 
 import json
 
@@ -13,14 +13,14 @@ FSDP, MEGATRON = "qwen2_5_0_5b_gsm8k", "rehearsal"
 PATH = "actor_rollout_ref.model.path=/model"
 ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 TRANSFORMER = "actor_rollout_ref.actor.megatron.override_transformer_config"
-# A dense model, which verl builds.
+# A dense model, built by verl.
 BY_VERL = [
     f"~{TRANSFORMER}.num_layer_list",
     f"~{TRANSFORMER}.moe_tp_extend_ep",
     "actor_rollout_ref.overlay.rollout.expert_parallel_size=1",
 ]
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
-# The published config.json with the lines of its model card.
+# The published config.json with the lines that its model card recommends.
 QWEN = PUBLISHED_CONFIGS["Qwen/Qwen2.5-7B-Instruct"] | {"max_position_embeddings": 32768, "rope_scaling": YARN}
 REMEDY = "Set max_position_embeddings=131072 in config.json"
 

@@ -1,4 +1,4 @@
-"""Running a command so that nothing of it is left: normal end, interrupt, and the death of the launcher itself."""
+"""Running a command without leftover processes: after a normal exit, an interrupt, or the launcher's own death."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ with processes.SignalFlag() as signals:
         status = f"interrupted {interrupted}"
 print(status, processes.descendants(processes.os.getpid()))
 """
-# Leaves a process in a session of its own, orphaned and deaf to polite signals, as a crashed daemon would be.
+# Leaves an orphan in its own session that ignores SIGTERM and SIGINT, like a crashed daemon.
 LEAVE_DAEMON = """
 import os, signal, sys, time
 folder = sys.argv[1]
@@ -44,8 +44,8 @@ if os.fork() == 0:
 open(folder + "/ready").close()
 os.unlink(folder + "/ready")
 """
-# Writes, for each process that is asked to end after the command, whether the command has cleaned up; it can only once
-# the launcher waits.
+# Records, for each process asked to end after the command, whether the command has cleaned up. It can do so only while
+# the launcher waits for it.
 RECORDING_LAUNCHER = LAUNCHER.replace(
     "folder = Path(sys.argv[1])\n",
     """folder, send, wait_until = Path(sys.argv[1]), processes.send, processes.wait_until
@@ -72,7 +72,7 @@ time.sleep(600)
 
 
 class Launched:
-    """A launcher process whose command is the given source."""
+    """Launcher process whose command runs the given source."""
 
     def __init__(self, folder, source, launcher=LAUNCHER):
         self.folder = folder
@@ -82,7 +82,7 @@ class Launched:
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
-            # Below `nohup` the tests themselves ignore SIGHUP, and so would the launcher.
+            # Under `nohup` the tests ignore SIGHUP, and the launcher would inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 

@@ -1,4 +1,4 @@
-"""Processes by descent: which run, which are collected, and that what does not end is ended."""
+"""Descendant processes: finding them, reaping them, and killing those that do not exit."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from post_training.processes.descendants import (
 )
 
 ASLEEP = "import signal; print(1, flush=True); signal.pause()"
-# Starts a process that starts another, which loses its parent; what is left of both is printed.
+# Starts a process that starts another and exits, and prints what is left of both.
 PROGRAM = """
 import os, subprocess, sys, time
 sys.path.insert(0, os.getcwd())
@@ -84,5 +84,5 @@ def test_a_condition_is_waited_for_no_longer_than_the_limit():
     answers = iter([False, False, True])
     assert wait_until(lambda: next(answers), 60) and wait_until(lambda: True, 0)
     assert not wait_until(lambda: False, 0.01)
-    # Other tests of this process may have left processes with children of their own.
+    # Earlier tests in this process may have left processes that have children.
     assert end_descendants(descendants(os.getpid()), 0, 0) == []

@@ -1,4 +1,4 @@
-"""The end of what a command printed."""
+"""Reading the end of a command's log."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def test_last_error_of_a_log(tmp_path):
 
 
 def test_a_crash_of_python_is_named(tmp_path):
-    """numpy's modules are what Python prints last."""
+    """The crash is found although Python prints the list of extension modules last."""
     log = tmp_path / "run.log"
     program = "import ctypes, faulthandler, numpy; faulthandler.enable(); print('step 12'); ctypes.string_at(0)"
     with log.open("w") as file:

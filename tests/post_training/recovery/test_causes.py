@@ -1,4 +1,4 @@
-"""Causes of failures, from texts that users published and from this project's own sentences."""
+"""Classification of failures, from logs that users published and from this project's own messages."""
 
 import pytest
 
@@ -34,7 +34,7 @@ ENDED_BY_WATCH = "rank 3 (process 7 on a) has not answered for 61 s in update of
 HANG = {"kind": "not_answering", "ended": True, "step": 3, "message": ENDED_BY_WATCH}
 SLOW = HANG | {"ended": False}
 UNREACHABLE = "ray.exceptions.ActorUnavailableError: The actor 8fa5 is unavailable: RpcError: Connection reset by peer"
-# Ray 2.46, of a worker whose machine is gone.
+# Ray 2.46, for a worker on a lost node.
 NODE_DIED = """ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
         class_name: create_colocated_worker_cls.<locals>.WorkerDict
 The actor died because its node has died. Node Id: 5c0d."""
@@ -97,7 +97,7 @@ def test_the_task_that_failed_last_says_in_which_stage(task, stage):
 
 @pytest.mark.parametrize("reason", CAUSES)
 def test_reason_of_the_run_precedes_messages(reason):
-    """Whatever else was printed, and by whichever exit code a launcher has ended."""
+    """The run's own reason wins, whatever else was printed and whatever the exit code."""
     found = classify(5, "step 2: the sandbox did not answer", f"{NPU_MEMORY}\n{ACTOR_DIED}", [HANG], reason)
     assert found == Failure(reason, "step 2: the sandbox did not answer")
 

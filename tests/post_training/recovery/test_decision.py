@@ -1,4 +1,4 @@
-"""When a run is started again, and with what."""
+"""Deciding whether to restart a run, and with which settings."""
 
 import pytest
 from hypothesis import example, given
@@ -24,7 +24,7 @@ def config(micro=8, log_prob=4, sequences=64, share=0.6, exact=True, dynamic=Fal
             },
             "rollout": {
                 "log_prob_micro_batch_size_per_gpu": log_prob,
-                "max_num_seqs": 1024,  # which verl does not read
+                "max_num_seqs": 1024,  # not read by verl
                 "engine_kwargs": {"vllm": {} if sequences is None else {"max_num_seqs": sequences}},
                 "gpu_memory_utilization": share,
             },
@@ -119,7 +119,7 @@ def test_gradients_are_not_changed_behind_the_users_back():
 
 
 def test_sequences_in_flight_are_those_that_the_engine_is_given():
-    """The composed configuration of the job has the halved number where verl reads it, whether it names one or not."""
+    """The composed configuration has the halved limit where verl reads it, even if the job does not set one."""
     from verl_patches.trainer.main_ppo import compose
 
     for name, before, half in (("rehearsal", None, 128), ("deepseek_v3_256die_true_weight", 64, 32)):
@@ -155,7 +155,7 @@ def test_tokens_of_a_micro_batch_hold_the_longest_sequence(tokens):
 
 @given(st.lists(st.tuples(st.sampled_from(CAUSES), st.integers(0, 5), st.integers(0, 3)), min_size=40, max_size=40))
 def test_every_supervision_comes_to_its_end(met):
-    """Without a new checkpoint at most max_retry_times starts follow the first, whatever happens."""
+    """Without a new checkpoint, at most max_retry_times restarts follow the first start, whatever happens."""
     supervision, starts = Supervision(Policy(max_retry_times=5)), 0
     for cause, step, _ in met:
         if isinstance(supervision.decide(attempt(cause, step, checkpoint=0, micro=2**40)), Enough):

@@ -1,4 +1,4 @@
-"""Policies as their files say, and what is refused of them."""
+"""Reading restart policies from their files, and rejecting invalid ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The table of messages: each is found in a realistic log, none in one of a healthy run."""
+"""Each message of the table is found in a realistic log, and none in the log of a healthy run."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ on the NPU backend and will fall back to run on the CPU.
 (TaskRunner pid=9) error_code_counts: 0, EI00021, REI0006X, model EE1002b, 507035 tokens
 (raylet) 0 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node
 """
-# Of rt_error_codes.h, one of each kind, in the lines of torch_npu, vLLM-Ascend and CANN.
+# Codes from rt_error_codes.h, one of each kind; the tests put them into lines of torch_npu, vLLM-Ascend and CANN.
 CODES = {
     100000: "operator_error",
     107001: "bad_configuration",
@@ -88,12 +88,12 @@ def test_no_runtime_code_unknown(code: int) -> None:
 @pytest.mark.parametrize(
     "log, cause",
     [
-        # vllm-ascend#1443: who waited says so after who failed.
+        # vllm-ascend#1443: the waiting rank logs before the one that failed.
         ("EI0002: The wait execution of the Notify register times out.\nNPU out of memory. Tried to allocate", "OOM"),
         ("error code is 507048\nRuntimeError: ACL stream synchronize failed, error code:507015", "operator_error"),
         ("error code is 507048\nray.exceptions.ActorDiedError: The actor died unexpectedly", "hang"),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'\nNo space left on device", "host_memory"),
-        # hw-native-sys/PTOAS#341: the device cannot be set up, because there is no memory.
+        # hw-native-sys/PTOAS#341: the device cannot be set up for lack of memory.
         ("failed: 507033\nMemory_Allocation_Failure(EL0004): Failed to allocate memory.", "OOM"),
         ("EZ9999: Inner Error!\nray.exceptions.ActorDiedError: The actor died", "operator_error"),
         ("Connection reset by peer\nray.exceptions.ActorDiedError: The actor died", "worker_died"),

@@ -1,4 +1,4 @@
-"""Charts hold every value where it belongs, whatever the values are."""
+"""Charts place every value correctly, whatever the values are."""
 
 import re
 
@@ -13,7 +13,7 @@ from post_training.report.metrics import SPREAD_OVER_OTHERS, STAGES
 from post_training.report.palette import DARK, LIGHT, STAGE_COLOURS, stage_colour
 from tests.html_pages import StrictPage
 
-# Seconds, bytes, rewards: what lies nearer to 0 than any of them is 0.
+# Seconds, bytes, rewards: anything closer to 0 than these can be counts as 0.
 FINITE = st.floats(-1e12, 1e12, allow_nan=False).map(lambda value: value if abs(value) > 1e-12 else 0.0)
 
 
@@ -88,7 +88,7 @@ def test_numbers_and_sizes_are_short():
 
 
 def grid(*ticks: tuple[str, str, str]) -> str:
-    """Lines and texts of an axis: their place, the place of the text, the text."""
+    """Return an axis's grid lines and labels; each tick is (line y, label y, label)."""
     return "".join(
         f'<line class="grid" x1="78" x2="550" y1="{y}" y2="{y}"/>'
         f'<text class="tick" x="72" y="{beside}" text-anchor="end">{text}</text>'
@@ -124,7 +124,7 @@ FIFTHS = (
 
 
 def test_lines_are_drawn_to_the_letter():
-    """From 78 to 550 across and from 202 up to 10: two steps at both ends, 0 at the bottom, 10 at the top."""
+    """The plot spans x 78 to 550 and y 202 to 10; the two steps are at its ends, 0 at the bottom and 10 at the top."""
     axis = grid(*((*place, str(2 * index)) for index, place in enumerate(FIFTHS)))
     chart = charts.lines([Series("a<b", [(1, 0.0), (2, 10.0)]), Series("dot", [(2, 5.0)])])
     assert chart == drawing(
@@ -155,7 +155,7 @@ def test_one_step_stands_in_the_middle():
 
 
 def test_stacked_bars_are_drawn_to_the_letter():
-    """A step is half of 472 wide, its bar 0.88 of that; 3 of 3 are all of the 192 in height."""
+    """A step takes half of the width of 472 and its bar 0.88 of that; the full value 3 is 192 high."""
     parts = [("x", [1.0, 3.0]), ("y", [1.0, 0.0])]
     axis = grid(("202.0", "206.0", "0"), ("138.0", "142.0", "1"), ("74.0", "78.0", "2"), ("10.0", "14.0", "3"))
     bars = [("c0", "92.2", "138.0", "64.0"), ("c1", "92.2", "74.0", "64.0"), ("c0", "328.2", "10.0", "192.0")]
@@ -176,7 +176,7 @@ def test_bars_of_very_many_steps_are_means_of_equally_many():
 
 
 def test_horizontal_bars_are_drawn_to_the_letter():
-    """The longest is 320 wide; a row is 22 high."""
+    """The longest bar is 320 wide, and each row is 22 high."""
     rows = [("all", "4", "11.0", "15.0", "4.0", "320.0", "476.0"), ("b", "1", "33.0", "37.0", "26.0", "80.0", "236.0")]
     shapes = "".join(
         f'<text class="tick" x="142" y="{beside}" text-anchor="end">{name}</text>'
@@ -230,7 +230,7 @@ def test_an_axis_has_round_numbers(low, high, options, ticks):
 
 
 def test_stage_has_one_colour_in_pages_and_pictures():
-    """The stages that a run shows decide nothing: `update` is c1 with or without a reference pass."""
+    """Colours do not depend on which stages a run has: `update` is c1 with or without a reference pass."""
     for names in (("rollout", "update"), ("rollout", "ref", "update")):
         chart = charts.stacked([1], [(name, [1.0]) for name in names], colours=STAGE_COLOURS)
         classes = re.findall(r'class="c(\d+) bar"', chart)
@@ -262,7 +262,7 @@ def test_sizes_are_counted_by_1024(value, text):
 
 
 def test_bars_of_many_steps_are_means_and_lie_on_each_other():
-    """161 steps are drawn as 80 bars of two steps and one of the last step."""
+    """161 steps are drawn as 80 bars of two steps each, and one for the last step."""
     steps = range(1, 162)
     chart = charts.stacked(steps, [("a", [1.0] * 161), ("b", [3.0] * 161)])
     titles = re.findall("<title>([^<]*)</title>", chart)

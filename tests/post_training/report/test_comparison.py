@@ -1,4 +1,4 @@
-"""Two runs beside each other: paired differences with honest intervals, and what differs in their settings."""
+"""Comparison of two runs: paired differences with calibrated intervals, and differing settings."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def records(values: dict[int, float | None], name: str = "critic/score/mean") ->
 
 
 def test_differences_are_of_steps_that_both_runs_made():
-    """Step 1 is the first run's alone, step 4 the second's, and at step 3 the second is not finite."""
+    """Only the first run has step 1, only the second has step 4, and at step 3 the second is not finite."""
     (found,) = differences(records({1: 9.0, 2: 1.0, 3: 5.0, 5: 2.0}), records({2: 4.0, 3: None, 4: 7.0, 5: 3.0}))
     assert (found.steps, found.first, found.second, found.difference.value) == (2, 1.5, 3.5, 2.0)
     assert not found.has_interval and not found.is_clear
@@ -27,7 +27,7 @@ def test_differences_are_of_steps_that_both_runs_made():
 
 
 def test_pairing_finds_what_the_noise_of_both_runs_hides():
-    """Both runs rise from 0.2 to 0.9 with the same noise of their prompts, and the second is 0.02 above the first."""
+    """Both runs rise from 0.2 to 0.9 with the same noise from their prompts; the second is 0.02 higher."""
     noise = np.random.default_rng(1)
     first = np.linspace(0.2, 0.9, 40) + 0.1 * noise.standard_normal(40)
     second = first + 0.02 + 0.01 * noise.standard_normal(40)
@@ -40,9 +40,9 @@ def test_pairing_finds_what_the_noise_of_both_runs_hides():
 
 
 def test_blocks_cover_means_of_steps_that_follow_each_other():
-    """Of a process that remembers half of its last value, 95 % intervals should hold the mean, 0, as often.
+    """For an AR(1) process with coefficient 0.5, 95 % intervals should contain the mean, 0, that often.
 
-    Drawn one by one, as if steps were independent, they hold it far more seldom.
+    Resampling one by one, as if steps were independent, contains it far less often.
     """
     drawn, trials, length = np.random.default_rng(0), 200, 100
     held = {"blocks": 0, "one by one": 0}
@@ -63,7 +63,7 @@ def test_interval_of_independent_values_is_the_bootstraps():
 
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
-    """Two runs of eight steps on copies of the same data, with another learning rate."""
+    """Two runs of eight steps on copies of the same data, with different learning rates."""
     made = []
     for name, rate in (("first", 1e-6), ("second", 2e-6)):
         run = write_run(tmp_path / name, steps=FEWEST_STEPS, **{"actor/grad_norm": rate})
@@ -88,7 +88,7 @@ def test_page_shows_both_curves_intervals_and_settings(runs):
 
 
 def test_secrets_that_differ_are_not_settings_that_differ(runs):
-    """What differs is listed, and two secrets that differ are not shown."""
+    """Two secrets that differ are not listed among the differing settings."""
     for number, run in enumerate(runs):
         config = yaml.safe_load((run / "config.yaml").read_text())
         config["trainer"]["wandb_api_key"] = f"hidden-secret-{number}"
@@ -125,7 +125,7 @@ def test_page_says_that_the_order_of_prompts_differs(runs, data):
 
 @pytest.mark.parametrize("rise, clear", [(0.01, True), (-0.01, True), (0.0, False)])
 def test_difference_is_clear_on_either_side_of_0(rise, clear):
-    """Second minus first: a fall is as clear as a rise."""
+    """The difference is second minus first, and a fall is as clear as a rise."""
     noise = 0.005 * np.random.default_rng(2).standard_normal(30)
     first = records(dict.fromkeys(range(1, 31), 0.5))
     second = records({step: 0.5 + rise + noise[step - 1] - noise.mean() for step in range(1, 31)})

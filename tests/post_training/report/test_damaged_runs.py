@@ -1,4 +1,4 @@
-"""A damaged file of a run is one sentence of report.py, or is shown; never a traceback and never a wait."""
+"""For a damaged file of a run, report.py prints one sentence or shows it; it never hangs or prints a traceback."""
 
 import copy
 import json
@@ -37,7 +37,7 @@ def run(tmp_path):
 
 
 def said(folder: Path) -> str:
-    """What report.py makes of the folder: "" where it has written the page."""
+    """Return report.py's error for the folder, or "" if it rendered the page."""
     try:
         return render_page(folder) and ""
     except ReportError as error:
@@ -51,7 +51,7 @@ def said(folder: Path) -> str:
 def test_damaged_bytes_named(run, name, content):
     (run / name).write_bytes(content)
     sentence = said(run)
-    # YAML reads a long number, and this one, as text of no configuration.
+    # YAML reads a long number as a scalar, which is not a configuration.
     assert str(run / name) in sentence and "\n" not in sentence and len(sentence) < 600
 
 
@@ -70,7 +70,7 @@ def test_event_without_time_named(run, capsys):
 
 
 def test_any_damage_rejected_or_shown(run):
-    """Every value of every file in turn is dropped or replaced by one of another kind."""
+    """Drop or replace every value of every file in turn."""
     draw = Random(0)
     for name in [each for each in FILES if not each.endswith(".yaml")]:
         file, text = run / name, (run / name).read_text()

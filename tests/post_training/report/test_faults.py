@@ -1,4 +1,4 @@
-"""What makes a run untrue, and how it is said."""
+"""Faults that make a run invalid, and the sentences that report them."""
 
 import json
 import math
@@ -144,7 +144,7 @@ def test_faults_of_a_run_that_goes_on_are_those_of_before():
 
 
 def test_faults_before_and_behind_a_resume_are_one_runs():
-    """As JSON keeps them, with every kind of fault."""
+    """Restore faults of every kind from JSON."""
     steps = [
         {"actor/nonfinite_steps": 1.0},
         {DIFFERENCE: 0.5},

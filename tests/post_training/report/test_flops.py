@@ -1,4 +1,4 @@
-"""Model FLOPs: against the published number of activated parameters, and against verl's own counter."""
+"""Model FLOPs match the published number of activated parameters and verl's own counter."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ TOKENS = 1000
 
 
 def counted_by_verl(model: dict, lengths: list[int]) -> float:
-    """Of a forward and a backward pass over sequences of these lengths."""
+    """Return verl's FLOPs of a forward and a backward pass over sequences of these lengths."""
     counter = pytest.importorskip("verl.utils.flops_counter").FlopsCounter(SimpleNamespace(**model))
     return counter.estimate_func[model["model_type"]](sum(lengths), lengths, 1.0) * 1e12
 
@@ -34,14 +34,14 @@ def test_the_model_that_the_published_rows_ran_is_deepseek_v3():
 
 
 def test_a_token_of_deepseek_v3_meets_37_billion_weights():
-    """DeepSeek-V3, arXiv:2412.19437, abstract: 37B activated for each token, embeddings included."""
+    """Compare with the abstract of DeepSeek-V3, arXiv:2412.19437: 37B activated per token, embeddings included."""
     looked_up = DEEPSEEK_V3["hidden_size"] * DEEPSEEK_V3["vocab_size"]
     assert (forward_flops(DEEPSEEK_V3, 1e-6) / 2e-6 + looked_up) / 1e9 == pytest.approx(37.5, abs=0.5)
 
 
 @pytest.mark.parametrize(("model", "widths"), [(DEEPSEEK_V3, (192, 128)), (QWEN2, (64, 64))])
 def test_it_is_verls_count_but_for_embeddings_and_the_causal_half_of_attention(model, widths):
-    """verl multiplies by the embedding too, and takes all pairs of tokens, with the query's width for the value's."""
+    """verl also counts the embedding, and all pairs of tokens, with the query's width for the value too."""
     ours, verls = 3 * forward_flops(model, TOKENS), counted_by_verl(dict(model), [TOKENS])
     embedding = 6 * model["vocab_size"] * model["hidden_size"] * TOKENS
     pairs = model["num_hidden_layers"] * model["num_attention_heads"] * TOKENS**2
@@ -56,7 +56,7 @@ def test_utilisation_is_work_over_what_the_dies_could_have_done():
     assert utilisation(DEEPSEEK_V3, statistics, 256, 188) == pytest.approx(
         2 * utilisation(DEEPSEEK_V3, statistics, 256, 376)
     )
-    # Rounded: 6 x 36.6e9 weights x 25.5e6 tokens / 328.8 s / 256 dies is 67 TFLOPS, and attention adds a tenth.
+    # Rounded: 6 x 36.6e9 weights x 25.5e6 tokens / 328.8 s / 256 dies is 67 TFLOPS, and attention adds 10 %.
     assert utilisation(DEEPSEEK_V3, RANDOM_WEIGHTS.statistics, 256, 376) == pytest.approx(
         67e12 * 1.1 / 376e12, rel=0.02
     )

@@ -1,4 +1,4 @@
-"""Adding up the meters of several processes."""
+"""Summing the meters of several processes."""
 
 import json
 
@@ -8,7 +8,7 @@ from post_training.report.meters import read_meters
 
 
 def snapshot(count, peak, **phases):
-    """The form in which npu_emulator.meters writes a process's counters."""
+    """Return a process's counters in the format that npu_emulator.meters writes."""
     counted = {"count": count, "bytes": 10 * count}
     return {
         "pid": 1,

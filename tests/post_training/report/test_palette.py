@@ -1,4 +1,4 @@
-"""report.html and report.png have the colours of one module."""
+"""report.html and report.png take their colours from one module."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The recipe's table: what was published is the referee of the arithmetic."""
+"""Token rates, checked against the recipe's published table."""
 
 import pytest
 
@@ -19,13 +19,13 @@ def statistics(**changes) -> StepStatistics:
 
 
 def test_a_worked_example():
-    """60 response tokens in 3 s, 80 tokens in 4 s and in 8 s, on two cards."""
+    """Compute the rates of 60 response tokens in 3 s and 80 tokens in 4 s and 8 s, on two cards."""
     assert rates(statistics(), 2) == Rates(rollout=10.0, training=10.0, system=5.0)
     assert rates(statistics(), 2).over(2) == rates(statistics(), 4) == Rates(5.0, 5.0, 2.5)
 
 
 def test_saving_and_validation_count_in_one_of_two_rates():
-    """80 tokens in 8 s on two cards, of which 3 s are no training."""
+    """80 tokens take 8 s on two cards, of which 3 s are saving and validation."""
     found = rates(statistics(aside=3.0), 2)
     assert (found.system, found.trained) == (5.0, 8.0)
     assert found.over(2).trained == 4.0
@@ -40,7 +40,7 @@ def test_what_was_not_measured_has_no_rate(seconds):
 
 
 def test_the_row_with_true_weights_follows_from_its_own_inputs():
-    """512 x 16 sequences of 77.8 + 1576.6 tokens on 128 cards; the rollout was published one token a second higher."""
+    """512 x 16 sequences of 77.8 + 1576.6 tokens on 128 cards; the published rollout rate is one token/s too high."""
     found = rates(TRUE_WEIGHTS.statistics, CARDS)
     assert found.system == pytest.approx(123.16, abs=0.005) == TRUE_WEIGHTS.rates.system
     assert found.training == pytest.approx(331.6, abs=0.05) == TRUE_WEIGHTS.rates.training

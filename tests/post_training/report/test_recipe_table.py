@@ -1,4 +1,4 @@
-"""The recipe's table as it is printed: of a run, of a run on emulated dies, and of a published row."""
+"""The printed recipe table, for a run, a run on emulated dies, and a published row."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SECONDS = {
 }  # fmt: skip
 STATISTICS = StepStatistics(8192, 77.8, 1576.6, 0.25, SECONDS, 1348.555, aside=348.555)
 PEAK = 353.0
-# Rates from the definitions of rates.py: 8192 x 1576.6 / 859.68 / 128, 8192 x 1654.4 / 400 / 128, and so on; training
-# only 8192 x 1654.4 / 1000 / 128.
+# Rates by the definitions in rates.py: 8192 x 1576.6 / 859.68 / 128, 8192 x 1654.4 / 400 / 128, and so on; "training
+# only" is 8192 x 1654.4 / 1000 / 128.
 PRINTED = """\
                                            night   published, true
                                        steps 2-4            step 2

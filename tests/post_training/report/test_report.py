@@ -1,4 +1,4 @@
-"""From metrics.jsonl to summary.json and the picture; what was not measured must not look measured."""
+"""From metrics.jsonl to summary.json and the charts; unmeasured values must not look measured."""
 
 import json
 
@@ -70,7 +70,7 @@ def test_stage_seconds_leave_out_the_first_step_and_count_nothing_twice():
 
 
 def test_step_seconds_with_and_without_saving_and_validation():
-    """verl's timer of a step holds both; each is every few steps, and the first step counts for nothing."""
+    """verl's step timer includes both. They happen every few steps, and the first step is not counted."""
     steps = [
         record(1, timing_s__step=50.0, timing_s__testing=40.0),
         record(2, timing_s__step=4.0),
@@ -287,7 +287,7 @@ def test_a_validation_before_training_is_no_step():
 
 
 def test_ray_that_ended_is_in_the_summary():
-    """A run whose workers went on without Ray's server is complete, and its log is not."""
+    """If workers went on after Ray's server died, the run is complete but its log is not."""
     said = "Ray's process gcs_server ended during the run, so the log lacks what workers printed since"
     faults = [{"kind": "ray_ended", "message": said, "step": 2, "time": 0.0}]
     assert summarise([record(1)], FACTS, faults=faults)["ray_ended"] == said

@@ -1,4 +1,4 @@
-"""What is read out of a run's folder, all of it at once, against statistics that are worked out by hand."""
+"""A run's folder is read into statistics that match hand-computed ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODEL = {"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64}
 
 
 def configuration(**trainer: object) -> dict[str, object]:
-    """As verl writes it, with the keys that are read."""
+    """Return a configuration as verl writes it, with the keys that are read."""
     return {
         "data": {"train_batch_size": 6},
         "actor_rollout_ref": {
@@ -48,7 +48,7 @@ def configuration(**trainer: object) -> dict[str, object]:
 
 
 def step(number: int, **changed: float | None) -> dict[str, object]:
-    """A line of metrics.jsonl; a name's first part may be left out in `changed`."""
+    """Return a line of metrics.jsonl; names in `changed` omit the part before the slash."""
     metrics: dict[str, float | None] = {**SECONDS, **LENGTHS}
     for name, value in changed.items():
         (known,) = (each for each in metrics if each.endswith(f"/{name}"))
@@ -58,7 +58,7 @@ def step(number: int, **changed: float | None) -> dict[str, object]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run that has made its three steps; the first took 10 times as long, and before it the run has validated."""
+    """A run that validated and then completed its three steps, of which the first took 10 times as long."""
     run = tmp_path / "night"
     run.mkdir()
     (run / "config.yaml").write_text(yaml.safe_dump(configuration()))

@@ -1,4 +1,4 @@
-"""report.html tells what the run's folder holds, without a network and whatever a model wrote."""
+"""report.html shows the contents of a run's folder, offline and whatever text a model wrote."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_the_dies_are_those_of_all_nodes(tmp_path, trainer, said):
 
 def test_a_response_is_text_and_nothing_else(tmp_path):
     page = render_page(write_run(tmp_path / "run"))
-    strict = StrictPage(page)  # an address would raise
+    strict = StrictPage(page)  # raises at an address
     assert (
         HOSTILE in strict.text and "script" not in strict.tags and "http://" not in page.replace("http://example", "")
     )
@@ -163,7 +163,7 @@ def test_the_strict_reader_finds_what_is_wrong():
 
 
 def test_page_says_on_how_many_nodes_each_step_was_made(tmp_path):
-    """A node is lost after step 4 of checkpoint 2, comes back at 6; the last start follows a failure without a loss."""
+    """A node is lost after step 4 (checkpoint 2) and returns at step 6; the last failure loses no node."""
     folder = write_run(tmp_path / "run", steps=9)
     starts = [(2, 0, "as configured"), (1, 2, "FSDP over 8 dies"), (2, 6, "as configured"), (2, 8, "as configured")]
     entries = [{"message": "of 2 nodes it can go on with 1"}]

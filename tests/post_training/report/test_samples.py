@@ -1,4 +1,4 @@
-"""Samples as a page can hold them."""
+"""Preparing samples for the report page."""
 
 import json
 

@@ -1,6 +1,6 @@
-"""Four ranks that reshard over many pairs of layouts and compare every rollout tensor with the naive reference.
+"""Reshard on four ranks over many pairs of layouts, and compare every rollout tensor with the naive reference.
 
-They write what they find; `test_exchange` says what it must be. As in all tests collectives complete at wait() only.
+The ranks write their results, which `test_exchange` checks. As in all tests, collectives complete only at wait().
 """
 
 import json
@@ -26,7 +26,7 @@ WORLD = 4
 
 
 def placements(seed: int) -> tuple[TrainPlacement, RolloutPlacement]:
-    """A random pair of layouts of four ranks."""
+    """Draw a pair of layouts of four ranks."""
     draw = random.Random(seed)
     tp, pp = draw.choice([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)])
     dp = WORLD // tp // pp
@@ -58,7 +58,7 @@ def placements(seed: int) -> tuple[TrainPlacement, RolloutPlacement]:
 
 
 BIAS = ".mlp.gate.e_score_correction_bias"
-"""No shipped table declares this cast; here it is one, so that casts are tried."""
+"""No shipped sharding spec declares a cast of this bias; the tests do, to exercise casts."""
 
 
 class Case:
@@ -96,7 +96,7 @@ class Case:
         )
 
     def differing(self) -> list[str]:
-        """Names of the rollout tensors that are not those of the naive reference, bit for bit."""
+        """Return the names of rollout tensors that differ from the naive reference in any bit."""
         return [name for name, value in self.expected.items() if not same_bits(self.target[name].cpu(), value)]
 
     def addresses(self) -> dict[str, int]:
@@ -104,7 +104,7 @@ class Case:
 
 
 def many_layouts(count: int) -> list[dict]:
-    """Random pairs, types and buckets: what differs after the first and after the second run, and what they took."""
+    """Reshard twice for random layouts, dtypes and bucket sizes; return differing tensors and the cost of each."""
     found = []
     for seed in range(count):
         draw = random.Random(seed)
@@ -135,7 +135,7 @@ def many_layouts(count: int) -> list[dict]:
 
 
 class NeverWaitedFor:
-    """A collective whose results nobody waits for."""
+    """A collective whose wait() returns at once."""
 
     def __init__(self, work: dist.Work) -> None:
         self.work = work
@@ -145,7 +145,7 @@ class NeverWaitedFor:
 
 
 def without_waiting(seed: int) -> list[str]:
-    """What differs when the exchange goes on before its collectives have completed."""
+    """Return the tensors that differ if the exchange continues before its collectives have completed."""
     case = Case(seed, torch.bfloat16, 5000)
     all_to_all, works = dist.all_to_all_single, []
 
@@ -165,7 +165,7 @@ def without_waiting(seed: int) -> list[str]:
 
 
 def staging_by_bucket() -> list[dict]:
-    """Buckets and bytes of staging for limits from small to large, one bucket after the other and overlapped."""
+    """Return buckets and staging bytes for small to large bucket limits, without and with overlap."""
     found = []
     for overlap in (False, True):
         for bucket in (1500, 6000, 100_000):
@@ -183,7 +183,7 @@ def staging_by_bucket() -> list[dict]:
 
 
 def bytes_received(seed: int) -> dict[str, int]:
-    """What a rank received and sent, and what it needs and does not hold, experts apart."""
+    """Return the bytes that a rank sent, received, and needs without having them; experts also separately."""
     case = Case(seed, torch.bfloat16, 1 << 20)
     report = case.resharder.run()
     need, have = coverage(case, vllm_ascend(SMALL, case.rollout, case.rank), case.expected)
@@ -198,7 +198,7 @@ def bytes_received(seed: int) -> dict[str, int]:
 
 
 def coverage(case: Case, shards: list, state: State) -> tuple[State, State]:
-    """Which elements of every HF tensor the rollout side needs and the training side has."""
+    """Return masks of the elements of every HF tensor: those that rollout needs, and those that training has."""
     need, have = ({name: torch.zeros(v.shape, dtype=torch.bool) for name, v in case.full.items()} for _ in range(2))
     for marks, held in ((need, shards), (have, megatron(SMALL, case.train, case.rank))):
         for shard in held:
@@ -208,7 +208,7 @@ def coverage(case: Case, shards: list, state: State) -> tuple[State, State]:
 
 
 def verified() -> dict[str, list[str]]:
-    """What verify() names after a reshard, after one byte of the last rank has been flipped, and after another."""
+    """Return the names from verify() after a reshard, after a bit flip on the last rank, and after one more run."""
     case = Case(11, torch.bfloat16, 4000)
     case.resharder.run()
     found = {"at first": case.resharder.verify()}
@@ -222,7 +222,7 @@ def verified() -> dict[str, list[str]]:
 
 
 def rounded_bias() -> dict:
-    """Biases as DeepSeek-V3 publishes them, float32 and near 5, on their way to a rollout that holds bfloat16."""
+    """Reshard biases like DeepSeek-V3's published ones, float32 and near 5, to a rollout in bfloat16."""
     case = Case(11, torch.bfloat16, 4000, fp32_bias=True)
     drawn = torch.Generator().manual_seed(0)
     biases = {name: 5 + torch.rand(value.shape, generator=drawn) for name, value in case.full.items() if BIAS in name}
@@ -235,7 +235,7 @@ def rounded_bias() -> dict:
 
 
 def steady_state() -> dict:
-    """What the device counts in the second run, and what the run says of itself."""
+    """Return the device's counters for the second run, and the run's own report."""
     case = Case(5, torch.bfloat16, 20_000)
     case.resharder.run()
     with meters.phase("steady"):
@@ -252,8 +252,11 @@ def steady_state() -> dict:
 
 
 def transposed_bytes() -> dict:
-    """Bytes that change their memory order as the device counts them, also with a packing that turns a whole expert for
-    the part of it that is sent; and those of the experts that were sent or stayed."""
+    """Count the bytes transposed on the device, also with a packing that transposes whole experts.
+
+    Returns:
+        Transposed bytes by packing, differing tensors, and the bytes of experts that were sent or copied.
+    """
     case = Case(5, torch.bfloat16, 20_000)
     case.resharder.run()
     found: dict = {"differing": []}
@@ -266,7 +269,7 @@ def transposed_bytes() -> dict:
 
 
 def pack_from_whole_experts(side: exchange.Side, direction: Direction, buffer: torch.Tensor) -> None:
-    """As the per-tensor way does it: bring the tensor into the order of the files, then take out what is sent."""
+    """Pack as the per-tensor path does: bring the tensor into file order, then take the slices to send."""
     whole = {chunk.shard: side.shards[chunk.shard].locate(side.tensors).contiguous() for chunk in direction.chunks}
     for chunk in direction.chunks:
         source = whole[chunk.shard][tuple(slice(*part) for part in chunk.narrow[: whole[chunk.shard].dim()])]
@@ -274,7 +277,7 @@ def pack_from_whole_experts(side: exchange.Side, direction: Direction, buffer: t
 
 
 def fifty_steps() -> dict:
-    """Weights change every step: what differs at the end, what moved, and what is allocated before and after."""
+    """Reshard 50 times with changing weights; return differing and moved tensors, and allocated bytes around it."""
     case = Case(9, torch.bfloat16, 20_000)
     case.resharder.run()
     addresses, before = case.addresses(), torch.npu.memory_allocated()
@@ -282,7 +285,7 @@ def fifty_steps() -> dict:
         for value in case.source.values():
             value.neg_()
         case.resharder.run()
-    for _ in range(100_000):  # a thread of gloo's may hold its last transfer for a moment after that has ended
+    for _ in range(100_000):  # one of gloo's threads may hold its last transfer a moment longer
         if torch.npu.memory_allocated() <= before:
             break
         os.sched_yield()
@@ -291,7 +294,7 @@ def fifty_steps() -> dict:
 
 
 def rejected(case: Case) -> str:
-    """The sentence with which the run was rejected, or nothing."""
+    """Return the error with which the run was rejected, or ""."""
     try:
         case.resharder.run()
     except LayoutError as error:
@@ -300,7 +303,7 @@ def rejected(case: Case) -> str:
 
 
 def misfits() -> dict[str, str]:
-    """What each rank says of models that do not fit on one rank or on all of them."""
+    """Return this rank's errors for models that do not fit, on one rank or on all."""
     missing = Case(3, torch.float32, 1 << 20)
     if missing.rank == 2:
         del missing.target["model.norm.weight"]
@@ -324,7 +327,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("cpu:gloo,npu:hccl")
     results = {
         "layouts": many_layouts(60),
-        # A seed of its own: staging memory may still hold the very bytes of a case that ran before.
+        # Use a separate seed: staging memory may still contain the bytes of an earlier case.
         "without waiting": without_waiting(1005),
         "staging": staging_by_bucket(),
         "received": [bytes_received(seed) for seed in range(6)],

@@ -1,6 +1,6 @@
-"""Four ranks of which one fails in a reshard, in the way that `way.txt` in the folder says.
+"""Make one of four ranks fail during a reshard, in the way named in the folder's `way.txt`.
 
-`main(folder)` writes what each surviving rank was told to `<rank>.json`.
+`main(folder)` writes the error that each surviving rank received to `<rank>.json`.
 """
 
 import datetime
@@ -23,11 +23,11 @@ from tests.post_training.reshard.exchange_program import Case
 SEED, BUCKET = 5, 20_000
 CULPRIT = 2
 TIMEOUT = 8.0
-"""Seconds of torch_npu's watchdog, below which HCCL gives up as the environment files of the launchers have it."""
+"""torch_npu's watchdog timeout in seconds; HCCL's is lower, as in the launchers' environment files."""
 
 
 def at_second_pack(act: Callable[[exchange.Side, exchange.Direction], None]) -> Callable:
-    """`pack`, which runs `act` in its second bucket."""
+    """Return a `pack` that runs `act` in its second bucket."""
     upstream, calls = exchange.pack, []
 
     def packing(side: exchange.Side, direction: exchange.Direction, buffer: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ def die(*_: object) -> None:
 
 
 def lose_a_weight(side: exchange.Side, direction: exchange.Direction) -> None:
-    """As if training had replaced a weight by one of another shape: packing it raises."""
+    """Replace a weight by one of another shape, so that packing it raises."""
     local = side.shards[next(iter(direction.chunks)).shard].local
     side.tensors[local] = torch.zeros(1, device="npu")
 
@@ -66,7 +66,7 @@ def run(case: Case, generation: WeightsGeneration) -> None:
 def main(folder: Path) -> None:
     rank, way = int(os.environ["RANK"]), (folder / "way.txt").read_text()
     if rank == CULPRIT and (child := os.fork()):
-        os.waitpid(child, 0)  # so that the harness does not see a rank killed, and end the others before they notice
+        os.waitpid(child, 0)  # the harness must not see a killed rank and end the others before they notice
         return
     os.environ["HCCL_EXEC_TIMEOUT"] = str(int(TIMEOUT) // 2)
     torch.npu.set_device(rank)
@@ -91,5 +91,5 @@ def main(folder: Path) -> None:
         found["after"] = told(generation.require_whole) | {"differing": case.differing()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
     if way not in ("nothing", "raises") and rank == 0:
-        time.sleep(5)  # it keeps the store, which the others may still ask
+        time.sleep(5)  # it serves the store, which the others may still query
     os._exit(0)

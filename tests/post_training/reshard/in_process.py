@@ -1,5 +1,5 @@
-"""All ranks of an exchange inside one process: the same planner, cutting, packing and scattering, with memory copies in
-place of the collective. It reaches rank counts that no test machine can start as processes."""
+"""All ranks of an exchange in one process: the real planner, cutting, packing and scattering, with memory copies in
+place of the collective. It allows rank counts that no test machine can start as processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

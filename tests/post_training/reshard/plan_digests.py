@@ -1,4 +1,4 @@
-"""Prints the digests of plans of drawn placements as JSON, and Python's hash of a word: one process of a test."""
+"""Print the plan digests of random placements, and Python's hash of a string, as JSON; run as a test's subprocess."""
 
 import json
 import random
@@ -12,7 +12,7 @@ DRAWN = 24
 
 
 def digest(seed: int) -> str:
-    """The digest of one plan, made from layouts that are written down afresh."""
+    """Return the digest of one plan, made from newly built layouts."""
     draw = random.Random(seed)
     world = draw.choice([2, 4, 8])
     train = draw_train_placement(draw, world, SMALL.layers, (None, 120), [1, 2, 4])

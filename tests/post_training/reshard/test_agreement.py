@@ -1,4 +1,4 @@
-"""What ranks agree on before the first transfer: every rank comes to the same result, or all raise the same error.
+"""Before the first transfer, every rank agrees on the same result, or all raise the same error.
 
 The ranks are threads here, and a collective is a board that all of them write to before any reads.
 """
@@ -20,7 +20,7 @@ RANKS = 3
 
 
 class Rank:
-    """Stands for the process group, as one rank sees it."""
+    """A stand-in for the process group, as seen by one rank."""
 
     def __init__(self, number: int, barrier: Barrier, board: list) -> None:
         self.number, self.barrier, self.board, self.collectives = number, barrier, board, 0
@@ -43,7 +43,7 @@ def threads(monkeypatch):
 
 
 def on_all_ranks(call) -> tuple[list, list[int]]:
-    """What each rank comes to (its result, or the text of its LayoutError), and its number of collectives."""
+    """Call on all ranks. Return each rank's result, or its LayoutError as text, and its number of collectives."""
     barrier, board = Barrier(RANKS), [None] * RANKS
     groups = [Rank(number, barrier, board) for number in range(RANKS)]
 
@@ -61,7 +61,7 @@ def shard(name: str, size: int = 2) -> Shard:
     return Shard(name, ((0, size),), f"local.{name}")
 
 
-# By rank: "a" on all, "b" on the last two, "c" on the last alone; the second side has "a" on the first alone.
+# Weights by rank. First side: "a" on all, "b" on the last two, "c" on the last. Second side: "a" on the first.
 LAYOUTS = (
     [[shard("a")], [shard("a"), shard("b")], [shard("b"), shard("c"), shard("a")]],
     [[shard("a")], [], [Shard(PADDING, ((0, 2),), "local.padding")]],

@@ -1,4 +1,4 @@
-"""What a bucket stages and says, on layouts written down by hand, in one process."""
+"""Contents, staging and progress of buckets, on hand-written layouts in one process."""
 
 from collections.abc import Sequence
 from random import Random
@@ -34,7 +34,7 @@ def buckets_of(plan: Plan, rank: int) -> list[Bucket]:
 
 
 def test_elements_of_several_widths_are_aligned_in_their_stream() -> None:
-    """Three elements of two bytes come first by name; four-byte elements behind them would begin at byte 6."""
+    """By name, three two-byte elements come first, and the four-byte elements after them would start at byte 6."""
     (sends,) = buckets_of(plan_of([HELD, []], [[], HELD]), rank=0)
     offsets = {HELD[chunk.shard].hf_name: chunk.start for chunk in sends.send.chunks}
     assert offsets == {"scale": 0, "bias": 12, "norm": 18}
@@ -44,7 +44,7 @@ def test_elements_of_several_widths_are_aligned_in_their_stream() -> None:
 
 
 def test_the_part_of_every_peer_begins_aligned() -> None:
-    """Three elements of two bytes for rank 1; the four-byte ones for rank 2 would begin at byte 6."""
+    """Rank 1 gets three two-byte elements; the four-byte ones for rank 2 would start at byte 6."""
     plan = plan_of([[HELD[0], HELD[2]], [], []], [[], [HELD[0]], [HELD[2]]])
     (bucket,) = schedule(plan.remote, 3, 0, 1, (shard_origins([HELD[0], HELD[2]]), shard_origins([HELD[0]])))
     assert bucket.send.splits == (0, ALIGNMENT, ALIGNMENT)
@@ -52,7 +52,7 @@ def test_the_part_of_every_peer_begins_aligned() -> None:
 
 
 def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> None:
-    """Both bring the weight from rank 0 to rank 1; only one passes it on to rank 2 in the same node."""
+    """Both plans send the weight from rank 0 to rank 1; only one forwards it to rank 2 on the same node."""
     held = HELD[:1]
     without = plan_of([held, [], []], [[], held, []], [0, 1, 1])
     relaying = plan_of([held, [], []], [[], held, held], [0, 1, 1])
@@ -65,7 +65,7 @@ def test_plans_that_differ_in_what_is_relayed_alone_have_different_digests() -> 
 
 @pytest.mark.parametrize("sends_to_all", [True, False])
 def test_many_peers_of_one_rank_do_not_overfill_its_buckets(sends_to_all: bool) -> None:
-    """Eight weights of 11 rows of 100 bytes, each to or from another rank: each part is cut at a row."""
+    """Send eight weights of 11 rows of 100 bytes, each to or from another rank; shards are split at rows."""
     weights = [Shard(f"weight{number}", ((0, 11), (0, 100)), f"weight{number}") for number in range(8)]
     central: list[list[Shard]] = [weights, *([] for _ in weights)]
     apart: list[list[Shard]] = [[], *([weight] for weight in weights)]
@@ -101,7 +101,7 @@ Piece = tuple[int, tuple[tuple[int, int], tuple[int, int]], int, int]
 def naive_directions(
     transfers: Transfers, sends: bool, shards: Sequence[Shard], world_size: int, buckets: int
 ) -> list[tuple[list[int], list[Piece]]]:
-    """Row by row: it travels in the last bucket that begins before the row ends."""
+    """Assign row by row: a row goes into the last bucket that begins before the row ends."""
     origins = shard_origins(shards).tolist()
     found = []
     for bucket in range(buckets):

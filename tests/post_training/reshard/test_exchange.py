@@ -1,4 +1,4 @@
-"""The exchange on four emulated dies: exact for random layouts, bounded, and rejected when models do not fit."""
+"""The exchange on four emulated dies is exact for random layouts, bounded, and rejects models that do not fit."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What each rank found, all on one set of ranks."""
+    """Results of each rank; all tests share one run of the ranks."""
     folder: Path = tmp_path_factory.mktemp("exchange")
     run_ranks("tests.post_training.reshard.exchange_program", WORLD, folder, imported=PYTORCH)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
@@ -88,14 +88,14 @@ def test_a_misfit_rejected_on_every_rank(results: list[dict]) -> None:
 
 
 def test_the_device_counts_nothing_superfluous(results: list[dict]) -> None:
-    """Buckets, and one integer on whose sum all agree; each byte is copied where it leaves and where it lands."""
+    """Only buckets and one all-reduced integer are sent; each byte is copied once at its source and at its target."""
     for steady in (result["steady"] for result in results):
         assert steady["buckets"] > 1 and steady["collectives"] == steady["buckets"] + 1
         assert set(steady["counted"]) == {"all_to_all", "all_reduce"}
         assert steady["counted"]["all_to_all"]["count"] == steady["buckets"]
         assert steady["counted"]["all_reduce"] == {"count": 1, "bytes": 4}
         assert steady["copied on the device"] == steady["moved"] > 0
-        # The integer in which all agree, to the device and back.
+        # The all-reduced integer, copied to the device and back.
         assert steady["host"] == 8
 
 

@@ -1,4 +1,4 @@
-"""A rank that fails in a reshard: the others raise in time and know where, and nobody generates from a mixture."""
+"""If a rank fails in a reshard, the others raise in time and say where, and none generates from mixed weights."""
 
 import json
 import re
@@ -16,7 +16,7 @@ SURVIVORS = [rank for rank in range(WORLD) if rank != CULPRIT]
 
 
 def outcome(folder: Path, way: str) -> dict[int, dict]:
-    """What each surviving rank was told."""
+    """Run the ranks with a fault, and return the results of each surviving rank."""
     (folder / "way.txt").write_text(way)
     run_ranks("tests.post_training.reshard.failing_rank_program", WORLD, folder, timeout=300, imported=PYTORCH)
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in SURVIVORS}
@@ -58,7 +58,7 @@ def test_a_rank_that_is_gone_is_named(tmp_path: Path, way: str, number: int) -> 
         said = rf"rank {rank} did not hear from ranks \[{CULPRIT}\], in bucket "
         reached = re.search(said + r"(\d+) of \d+ of the leg from training weights or before it: ", text)
         assert reached and int(reached[1]) >= number, text
-        # HCCL's own reason is kept, which names it too.
+        # HCCL's own reason, which also names the rank, is kept.
         reason = rf"HcclAlltoAllV on rank {rank} of {WORLD}: no answer after \S+ s from .*rank {CULPRIT} "
         assert re.search(reason, text), text
         assert told["reshard"]["seconds"] < TIMEOUT + 6

@@ -1,4 +1,4 @@
-"""What is said of a collective that fails in a reshard."""
+"""Errors for a collective that fails in a reshard."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from post_training.reshard.failure import Attempt, MembershipCheck, ReshardError
 
 
 class EverybodyIsHere(MembershipCheck):
-    """A membership check without a process group, of which other tests may have made one."""
+    """A membership check that finds all ranks, and uses no process group, which other tests may have left."""
 
     def missing(self) -> list[int]:
         return []
@@ -38,7 +38,7 @@ def test_a_failed_collective_says_how_far_the_rank_had_come(membership):
 
 
 def test_what_the_rank_was_told_first_is_kept(membership):
-    """As where HCCL's work fails while the next step of the host runs, which hears of it."""
+    """HCCL's work may fail while the host already runs the next step, which then sees the error."""
     attempt = Attempt()
     attempt.step("in bucket 1, ", fail, "HcclAlltoAllV: rank 2 is silent")
     told = "before the first bucket or before it: in bucket 1, HcclAlltoAllV: rank 2 is silent; then connection closed"
@@ -46,7 +46,7 @@ def test_what_the_rank_was_told_first_is_kept(membership):
 
 
 class Store:
-    """The store of 256 ranks of which some never answer, under a clock that only waiting turns."""
+    """A store for 256 ranks, some of which never answer, with a clock that only advances while waiting."""
 
     def __init__(self, silent):
         self.silent, self.seconds = set(map(str, silent)), 0.0
@@ -65,7 +65,7 @@ class Store:
 
 @pytest.mark.parametrize("silent", [[], [7], list(range(16, 32)), list(range(1, 256))])
 def test_missing_ranks_share_one_deadline(monkeypatch, silent):
-    """A node that is gone takes its 16 ranks with it."""
+    """A lost node takes its 16 ranks with it."""
     store = Store(silent)
     monkeypatch.setattr(dist, "get_world_size", {None: 256}.get)
     monkeypatch.setattr(dist, "get_rank", {None: 0}.get)
@@ -117,7 +117,7 @@ def test_each_rank_raises_with_the_first_and_a_count(monkeypatch, failures, said
 
 
 def agree_at(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As rank 0 of ranks that are at these steps."""
+    """Agree as rank 0 of ranks that are at these steps."""
 
     def all_reduce(own, operation, group):
         assert own.tolist() == [0, steps[0], -steps[0]]
@@ -141,7 +141,7 @@ def test_rank_at_another_step_fails_on_every_rank(monkeypatch):
 
 
 def test_store_of_several_worlds_is_kept_by_rank_0_of_the_group(monkeypatch):
-    """Whatever the numbers under which this world knows the others."""
+    """Rank 0 of the group keeps the store, whatever the ranks' numbers in this world."""
 
     class Lost:
         def set(self, key, value):
@@ -155,7 +155,7 @@ def test_store_of_several_worlds_is_kept_by_rank_0_of_the_group(monkeypatch):
 
 
 def test_keeper_of_a_lost_store_named_by_group_rank(monkeypatch):
-    """The group holds the world's ranks 2, 0 and 1."""
+    """The group consists of the world's ranks 2, 0 and 1."""
 
     def lost(*_):
         raise RuntimeError("Connection reset by peer")

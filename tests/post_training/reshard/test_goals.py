@@ -1,4 +1,4 @@
-"""The goals of an update, counted on plans of all ranks; each check is seen to fail where the plan is made worse."""
+"""Goals of a weight update, counted on the plans of all ranks; each check is shown to fail on a worse plan."""
 
 from dataclasses import dataclass, replace
 
@@ -47,7 +47,7 @@ def separate_dies(train: Layouts) -> tuple[Layouts, Layouts]:
 
 @dataclass(frozen=True)
 class Update:
-    """The plans of all ranks, and the layouts that they were to join."""
+    """Plans of all ranks, and the layouts that they connect."""
 
     train: Layouts
     rollout: Layouts
@@ -55,13 +55,13 @@ class Update:
 
     @classmethod
     def of(cls, train: Layouts, rollout: Layouts, told: Layouts | None = None) -> "Update":
-        """told: what the planner is told of training's layouts."""
+        """Plan an update; `told`: training's layouts as given to the planner, if not the true ones."""
         held, needed = ([regions_of(shards, NAMES) for shards in layouts] for layouts in (told or train, rollout))
         ranks = range(len(train))
         return cls(train, rollout, [make_rank_plan(held, needed, NAMES, lambda _: BYTES, rank) for rank in ranks])
 
     def received_over_bound(self) -> dict[int, float]:
-        """For each rank that lacks anything, against a count of elements."""
+        """Return, for each rank that lacks anything, received bytes over the lower bound from counting elements."""
         found = {}
         for plan, held, needed, rank in zip(self.plans, self.train, self.rollout, range(len(self.train)), strict=True):
             masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in TABLE.shapes.items()}
@@ -76,7 +76,7 @@ class Update:
         return found
 
     def most_sent(self) -> float:
-        """The busiest training rank over the mean of them."""
+        """Return the bytes sent by the busiest training rank, over the mean of all."""
         sent = [int(plan.remote.bytes[plan.remote.source == rank].sum()) for rank, plan in enumerate(self.plans)]
         return max(sent) * sum(map(bool, self.train)) / sum(sent)
 
@@ -85,7 +85,7 @@ class Update:
         return buckets_of_traffic(traffic - np.diag(np.diag(traffic)), self.plans[0].widest_row, bucket)
 
     def staged(self, buckets: int) -> int:
-        """The most bytes that a rank stages in one direction, of which it has two."""
+        """Return the most bytes that a rank stages in one of its two directions."""
         steps = [step for rank in range(len(self.train)) for step in self.buckets_of(rank, buckets)]
         return max(max(step.send.size, step.receive.size) for step in steps)
 
@@ -109,7 +109,7 @@ def test_bytes_received_are_the_bound(layouts):
 
 
 def test_bytes_above_the_bound_are_counted():
-    """The planner is not told of a shard that rank 0 holds and needs, so that another rank sends it."""
+    """A shard that rank 0 both holds and needs is hidden from the planner, so another rank sends it."""
     train, rollout = shared_dies(megatron())
     needed = {shard.hf_name for shard in rollout[0]}
     dropped = next(shard for shard in train[0] if shard.hf_name in needed)
@@ -130,11 +130,11 @@ def test_two_buckets_are_staged_in_few_collectives(layouts):
     update = Update.of(*layouts)
     count = update.bucket_count()
     assert count > 1 and update.staged(count) <= BUCKET
-    assert count + 1 <= MOST_COLLECTIVES  # the last one is the agreement of all ranks
+    assert count + 1 <= MOST_COLLECTIVES  # plus the final agreement of all ranks
 
 
 def test_fewer_and_more_buckets_miss_a_goal(layouts):
-    """Half as many overfill the staging memory; those that stage a tenth of it are too many collectives."""
+    """Half as many buckets overfill the staging memory; buckets of a tenth of it take too many collectives."""
     update = Update.of(*layouts)
     assert update.staged(update.bucket_count() // 2) > BUCKET
     assert update.bucket_count(BUCKET // 10) + 1 > MOST_COLLECTIVES

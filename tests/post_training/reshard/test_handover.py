@@ -1,6 +1,6 @@
-"""Handing weights over to another process of the die, on one rank: what arrives, and what is not taken for whole.
+"""Handing weights over to another process on the same die, on one rank: what arrives, and what counts as incomplete.
 
-Several ranks, and workers of vLLM, are in tests/stack_2026/verl_plugin.
+Tests with several ranks and with vLLM workers are in tests/stack_2026/verl_plugin.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ BUCKET = 20_000
 
 
 class Die:
-    """One die: a training rank, and the weights of the rollout's process."""
+    """One die, with a training rank and the weights of the rollout process."""
 
     def __init__(self, group) -> None:
         full = full_weights(WITH_EXPERTS)
@@ -71,7 +71,7 @@ def die(lone_rank) -> Die:
 
 def test_weights_arrive_in_the_type_of_the_rollout(die):
     die.take(die.exporter.export(1), 1)
-    # The values of the reference survive a trip through bfloat16.
+    # The reference values survive a round trip through bfloat16.
     assert all(same_bits(die.served[name].cpu().float(), value) for name, value in die.expected.items())
     assert die.exporter.report.bytes_received == 0
     assert die.exporter.report.bytes_copied == sum(value.nbytes for value in die.served.values()) - padding(die)
@@ -79,7 +79,7 @@ def test_weights_arrive_in_the_type_of_the_rollout(die):
 
 
 def padding(die: Die) -> int:
-    """Bytes of vocabulary rows that belong to no tensor, in embedding and output layer."""
+    """Return the bytes of padding rows in the vocabulary of the embedding and output layer."""
     return 2 * (128 - WITH_EXPERTS.vocab) * WITH_EXPERTS.hidden * 2
 
 

@@ -1,4 +1,4 @@
-"""Planning and cutting into buckets, over random layouts and with all ranks of the real cluster in one process."""
+"""Planning and splitting into buckets, for random layouts and for all ranks of the real cluster in one process."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_random_layouts_are_exact_and_bounded(pair: Pair, bucket_bytes: int, per
 @settings(max_examples=60)
 @given(layout_pairs(worlds=(2, 3, 4, 6, 8, 12)), st.sampled_from([1, 2, 3, 99]))
 def test_each_missing_element_is_sent_once(pair: Pair, per_node: int) -> None:
-    """Against a naive count: a rank receives what it needs and does not hold itself, and nothing else."""
+    """Compare with a naive count: a rank receives exactly the elements that it needs and does not have."""
     train, rollout = layouts(pair)
     plan = make_plan(train, rollout, lambda name: 4, [rank // per_node for rank in range(len(train))])
     received = (plan.remote.between(plan.world_size) + plan.relay.between(plan.world_size)).sum(0)
@@ -83,7 +83,7 @@ def test_each_missing_element_is_sent_once(pair: Pair, per_node: int) -> None:
 
 
 def streams(transfers: Transfers) -> dict[tuple[int, int], list[list[int]]]:
-    """What each pair of ranks streams, in its order."""
+    """Return the transfers of each pair of ranks, in order."""
     found: dict[tuple[int, int], list[list[int]]] = {}
     columns = (transfers.name, transfers.source_shard, transfers.target_shard, transfers.bytes)
     rows = np.column_stack((*columns, transfers.bounds)).tolist()
@@ -102,7 +102,7 @@ def itemsize(name: str) -> int:
 
 
 def check_rank_plans(train: list[list[Shard]], rollout: list[list[Shard]]) -> None:
-    """Compare the plans of all ranks with the plan of everybody's transfers."""
+    """Compare the plans of all ranks with the global plan."""
     whole = make_plan(train, rollout, itemsize)
     traffic = whole.remote.between(whole.world_size) + whole.local.between(whole.world_size)
     widest = max(bytes_of_rows(whole.remote) + bytes_of_rows(whole.local))
@@ -124,7 +124,7 @@ def test_plan_of_a_rank_is_its_part_of_the_whole_plan(pair: Pair) -> None:
 
 @st.composite
 def fsdp2_pairs(draw: st.DrawFn) -> tuple[list[list[Shard]], list[list[Shard]]]:
-    """Rows over some of the ranks, each shard on the others too; names in an order of their own."""
+    """Draw layouts with rows sharded over some of the ranks and replicated on the others, and names in any order."""
     world = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]))
     parts = draw(st.sampled_from(divisors(world)))
     held = [list(sharded(table(SMALL), parts, rank % parts)) for rank in range(world)]
@@ -141,7 +141,7 @@ def test_plan_of_a_rank_with_fsdp2_is_its_part_of_the_whole_plan(
 
 
 def test_regions_held_or_needed_twice_by_a_rank_are_planned_as_such() -> None:
-    """Tied embeddings over several chunks of one stage: the rank takes both turns, and fills both copies."""
+    """With tied embeddings over several chunks of a stage, the rank takes both turns and fills both copies."""
     name = next(iter(FULL))
     shard, other = Shard(name, ((0, 4), (0, 2)), "embedding"), Shard(name, ((0, 4), (0, 2)), "output")
     rest = Shard(name, ((4, 8), (0, 2)), "embedding")
@@ -164,7 +164,7 @@ def test_digest_of_a_rank_tells_layouts_apart() -> None:
 
 
 def test_plans_are_equal_on_every_rank() -> None:
-    """Ranks are processes: sets and hashes have another order in each of them."""
+    """Ranks are processes, and sets and hashes have a different order in each."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.post_training.reshard.plan_digests"],
@@ -186,7 +186,7 @@ def test_different_placements_have_different_digests() -> None:
 
 
 def test_owners_take_turns() -> None:
-    """Three replicas that can all send do so equally, not the first one alone."""
+    """If three replicas can send, they share it equally instead of leaving it to the first."""
     pair = (TrainPlacement(tp=1, pp=2, ep=1, dp=3, num_layer_list=(2, 1)), RolloutPlacement(tp=1, dp=6, ep=1))
     sent = plan_of(pair).remote.between(6).sum(1)
     for stage in (sent[:3], sent[3:]):
@@ -194,7 +194,7 @@ def test_owners_take_turns() -> None:
 
 
 def test_a_region_enters_a_node_once() -> None:
-    """Two nodes of four ranks; the stages are on different nodes, and every rank needs all of both."""
+    """Two nodes have four ranks each; the stages are on different nodes, and every rank needs both completely."""
     train = TrainPlacement(tp=1, pp=2, ep=1, dp=4, num_layer_list=(2, 1))
     train_layouts, rollout_layouts = layouts((train, RolloutPlacement(tp=1, dp=8, ep=1, instances=1)))
     nodes = np.array([0] * 4 + [1] * 4)
@@ -207,7 +207,7 @@ def test_a_region_enters_a_node_once() -> None:
     assert set(entries.values()) == {1}
     for relayed in plan.relay.between(8).sum(1).reshape(2, 4):
         assert relayed.max() <= 1.1 * relayed.min()
-    # The four owners of a stage send into the other node in turn; regions differ in size.
+    # The four owners of a stage take turns sending to the other node; regions differ in size.
     for sent in entering.between(8).sum(1).reshape(2, 4):
         assert sent.min() > 0 and sent.max() <= 2 * sent.min()
     flat = plan_of((train, RolloutPlacement(tp=1, dp=8, ep=1)))
@@ -232,7 +232,7 @@ def test_an_incomplete_source_rejected() -> None:
     [
         [((0, 3), (0, 2)), ((2, 4), (0, 2))],  # rows
         [((0, 4), (0, 2)), ((0, 4), (1, 2))],  # columns
-        [((0, 4), (0, 1)), ((0, 2), (1, 2)), ((1, 4), (1, 2))],  # both: no two neighbours in order overlap in the first
+        [((0, 4), (0, 1)), ((0, 2), (1, 2)), ((1, 4), (1, 2))],  # both; no neighbours in sort order overlap here
         [((0, 4), (0, 1)), ((0, 1), (1, 2)), ((2, 3), (0, 2))],
     ],
 )
@@ -262,7 +262,7 @@ def test_a_bucket_that_holds_no_row_rejected() -> None:
 
 
 def test_a_limit_that_fits_everything_is_one_bucket() -> None:
-    """Without the room that cuts would need, which is more than what is left."""
+    """A single bucket needs no extra space for splits, for which this limit would be too small."""
     transfers = plan_of((TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))).remote
     traffic = transfers.between(2)
     enough = int(max(traffic.sum(0).max(), traffic.sum(1).max())) + ALIGNMENT
@@ -285,7 +285,7 @@ CLUSTER = DeepseekV3Shape(
     v_head=2,
     vocab=256,
 )
-"""DeepSeek-V3-671B with every width scaled down; layers and experts are the real ones."""
+"""DeepSeek-V3-671B with every width scaled down; the numbers of layers and experts are the real ones."""
 CLUSTER_TRAIN = TrainPlacement(tp=4, pp=8, ep=8, dp=8, num_layer_list=(7, 7, 8, 8, 8, 8, 8, 7))
 
 

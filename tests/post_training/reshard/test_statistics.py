@@ -1,4 +1,4 @@
-"""What a reshard costs, against a naive count of the elements that every rank holds and needs."""
+"""Statistics of a reshard match a naive count of the elements that every rank has and needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAIRS = {
 
 
 def elements(shards: list[Shard]) -> dict[str, np.ndarray]:
-    """How often a rank has each element of each tensor."""
+    """Count how often a rank has each element of each tensor."""
     found: dict[str, np.ndarray] = {}
     for shard in shards:
         if shard.hf_name != PADDING:
@@ -38,7 +38,7 @@ def elements(shards: list[Shard]) -> dict[str, np.ndarray]:
 
 
 def missing(train: TrainPlacement, rollout: RolloutPlacement) -> np.ndarray:
-    """Bytes [ranks, 2] of dense and of expert weights that each rank needs and does not hold."""
+    """Return bytes [ranks, 2] of dense and of expert weights that each rank needs but does not have."""
     lacks = np.zeros((train.world_size, 2), dtype=int)
     for rank in range(train.world_size):
         held = elements(TABLE.megatron(train, rank))
@@ -95,7 +95,7 @@ def test_staging_holds_what_the_busiest_rank_sends_and_receives():
 
 
 def test_rank_that_stages_most_may_receive_little():
-    """A rank that trains many layers sends them: what it receives says nothing of what it stages."""
+    """A rank that trains many layers sends them, so its received bytes do not bound its staging."""
     train = draw_train_placement(random.Random(0), 4, SMALL.layers, (None,), [2])
     found = []
     for rollout in rollout_placements(4):
@@ -119,8 +119,11 @@ def test_nothing_moves_where_each_rank_holds_what_it_needs():
 
 
 def published(train: TrainPlacement, rollout: RolloutPlacement) -> tuple[np.ndarray, np.ndarray]:
-    """The published way, rank by rank: all dense weights that a rank lacks; of the experts first what its pipeline
-    peers hold of its column, then from its column group what it serves of the others' columns."""
+    """Count the bytes that each rank receives in the published way, in total and for experts only.
+
+    A rank receives all dense weights that it lacks. Of the experts it first receives those of its column from its
+    pipeline peers, and then, from its column group, those of other columns that it serves.
+    """
     everything, experts = np.zeros(train.world_size, dtype=int), np.zeros(train.world_size, dtype=int)
     for rank in range(train.world_size):
         held, needed = elements(TABLE.megatron(train, rank)), elements(TABLE.vllm_ascend(rollout, rank))

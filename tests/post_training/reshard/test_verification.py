@@ -1,4 +1,4 @@
-"""The comparison of weights bit for bit, on one rank; across ranks it is in test_exchange.py."""
+"""Bitwise comparison of weights on one rank; test_exchange.py compares across ranks."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_weight_that_the_rollout_holds_rounded_is_not_equal(lone_rank):
 
 
 def test_padding_that_is_not_zero_is_named_as_the_rollout_names_it(lone_rank):
-    """The rollout's vocabulary has two rows more than the weight."""
+    """The rollout's vocabulary has two more rows than the weight."""
     values = torch.randn(4, 6).npu()
     padded = torch.cat([values, torch.zeros(2, 6).npu()])
     held = Shard(NAME, SHARD.bounds, "padded", LocalView(index=((0, 4),)))
@@ -61,7 +61,7 @@ def test_padding_that_is_not_zero_is_named_as_the_rollout_names_it(lone_rank):
 
 @pytest.mark.parametrize("rows", [(2, 8), (3, 9), (4, 10)])
 def test_of_two_slices_only_what_both_hold_is_compared(rows):
-    """They overlap, touch, and lie apart; along the other axis they are equal."""
+    """The slices overlap, touch, or are apart in rows, and have the same columns."""
     whole = torch.arange(60.0).view(10, 6)
     bounds, other = ((0, 3), (0, 6)), (rows, (0, 6))
     mine, theirs = whole[:3].clone(), whole[rows[0] : rows[1]].clone()
@@ -84,7 +84,7 @@ def layouts_of(placement: TrainPlacement) -> list[list[Shard]]:
 
 @pytest.mark.parametrize("placement", TRAIN, ids=("tensors", "stages"))
 def test_first_copies_hold_every_element_once(placement):
-    """Of queries, keys and values a rank has several parts of each, and replicas have the same ones."""
+    """A rank has several shards of the queries, keys and values, and replicas have the same ones."""
     held = {name: torch.zeros(as_matrix(shape), dtype=torch.int) for name, shape in hf_shapes(SHAPE).items()}
     for shards in first_copies(layouts_of(placement)):
         for shard in shards:
@@ -93,7 +93,7 @@ def test_first_copies_hold_every_element_once(placement):
 
 
 def test_any_element_that_differs_is_noticed(lone_rank):
-    """Every shard of the rollout, of which one element at a time is another one than in training."""
+    """Change one element of each rollout shard in turn."""
     drawn = torch.Generator().manual_seed(0)
     full = {name: torch.randn(shape, generator=drawn).npu() for name, shape in hf_shapes(SHAPE).items()}
     train, shards = layouts_of(TrainPlacement(1, 1, 1, 1, (2,)))[0], table(SHAPE).vllm_ascend(RolloutPlacement(1), 0)
@@ -115,7 +115,7 @@ def test_any_element_that_differs_is_noticed(lone_rank):
 
 
 def local_tensors(shards: list[Shard], full: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a rank that hold these shards, filled from the whole weights."""
+    """Return a rank's tensors for these shards, filled from the full weights."""
     tensors = {name: torch.zeros(shape).npu() for name, shape in local_shapes(shards).items()}
     for shard in shards:
         if shard.hf_name != PADDING:
@@ -127,7 +127,7 @@ MANY = [Shard(f"{NAME}.{number}", ((0, 4), (0, 6)), f"weight{number}") for numbe
 
 
 def of_many(rollout: dict[str, torch.Tensor], shards: list[Shard], group, train: dict[str, torch.Tensor]) -> list[str]:
-    """Weights that lie in one batch."""
+    """Compare weights that fit in one batch."""
     types = {shard.hf_name: train[shard.local].dtype for shard in MANY}
     sides = Side(train, MANY, types), Side(rollout, shards, types)
     return differing_tensors(*sides, [MANY], group, 1 << 20, torch.device("npu"))
@@ -142,7 +142,7 @@ def test_weights_of_a_batch_are_compared_at_once(lone_rank):
     train, rollout = many_weights(), many_weights()
     before = operator_calls().get("aclnnEqual", 0)
     assert of_many(rollout, MANY, lone_rank, train) == []
-    assert operator_calls()["aclnnEqual"] - before == 2  # as bytes and as values
+    assert operator_calls()["aclnnEqual"] - before == 2  # once as bytes and once as values
 
 
 @pytest.mark.parametrize("value", [float("nan"), -0.0, 1e-30], ids=["nan", "minus zero", "small"])
@@ -170,7 +170,7 @@ def test_both_copies_of_a_weight_are_compared(lone_rank, damaged):
 
 
 def test_halves_of_a_weight_are_each_compared(lone_rank):
-    """And what the rollout does not hold is equal to nothing and to everything: NaN there is training's own affair."""
+    """Elements that the rollout does not have are not compared: NaN there is no difference."""
     train, rollout = many_weights(), many_weights()
     halves = [Shard(MANY[3].hf_name, (rows, (0, 4)), name) for name, rows in (("top", (0, 2)), ("low", (2, 4)))]
     shards = [shard for shard in MANY if shard.local != "weight3"] + halves

@@ -1,4 +1,4 @@
-r"""What the boxed rule must say about an answer: (truth, content of the \boxed{} in the response, right or wrong)."""
+r"""Cases for the boxed rule: (truth, content of the \boxed{} in the response, whether it is correct)."""
 
 CASES = {
     "fractions": [
@@ -120,7 +120,7 @@ RESPONSES = {
     "an escaped brace": (r"\boxed{\{1\}} \}", r"\{1\}", True),
     "boxes without end": (r"\boxed{" * 20_000, "5", False),
 }
-r"""(response, truth, right or wrong)"""
+r"""Cases of whole responses: (response, truth, whether it is correct)."""
 
 ENDLESS = [
     ("5", "9^{9^{9^{9}}}"),
@@ -131,4 +131,4 @@ ENDLESS = [
     ("5", "(" * 3000),
     ("5", "x^" * 1500 + "2"),
 ]
-"""Comparisons that do not end in any time worth waiting for."""
+"""Comparisons, as (truth, answer), that take too long to finish."""

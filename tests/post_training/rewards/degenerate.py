@@ -1,4 +1,4 @@
-"""Answers as a model that degenerates writes them, each drawn from a seed; and a program that judges many of them.
+"""Seeded random answers like those of a degenerating model, and a program that scores many of them.
 
 python -m tests.post_training.rewards.degenerate FIRST COUNT CPU_SECONDS    # exits 0, or is killed at its limit
 """
@@ -37,7 +37,7 @@ TRUTHS = (
 
 
 def degenerate(seed: int) -> tuple[str, str, str]:
-    """(response, truth, rule) of a seed: a repetition, a nesting, a mixture, or one of a megabyte."""
+    """Return a seed's (response, truth, rule); the response is repetitive, nested, mixed, or a megabyte long."""
     draw = random.Random(seed)
     pieces = [
         piece.replace("\\n", "\n").replace("\\t", "\t") for piece in draw.choices(_PIECES, k=draw.choice((1, 1, 2, 3)))
@@ -64,18 +64,18 @@ def degenerate(seed: int) -> tuple[str, str, str]:
 
 
 class Undecided:
-    """In place of algebra: what it is asked is counted, and no answer is right."""
+    """Stand-in for the algebraic verifier that counts its calls and accepts no answer."""
 
     asked = 0
 
     def equal(self, truth: str, answer: str, limit_s: float) -> bool:
-        """Says no."""
+        """Return False."""
         self.asked += 1
         return False
 
 
 def main(first: int, count: int, cpu_s: int) -> None:
-    """Verifier the answers of `count` seeds; the kernel ends this process at `cpu_s` seconds of CPU or 2 GiB."""
+    """Score the answers of `count` seeds; the kernel kills this process at `cpu_s` seconds of CPU time or 2 GiB."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     process = Undecided()

@@ -1,4 +1,4 @@
-"""A batch of answers: its budget, its threads, the counts of answers without a result, and the pool of processes."""
+"""Scoring a batch of answers: time budget, threads, counts of answers without a result, and the process pool."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def none_counted():
 
 
 class Endless:
-    """Stands in for a process whose comparisons all end at their limit, without taking the time."""
+    """Stand-in for a process whose comparisons all time out, without the wait."""
 
     def __init__(self):
         self.limits = []
@@ -40,7 +40,7 @@ spent: list[float] = []
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The verifier's clock goes on by what comparisons take."""
+    """Verifier clock that advances only by the time comparisons take."""
     spent.clear()
     monkeypatch.setattr("post_training.rewards.verifier.time.monotonic", lambda: sum(spent))
 
@@ -132,7 +132,7 @@ for line in sys.stdin:
 
 
 def test_a_pool_compares_at_the_same_time(tmp_path):
-    """Each comparison ends when all have begun, so one after the other would end none of them."""
+    """Each comparison finishes only once all have begun, so running them in sequence would never finish."""
     files = [str(tmp_path / str(number)) for number in range(3)]
     pool = AlgebraPool(3, [sys.executable, "-c", ECHOING])
     judged = batch.judged_together(lambda file: pool.equal(json.dumps(files), file, 60.0), files, 3)
@@ -204,7 +204,7 @@ def test_invalid_limits_are_rejected(settings, message):
     ],
 )
 def test_reported_degenerate_answers_score_0_at_once(response, rule):
-    """Each of these ran for minutes or raised; the limit of the process that judges them kills it."""
+    """Each of these once ran for minutes or raised; now the process that scores them would be killed at its limit."""
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
         "from post_training.rewards import counts, score\n"
@@ -218,7 +218,7 @@ def test_reported_degenerate_answers_score_0_at_once(response, rule):
 
 
 def test_degenerate_answers_are_judged_within_their_time():
-    """2,000 of the 100,000 seeds that were tried; without linear rules one of them would take the whole time."""
+    """Score 2,000 of the 100,000 seeds tried; if the rules were not linear, one answer would use up the limit."""
     program = [sys.executable, "-m", "tests.post_training.rewards.degenerate", "0", "2000", "60"]
     assert subprocess.run(program, cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 

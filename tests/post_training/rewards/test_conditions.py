@@ -1,4 +1,4 @@
-"""Ends of intervals in every notation: an end that belongs to the set is another answer than one that does not."""
+"""Interval endpoints in every notation: closed and open endpoints are different answers."""
 
 from itertools import product
 
@@ -22,7 +22,7 @@ def verifier():
 
 
 def between(low, high):
-    """From 1 to 2; low, high: whether the ends belong to it."""
+    """Return notations of the interval from 1 to 2; low, high: whether each endpoint is included."""
     return (
         f"{OPENS[low]}1,2{CLOSES[high]}",
         f"1 {LESS[low]} x {LESS[high]} 2",
@@ -35,7 +35,7 @@ def between(low, high):
 
 
 def outside(low, high):
-    """Up to 1, and from 2 on."""
+    """Return notations of the values up to 1 and from 2 on."""
     return (
         rf"(-\infty,1{CLOSES[low]} \cup {OPENS[high]}2,\infty)",
         rf"x {LESS[low]} 1 \text{{ or }} x {MORE[high]} 2",

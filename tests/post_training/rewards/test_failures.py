@@ -12,7 +12,7 @@ def none_left():
 
 
 class Sometimes:
-    """A reward manager that fails at some calls; upstream's loop of one more attempt around it."""
+    """Reward manager that fails on the given calls, for upstream's loop that retries once."""
 
     def __init__(self, *failing):
         self.calls, self.failing = 0, failing
@@ -25,7 +25,7 @@ class Sometimes:
 
 
 def upstream(data, reward_fn):
-    """As verl has it."""
+    """Call the reward function like verl, with one retry."""
     try:
         return reward_fn(data, return_dict=True), {}
     except Exception:

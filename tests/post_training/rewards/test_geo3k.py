@@ -1,4 +1,4 @@
-"""The reward of Geometry3K against verl's own: its form exactly, and its answers where mathruler's grader is plain."""
+"""The Geometry3K reward against verl's own: the format always, and answers where mathruler compares text only."""
 
 import importlib
 import sys
@@ -30,7 +30,7 @@ RESPONSES = [
 
 @pytest.fixture
 def verls(monkeypatch):
-    """verl's module, with a grader of equal texts in the place of mathruler, which is not installed."""
+    """verl's module, with a text comparison in place of mathruler's grader, which is not installed."""
     grader = ModuleType("mathruler.grader")
     grader.extract_boxed_content = lambda text: text.rpartition("\\boxed{")[2].partition("}")[0]
     grader.grade_answer = lambda answer, truth: answer == truth
@@ -54,12 +54,12 @@ def test_score_equals_verls(response, verls):
 
 
 def test_answer_in_unfinished_thoughts_earns_nothing():
-    """verl counts a box inside of thoughts that never end."""
+    """verl instead accepts a box inside unclosed thoughts."""
     assert score(f"<think>maybe {RIGHT}, but wait", "5", Verifier(), "geo3k") == 0.0
 
 
 def test_notation_of_the_data_is_understood():
-    truth = r"2 \sqrt { 221 }"  # as Geometry3K writes it
+    truth = r"2 \sqrt { 221 }"  # Geometry3K's spelling
     assert score(r"<think>x</think>\boxed{2\sqrt{221}}", truth, Verifier(), "geo3k") == pytest.approx(1.0)
     assert score(r"<think>x</think>\boxed{\sqrt{884}}", truth, Verifier(), "geo3k") == pytest.approx(1.0)
     assert score(r"<think>x</think>\boxed{2\sqrt{222}}", truth, Verifier(), "geo3k") == pytest.approx(0.1)

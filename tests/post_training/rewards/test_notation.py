@@ -1,4 +1,4 @@
-"""What an answer is besides mathematics, piece by piece; test_rules.py judges whole answers."""
+"""Non-mathematical notation of answers, rule by rule; test_rules.py scores whole answers."""
 
 import pytest
 

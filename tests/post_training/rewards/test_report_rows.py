@@ -1,4 +1,4 @@
-"""Answers of every kind that public bug reports show, right ones beside near misses: no false reward, no miss."""
+"""Answers of every kind from public bug reports, with near misses: no false positives and no false negatives."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ LEAST_ROWS, LEAST_OF_A_VERDICT = 30, 10
 
 
 def rows(kind):
-    """(id, rule, truth, response, score); content without ! is what the box holds."""
+    """Return rows of (id, rule, truth, response, score); content without ! is put in a box."""
     for line in (ROWS / f"{kind}.tsv").read_text(encoding="utf-8").splitlines()[1:]:
         name, rule, truth, content, right = line.split("\t")
         whole = content[1:].replace("\u23ce", "\n")

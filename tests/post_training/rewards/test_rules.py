@@ -1,4 +1,4 @@
-"""The rule rewards: a table of cases, and the time limit that must hold."""
+"""Rule-based rewards: a table of cases, and a time limit that must hold."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def verifier(process):
 
 @pytest.fixture
 def forbidden_judge():
-    """A verifier that fails the test when it is asked: for cases that text and numbers must decide."""
+    """Verifier that fails the test when called, for cases that text and numbers must decide."""
     return Verifier(process=AlgebraProcess(["/nonexistent-worker"]))
 
 
@@ -113,7 +113,7 @@ TABLE = [(kind, *case) for kind, cases in CASES.items() for case in cases]
 
 @pytest.fixture
 def undecided(caplog):
-    """Counts the comparisons that the verifier has given up so far in this test."""
+    """Counter of the comparisons that the verifier has given up on so far in this test."""
     return lambda: sum("no result for" in record.getMessage() for record in caplog.records)
 
 
@@ -127,7 +127,7 @@ def test_boxed_rule_on_the_table(verifier, kind, undecided):
 
 
 def judged_rows(kind):
-    """(truth, response, score) of one kind; a row without a box in it stands for what is in the box."""
+    """Return (truth, response, score) rows of one kind; a response without a box is put in one."""
     for line in JUDGED_ROWS.read_text().splitlines()[1:]:
         name, right, truth, answer = line.split("\t")
         response = answer.replace("\u23ce", "\n")
@@ -226,7 +226,7 @@ def test_limit_must_be_positive():
 
 
 def evaluator_of(process):
-    """The process number of the evaluator, the template's only child."""
+    """Return the process ID of the evaluator, the template's only child."""
     template = process._process.pid
     (evaluator,) = Path(f"/proc/{template}/task/{template}/children").read_text().split()
     return int(evaluator)
@@ -235,7 +235,7 @@ def evaluator_of(process):
 def test_stopped_evaluator_is_killed_and_later_samples_are_judged(process):
     assert process.equal(r"\frac12", "0.5", limit_s=60)
     template, evaluator = process._process.pid, evaluator_of(process)
-    os.kill(evaluator, signal.SIGSTOP)  # a computation that never answers
+    os.kill(evaluator, signal.SIGSTOP)  # simulates a computation that never finishes
     with pytest.raises(ComparisonTimeout):
         process.equal("1", "x", limit_s=0.2)
     assert process.equal(r"\frac12", "0.5", limit_s=60)
@@ -250,7 +250,7 @@ def test_a_late_reply_is_not_taken_for_the_next_one(process):
     with pytest.raises(ComparisonTimeout):
         process.equal("x", "x", limit_s=0.1)
     os.kill(process._process.pid, signal.SIGSTOP)
-    # The template cannot act yet, so the old evaluator answers the request that was given up.
+    # The template cannot act yet, so the old evaluator answers the abandoned request.
     try:
         os.kill(evaluator, signal.SIGCONT)
     except ProcessLookupError:
@@ -325,7 +325,7 @@ def test_worker_that_cannot_start_is_an_error():
 
 
 class CountingProcess:
-    """Says of every pair that it is equal, and counts."""
+    """Stand-in process that calls every pair equal and counts its calls."""
 
     def __init__(self):
         self.asked = []
@@ -347,7 +347,7 @@ def test_a_pair_is_compared_once(undecided):
 
 
 def test_threads_that_ask_for_one_pair_wait_for_one_comparison(undecided):
-    """Otherwise an endless comparison would cost its limit once a thread."""
+    """Otherwise an endless comparison would use up its limit once per thread."""
     begun, go_on = threading.Event(), threading.Event()
 
     class SlowProcess(CountingProcess):
@@ -405,7 +405,7 @@ def test_an_error_is_not_remembered():
     ],
 )
 def test_long_answers_are_taken_apart_in_linear_time(part):
-    """No limit holds outside the worker; a pattern that tries every way to divide these would not come back."""
+    """There is no time limit outside the worker, so a backtracking pattern would hang on these."""
     process = CountingProcess()
     for answer in (part * LONGEST_ANSWER, "5" + part * LONGEST_ANSWER, "5" + part * LONGEST_ANSWER + "!"):
         for cut in (answer[:LONGEST_ANSWER], answer[: LONGEST_ANSWER - 1] + "!"):
@@ -465,9 +465,9 @@ def _is_zombie(process: int) -> bool:
     ("response", "truth", "right"),
     [
         ("6*3 is 18\n#### 18<|im_end|>", "18", True),
-        (f"#### {'1' * 5000}", "1" * 4096, False),  # what is cut off counts
-        ("#### 3 no, wait\n#### 18", "18", True),  # verl's rule takes the first one
-        ("#### 18.", "18", True),  # and keeps the full stop
+        (f"#### {'1' * 5000}", "1" * 4096, False),  # the truncated digits count
+        ("#### 3 no, wait\n#### 18", "18", True),  # verl's rule takes the first answer
+        ("#### 18.", "18", True),  # verl's rule keeps the full stop
         ("#### $1,000.00", "1000", True),
         ("#### -5", "-5", True),
         ("#### 18", "81", False),

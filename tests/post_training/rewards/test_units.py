@@ -1,4 +1,4 @@
-"""Every unit against its definition, from another source than the table that the rule reads."""
+"""Every unit, checked against a definition from a source other than the rule's own table."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from scipy import constants
 from post_training.rewards.unit_table import PARTS, SCALES, UNITS
 from post_training.rewards.units import quantity
 
-# SI units, inches, ounces, dollars and yuan, as scipy and the definitions have them; a month has no fixed length.
+# SI units, inches, ounces, dollars and yuan, from scipy and the definitions; a month has no fixed length.
 DEFINED = {
     ("mm", "millimeter", "millimetre", "毫米"): ("m", constants.milli),
     ("cm", "centimeter", "centimetre", "厘米", "公分"): ("m", constants.centi),
@@ -48,7 +48,7 @@ DEFINED = {
 
 
 def test_every_unit_is_as_it_is_defined():
-    # scipy's floats differ from the definitions, which are whole or have three decimals, in the last bit.
+    # scipy's floats differ in the last bit from the definitions, which are integers or have three decimals.
     expected = {
         name: (base, Fraction(size).limit_denominator(1000))
         for names, (base, size) in DEFINED.items()

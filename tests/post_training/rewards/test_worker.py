@@ -1,4 +1,4 @@
-"""The lines that the reward's process writes, each as it is documented, and its end with its input."""
+"""The reward process: the documented lines that it writes, and its exit at the end of its input."""
 
 import json
 import os

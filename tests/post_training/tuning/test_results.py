@@ -1,4 +1,4 @@
-"""What a search prints, of trials that are written down: to the letter."""
+"""The exact output of a search, for given trials."""
 
 import optuna
 from optuna.distributions import FloatDistribution, IntDistribution

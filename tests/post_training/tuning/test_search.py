@@ -1,4 +1,4 @@
-"""The search over objectives whose optimum is known, and what it keeps when it is ended."""
+"""Searches over objectives with a known optimum, and the results kept when a search is killed."""
 
 import math
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ def objective(measure, direction="maximize"):
 
 
 def speed(settings, trial=None):
-    """Best at size 8, share 0.6 and TP2 x PP2."""
+    """Return a trial's speed, which is highest at size 8, share 0.6 and TP2 x PP2."""
     size, share = math.log2(settings["size"]), settings["share"]
     return 100 - 10 * (size - 3) ** 2 - 200 * (share - 0.6) ** 2 - 15 * (settings["tp"] != 2)
 
@@ -67,7 +67,7 @@ def test_what_rejected_is_not_measured_and_keeps_its_sentence(tmp_path):
 
 
 def test_the_sampler_keeps_away_from_what_rejected(tmp_path):
-    """The optimum lies where nothing can run; the control is a search without refusals, which goes there."""
+    """The optimum lies where trials are rejected; as a control, a search without rejections goes there."""
     refused = len(of(search(tmp_path, trials=24, refusal=lambda each: "no" if each["size"] == 8 else None), REFUSED))
     (tmp_path / "control").mkdir()
     there = search(tmp_path / "control", trials=24)
@@ -110,7 +110,7 @@ def test_a_run_that_fails_or_is_ended_early_is_told_as_that(tmp_path):
 
 
 class Killed(BaseException):
-    """Stands for the end of a process in the middle of a trial."""
+    """Simulates the death of the process in the middle of a trial."""
 
 
 def test_an_ended_search_goes_on_and_loses_no_trial(tmp_path):
@@ -132,8 +132,8 @@ def test_an_ended_search_goes_on_and_loses_no_trial(tmp_path):
 
 
 def test_a_search_that_goes_on_proposes_something_new(tmp_path):
-    """The same seed would draw the same trials again, of which none would count."""
-    for trials in (3, 6):  # of 40, of which Optuna's model proposes none: the first ten are drawn
+    """Resuming with the same seed would repeat the same trials, and none would count."""
+    for trials in (3, 6):  # of 40; Optuna's model proposes none of them, because the first ten are random
         with opened(tmp_path, objective(speed), 40, 0, {}) as study:
             Search(SPACE, lambda settings: None, objective(speed), trials).carry_out(study)
     assert counted(study) == 6 and not of(study, REPEATED)
@@ -145,7 +145,7 @@ def test_a_search_ends_where_everything_has_been_tried(tmp_path):
         Search(few, lambda settings: None, objective(lambda settings, trial: settings["size"]), 40).carry_out(study)
     assert counted(study) == 2 and best_of(study).value == 2
     last_new = max(trial.number for trial in study.trials if outcome_of(trial) != REPEATED)
-    assert len(study.trials) == last_new + 1 + 25  # so many in a row were known
+    assert len(study.trials) == last_new + 1 + 25  # so many in a row were already known
 
 
 def test_a_new_search_begins_with_what_is_configured(tmp_path):

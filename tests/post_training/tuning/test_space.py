@@ -1,4 +1,4 @@
-"""Spaces as their files say, around a configuration, and what is refused of them."""
+"""Reading search spaces from their files, around a configuration, and rejecting invalid ones."""
 
 import optuna
 import pytest
@@ -136,7 +136,7 @@ def test_the_algorithm_is_searched_around_what_is_configured():
 
 
 def test_the_whole_space_of_speed_is_what_its_rules_give():
-    """By hand: micro batches from a quarter to four times, shares of memory, layouts of 8 dies, TP of the rollout."""
+    """Hand-computed: a quarter to four times the micro batch, memory shares, layouts of 8 dies, and rollout TP."""
     node = "actor_rollout_ref"
     tp, pp, stages = (
         f"{node}.actor.megatron.{name}"
@@ -160,7 +160,7 @@ def test_the_whole_space_of_speed_is_what_its_rules_give():
 
 
 def test_the_space_of_speed_follows_the_job():
-    """16 dies, 2 layers, experts over 4, tokens in place of sequences, block recomputation, a key that is there."""
+    """The job has 16 dies, 2 layers, EP4, token-based batches, block recomputation, and a key that is already set."""
     job = config(use_dynamic_bsz=True, ppo_max_token_len_per_gpu=1000)
     node = job["actor_rollout_ref"]
     node["model"] = {
@@ -193,7 +193,7 @@ def test_the_space_of_speed_follows_the_job():
     assert space["max_num_seqs"].written() == [32, 64, 128] and not space["max_num_seqs"].name.startswith("+")
     recomputed = space["activations_checkpoint_num_layers"]
     assert (recomputed.low, recomputed.high, recomputed.step) == (1, 4, None)
-    # No more stages than layers; experts as wide as the replicas: 16 dies of TP4 x PP2 are 2.
+    # No more stages than layers, and EP as wide as the replicas: 16 dies with TP4 x PP2 make 2.
     layouts = [tuple(option.values()) for option in space["layout"].options]
     assert layouts == [(1, 1, 4), (1, 2, 4), (2, 1, 4), (2, 2, 4), (4, 1, 4), (4, 2, 2)]
     for name, value in (("activations_checkpoint_num_layers", 1), ("activations_checkpoint_method", "uniform")):

@@ -1,4 +1,4 @@
-"""A forked worker is an ordinary process with its own streams, environment, directory and exit code."""
+"""A forked worker acts like an ordinary process, with its own streams, environment, directory and exit code."""
 
 import json
 import os
@@ -144,7 +144,7 @@ def test_rejected_where_a_real_npu_driver_is(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_ray_workers_are_children_of_the_template():
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # pytest's own folders make Ray's socket paths too long
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # pytest's temporary folders make Ray's socket paths too long
     source = f"""
 import os, ray, sys
 from rehearsal.prefork import start_template

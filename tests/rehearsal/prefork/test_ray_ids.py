@@ -1,4 +1,4 @@
-"""Forked workers draw random IDs of Ray's that differ, although the template has decorated an actor."""
+"""Forked workers draw different random Ray IDs, although the template has decorated an actor."""
 
 import shlex
 import subprocess

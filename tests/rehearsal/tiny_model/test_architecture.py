@@ -1,4 +1,4 @@
-"""The tiny models have every structural part of the published ones, and widths that can be split in two."""
+"""The tiny models have every structural component of the published ones, and even widths."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from rehearsal.tiny_model.architecture import TINY_MODELS, VOCABULARY_SIZE, tiny_config
 
 DEEPSEEK_V3 = json.loads((Path(__file__).parents[2] / "post_training" / "plan" / "deepseek_v3_config.json").read_text())
-# What may be smaller than in the published model, and what a token's life in it depends on no less.
+# Keys that may be smaller than in the published model without removing any of its parts.
 SMALLER = {"hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "num_attention_heads",
            "num_key_value_heads", "first_k_dense_replace", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
            "qk_rope_head_dim", "v_head_dim", "vocab_size", "max_position_embeddings", "num_nextn_predict_layers",

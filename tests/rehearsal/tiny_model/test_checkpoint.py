@@ -1,4 +1,4 @@
-"""A checkpoint is complete, loadable, written once for its inputs, and never half there."""
+"""A checkpoint is complete, loadable, written once for its inputs, and never partial."""
 
 import dataclasses
 import json
@@ -70,13 +70,13 @@ def test_the_files_hold_the_tensors_of_the_familys_layout_table(checkpoint_of_ea
 
 
 def test_no_parameter_is_constant(checkpoint_of_each_family):
-    """A path that forgets a norm or a bias would pass unseen."""
+    """With a constant parameter, code that drops a norm or a bias would go unnoticed."""
     for name, value in tensors(checkpoint_of_each_family.path).items():
         assert value.float().std() > 0, name
 
 
 def test_an_update_moves_wide_keys_and_values_as_tiny_ones(random_request, tmp_path):
-    """A first update of Adam moves an output by at most the learning rate times the sum of its inputs' sizes."""
+    """Adam's first update moves an output by at most the learning rate times the sum of its inputs' magnitudes."""
 
     def latent_size(rank: int) -> float:
         changes = (("kv_lora_rank", rank),)
@@ -113,7 +113,7 @@ def test_the_model_has_the_parts_that_decide_which_code_runs(random_checkpoint):
 
 
 def test_router_biases_lie_near_5_and_bfloat16_rounds_them(random_checkpoint):
-    """As DeepSeek-V3 publishes them; a path that rounds them changes which experts are chosen."""
+    """DeepSeek-V3's published biases are like this; code that rounds them changes the chosen experts."""
     biases = [value for name, value in tensors(random_checkpoint.path).items() if name.endswith("correction_bias")]
     assert len(biases) == 2
     for bias in biases:
@@ -170,7 +170,7 @@ def test_an_interrupted_run_leaves_what_was_there(random_request, tmp_path):
 
 
 def test_checkpoint_that_another_run_has_made_meanwhile_is_kept(random_request, tmp_path, monkeypatch):
-    """That run may be reading it."""
+    """The checkpoint must not be replaced, since the other run may be reading it."""
     write, places = checkpoint._write_model, []
 
     def write_after_another(*arguments):
@@ -187,7 +187,7 @@ def test_checkpoint_that_another_run_has_made_meanwhile_is_kept(random_request, 
 
 
 def test_files_can_be_read_by_other_users(random_checkpoint):
-    """As those of the checkout can; safetensors alone would close its own."""
+    """The files are as readable as those of the checkout; safetensors would restrict its own."""
     modes = {path.name: path.stat().st_mode & 0o444 for path in random_checkpoint.path.iterdir()}
     assert modes.pop("model.safetensors") == 0o444 and set(modes.values()) == {0o444}
 

@@ -1,4 +1,4 @@
-"""Grouped experts equal transformers' loop over expert modules, values and gradients."""
+"""Grouped experts give the same values and gradients as transformers' loop over expert modules."""
 
 import copy
 
@@ -12,7 +12,7 @@ from rehearsal.tiny_model.grouped_experts import group_experts_of, grouped_exper
 
 @pytest.fixture(params=["deepseek_v3", "qwen3_moe"])
 def models(request) -> tuple[PreTrainedModel, PreTrainedModel, list[torch.nn.Parameter]]:
-    """The loop of transformers, the same weights grouped, and the grouped tensors of the last layer."""
+    """Transformers' looped model, the same weights grouped, and the grouped tensors of the last layer."""
     torch.manual_seed(0)
     config = tiny_config(0, 1, 2, request.param)
     config.n_routed_experts = config.num_experts = 32
@@ -45,7 +45,7 @@ def test_logits_and_all_gradients_equal_the_loop(models):
             (up_grad, expert.up_proj),
             (down.grad[index], expert.down_proj),
         ):
-            # An expert that no token chose has no gradient in the loop and zeros here.
+            # An expert without tokens has no gradient in the loop, and zeros here.
             expected = torch.zeros_like(found) if linear.weight.grad is None else linear.weight.grad
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 

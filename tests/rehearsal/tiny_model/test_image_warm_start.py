@@ -1,4 +1,4 @@
-"""The supervised phase of the model that reads images: what it is taught, and that it learns it."""
+"""The supervised phase of the vision-language model: its training targets, and that it learns them."""
 
 from dataclasses import replace
 

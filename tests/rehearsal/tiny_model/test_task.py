@@ -1,4 +1,4 @@
-"""The exercises are right, disjoint, and equal to the files in data/arithmetic."""
+"""The exercises are correct, disjoint, and equal to the files in data/arithmetic."""
 
 import json
 from pathlib import Path

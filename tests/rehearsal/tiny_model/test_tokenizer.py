@@ -1,4 +1,4 @@
-"""The tokenizer encodes any text, keeps digits apart and gives the task's fixed texts one token each."""
+"""The tokenizer encodes any text, splits digits, and has one token for each of the task's fixed texts."""
 
 import pytest
 from hypothesis import given, settings

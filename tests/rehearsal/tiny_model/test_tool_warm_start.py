@@ -1,4 +1,4 @@
-"""The supervised phase with a tool asks for calls and answers alone, and learns to copy what the tool says."""
+"""The supervised phase with a tool trains only on calls and answers, and learns to copy the tool's result."""
 
 import random
 
@@ -46,7 +46,7 @@ def test_fixed_parts_of_a_call_are_one_token_each(family):
 
 @pytest.mark.slow
 def test_trained_model_copies_what_the_tool_says():
-    """Of a tool that lies, too: the reward here counts copies of its numbers, of which a guess is one in 91."""
+    """The model even copies a lying tool: the reward counts copies of its numbers, which a guess hits once in 91."""
     torch.manual_seed(0)
     tokenizer = build_tool_tokenizer("qwen3")
     model = AutoModelForCausalLM.from_config(tiny_config(0, 1, 2, "qwen3", num_hidden_layers=2))

@@ -1,4 +1,4 @@
-"""The supervised phase asks for the right tokens, learns, and measures the reward that sampling would give."""
+"""The supervised phase trains on the right tokens, learns, and measures the reward that sampling would give."""
 
 import pytest
 import torch

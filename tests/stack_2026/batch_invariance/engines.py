@@ -1,4 +1,4 @@
-"""Engines of `verl_plugin.batch_invariance.worker`, on an emulated die of their own."""
+"""Run engines of `verl_plugin.batch_invariance.worker`, each on its own emulated die."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_plugin.batch_invariance.jobs import Job
 
 
 def run_engine(job: Job, mode: str, folder: Path) -> dict[str, Any]:
-    """Run an engine in a process of its own; what it found."""
+    """Run an engine in its own process, and return its results."""
     folder.mkdir()
     (folder / "job.json").write_text(json.dumps(asdict(job)))
     environment = os.environ | {

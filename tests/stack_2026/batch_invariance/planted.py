@@ -1,4 +1,4 @@
-"""Makes npu_swiglu depend on the number of rows, as a kernel that divides its work by it may."""
+"""Make npu_swiglu depend on the number of rows, as a kernel may that splits its work by them."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The key of the batch-invariant mode, and what is rejected beside it."""
+"""The key of the batch-invariant mode, and the settings that are rejected with it."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_what_the_mode_cannot_do_rejected(job, overrides, says):
 
 
 def test_training_with_biases_rejected():
-    """As `test_search.py` finds: of Qwen2.5 `aten::linear` depends on the batch, which training does not replace."""
+    """In Qwen2.5 `aten::linear` depends on the batch (see `test_search.py`), and training does not replace it."""
     model = MODELS[ONE_CARD] | {"model_type": "qwen2"}
     with pytest.raises(JobError, match=f"{ATTENTION_KEY}=batch_invariant is invalid: the model's projections"):
         check_job(compose_job(ONE_CARD, [ON, PIECES, TRAINS, LOADS]), model)

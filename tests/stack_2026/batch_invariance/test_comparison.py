@@ -1,4 +1,4 @@
-"""Answers and traces of two runs, compared bit for bit."""
+"""Bitwise comparison of the answers and traces of two runs."""
 
 import torch
 
@@ -21,7 +21,7 @@ def test_log_probs_compared_up_to_the_first_other_token():
 
 
 def test_first_operator_in_the_order_of_calls_is_the_break():
-    """The later token differs in an earlier operator: what attention made of the first token follows from it."""
+    """The later token differs in an earlier operator, and the first token's difference in attention follows from it."""
     alone = {0: {FIRST: seen(1, 1.0, (1, 4)), SECOND: seen(2, 1.0)}, 1: {FIRST: seen(1, 1.0, (1, 4))}}
     beside = {0: {FIRST: seen(1, 1.0, (8, 4)), SECOND: seen(2, 5.0)}, 1: {FIRST: seen(1, 2.0, (8, 4))}}
     expected = Break("aten.mm.default", "layer", 1, ((1, 4),), ((8, 4),))

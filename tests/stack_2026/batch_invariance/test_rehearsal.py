@@ -1,4 +1,4 @@
-"""Whole steps of verl in the batch-invariant mode: training's log-probs are the rollout's, to the last bit."""
+"""In whole steps of verl in batch-invariant mode, training's log-probs equal the rollout's, to the last bit."""
 
 import json
 

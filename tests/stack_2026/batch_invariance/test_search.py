@@ -1,4 +1,4 @@
-"""Unmodified vLLM-Ascend 0.23 on a tiny Qwen3: what depends on the batch, and what its batch-invariant mode keeps."""
+"""Search for operators that depend on the batch, in unmodified vLLM-Ascend 0.23 and in its batch-invariant mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs an engine on a model, with the mode on or off; each only once."""
+    """A function that runs an engine on a model, with the mode on or off; each combination runs once."""
     folder, known = tmp_path_factory.mktemp("batch_invariance"), {}
 
     def run_once(model: str, mode: str, planted: str = "") -> dict[str, Any]:
@@ -73,7 +73,7 @@ def test_planted_operator_is_named(run):
 
 
 def test_mode_of_upstream_leaves_out_products_with_a_bias(run):
-    """vLLM-Ascend 0.23 replaces `addmm` by a Triton kernel alone, and Triton has no device here."""
+    """vLLM-Ascend 0.23 replaces `addmm` only by a Triton kernel, and Triton has no device here."""
     result = run("qwen2.5", "1")
     assert differing(result)
     assert [each["operator"] for each in result["operators"]] == [LINEAR]

@@ -1,4 +1,4 @@
-"""Log-probs of an answer by transformers' Qwen3 on an emulated die, with and without the batch-invariant forward.
+"""Compute an answer's log-probs with transformers' Qwen3 on an emulated die, with and without the invariant forward.
 
 `main(folder)` reads the rollout's answer from `answer.json` and writes `training.json`.
 """
@@ -23,7 +23,7 @@ Tokens = list[int]
 
 
 def log_probs(model: Any, prompt: Tokens, answer: Tokens, padding: int = 0, packed: Tokens | None = None) -> Tokens:
-    """As verl computes them: of the answer, the sequence padded on the left or packed behind another one."""
+    """Return the answer's log-probs as verl computes them, with the sequence left-padded or packed behind another."""
     sequence, mask = [*prompt, *answer], None
     front = packed or [0] * padding
     positions = [*range(len(front)), *range(len(sequence))]

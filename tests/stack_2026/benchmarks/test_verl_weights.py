@@ -14,7 +14,7 @@ PROGRAM = ROOT / "benchmarks" / "verl_weights.py"
 
 @pytest.mark.exhaustive
 def test_all_ways_deliver_the_same_weights(tmp_path: Path) -> None:
-    """What is counted does not depend on how busy the machine is."""
+    """Compare counts of collectives and bytes, which do not depend on the load of the machine."""
     results = tmp_path / "results.json"
     options = ["--model", "tiny", "--dies", "2", "--repeats", "1", "--bucket", "1", "--json", str(results)]
     run = subprocess.run([sys.executable, str(PROGRAM), *options], capture_output=True, text=True, timeout=900)

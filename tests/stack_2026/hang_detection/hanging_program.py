@@ -1,7 +1,7 @@
-"""Runs on each of three emulated dies: three rounds of two collectives in two groups, and a hang that `way.txt` names.
+"""Run three iterations of two collectives in two groups on three emulated dies, with a hang that `way.txt` names.
 
-`main(folder)` returns where nothing hangs. Elsewhere a thread ends the process when all files of calls in the folder
-are those of the hang: `CALLS_IN` says how many calls each rank has made by then, and how many did not finish.
+`main(folder)` returns if nothing hangs. Otherwise a thread ends the process once all files of calls in the folder are
+those of the hang: `CALLS_IN` has the number of calls that each rank has made by then, and of those not finished.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from post_training.hang_detection.signs import process_signs, start_sending
 
 WORLD, CULPRIT = 3, 1
 SEEN = "seen"
-"""The folder with the calls of the hang, which a rank that ends may remove from that of the run."""
+"""The folder that keeps the calls of the hang; a rank that ends may remove them from the run's folder."""
 CALLS_IN = {
-    # A rank leaves out a collective, and its next one in the group, of another kind, meets that of the others.
+    # A rank skips a collective, and its next one in the group, of another kind, meets the others' skipped one.
     "skips": {0: (6, 1), 1: (6, 1), 2: (6, 1)},
-    # It leaves out one, and waits in the other group.
+    # A rank skips a collective, and waits in the other group.
     "skips alike": {0: (5, 1), 1: (5, 1), 2: (5, 1)},
     "swaps": {0: (7, 1), 1: (7, 1), 2: (7, 1)},
     "computes": {0: (5, 1), 1: (4, 0), 2: (5, 1)},
@@ -41,13 +41,13 @@ def computes_for_ever() -> None:
 
 
 def wait_for_no_file(folder: Path, rank: int) -> None:
-    """Until the next heartbeat after progress."""
+    """Wait until a heartbeat with progress has removed the rank's file of calls."""
     while (folder / CALLS / f"{rank}.json").exists():
         time.sleep(_SEND_S)
 
 
 def rounds(folder: Path, way: str, culprit: bool, first: dist.ProcessGroup, second: dist.ProcessGroup) -> None:
-    """Three rounds, and one with the groups in another order."""
+    """Make three iterations of the collectives, and one with the groups in another order."""
     tensor, gathered = torch.ones(4, device="npu"), torch.empty(4 * WORLD, device="npu")
     for number in range(3):
         last = culprit and number == _LAST_ROUND
@@ -101,7 +101,7 @@ def main(folder: Path) -> None:
             time.sleep(_SEND_S)
         if way == "stops":
             os.kill(int((folder / "culprit").read_text()), signal.SIGCONT)
-        # One that ends sooner would be missed in the collective by the others.
+        # If this rank ended sooner, the others would miss it in the collective.
         (folder / f"ends.{rank}").touch()
         while len(list(folder.glob("ends.*"))) < WORLD:
             time.sleep(_SEND_S / 10)
@@ -113,7 +113,7 @@ def main(folder: Path) -> None:
         threading.Thread(target=end_when_hung, daemon=True).start()
     try:
         rounds(folder, way, rank == CULPRIT, *groups)
-    except RuntimeError:  # another rank has ended already
+    except RuntimeError:  # another rank has already exited
         if not (folder / "over").exists():
             raise
     if way in CALLS_IN:

@@ -1,4 +1,4 @@
-"""Planted hangs on emulated dies: the rank to blame is named, and a replay stops in the same calls."""
+"""Planted hangs on emulated dies: the culprit rank is named, and a replay stops in the same calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stack_2026.hang_detection.hanging_program import CALLS_IN, CULPRIT, S
 
 
 def outcome(folder: Path, way: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The exit code of replay_hang.py and what it prints."""
+    """Run the ranks with a hang, and return the exit code and the output of replay_hang.py."""
     (folder / "way.txt").write_text(way)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(BUFFER, "100")

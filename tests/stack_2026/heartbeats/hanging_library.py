@@ -1,4 +1,4 @@
-"""A module for verl's `external_lib`: rank 1 never comes out of its second update."""
+"""A module for verl's `external_lib` that makes rank 1 hang in its second update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANK, UPDATE = 1, 2
 
 
 class Hangs:
-    """Put before a training engine of verl."""
+    """A base class placed before a training engine of verl."""
 
     _updates = 0
 

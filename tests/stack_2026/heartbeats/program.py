@@ -1,7 +1,7 @@
-"""verl's own engines with heartbeats on two emulated dies, judged under a clock of their own.
+"""verl's own engines with heartbeats on two emulated dies, judged under a simulated clock.
 
-`main(folder)` writes to `<rank>.json` who was named in each phase of each engine: where each micro batch is
-slow, where one is so slow that the phase has stopped, and where slow ones are not counted.
+`main(folder)` writes to `<rank>.json` which processes were reported in each phase of each engine, in three cases: each
+micro batch is slow but within the limit; each exceeds the limit; each is slow and progress is not counted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ ENGINES = {
 }
 PHASES = ("reshard", "old_log_prob", "ref", "update")
 SLOW, STOPPED, UNCOUNTED, WAYS = "slow", "stopped", "uncounted", ("slow", "stopped", "uncounted")
-# What a micro batch, and a part of the weights, take as shares of the limit of their phase; there are two or more.
+# Time of one micro batch, or of one weight in the reshard, as a share of the phase's limit. A phase has at least two.
 SHARES = {SLOW: 0.9, STOPPED: 1.1, UNCOUNTED: 0.9}
 LIMITS = WatchSettings()
 
 
 class Clock:
-    """Seconds that pass in units of work alone, in which heartbeats are sent and judged."""
+    """A clock that advances only with the work; it sends heartbeats and checks them as its seconds pass."""
 
     def __init__(self) -> None:
         self.unit_s, self.now, self.serial, self.named = 0.0, 0.0, 0, list[str]()
@@ -68,7 +68,7 @@ CLOCK = Clock()
 
 
 class Slow:
-    """Put before a training engine, so that each micro batch takes time."""
+    """A base class placed before a training engine's, so that each micro batch takes time."""
 
     def forward_step(self, *arguments: Any, **named: Any) -> Any:
         CLOCK.spend()
@@ -92,7 +92,7 @@ def run_phase(actor: Any, reference: Any, phase: str, packed: bool) -> None:
 
 @contextmanager
 def counted(way: str) -> Iterator[None]:
-    """Without counts in the block, where the way says so."""
+    """Disable the progress counter within the block if `way` is "uncounted"."""
     if way == UNCOUNTED:
         with mock.patch.object(Signs, "progress"):
             yield

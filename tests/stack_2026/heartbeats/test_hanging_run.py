@@ -1,4 +1,4 @@
-"""A whole run of verl in which a rank hangs: it is named, the run ends, and its collectives say who waits for it."""
+"""If a rank hangs in a run of verl, it is named, the run ends, and the recorded collectives say who waits for it."""
 
 import json
 
@@ -13,7 +13,7 @@ from verl_plugin.heartbeats.settings import ENGINES, KEY
 pytestmark = pytest.mark.slow
 
 _LIBRARIES = ("tests.stack_2026.heartbeats.hanging_library", "verl_plugin.alltoallv.engines", ENGINES)
-# A machine with few cores starts the run slowly; a stop is seen in the update alone.
+# A machine with few cores starts the run slowly, so only the update has a short limit.
 _LIMITS = (
     f"+{KEY}.interval_s=1",
     f"+{KEY}.calls_after_s=5",

@@ -1,4 +1,4 @@
-"""The group `trainer.hang_detection`: what it may hold, and what a job with it needs."""
+"""The group `trainer.hang_detection`: its valid values, and the requirements of a job that uses it."""
 
 from typing import Any
 

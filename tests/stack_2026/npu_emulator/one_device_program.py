@@ -1,4 +1,4 @@
-"""Two ranks of one communicator on the devices that the arguments name; prints what each heard."""
+"""Run two ranks of one communicator on the devices named by the arguments, and print each rank's result."""
 
 import os
 import sys

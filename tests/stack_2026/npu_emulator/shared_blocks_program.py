@@ -1,6 +1,6 @@
-"""Two processes of one die hand a tensor over as PyTorch does: `reduce_tensor` in one, `rebuild` in the other.
+"""Pass a tensor between two processes of one die as PyTorch does: `reduce_tensor` in one, `rebuild` in the other.
 
-``python -m tests.stack_2026.npu_emulator.shared_blocks_program`` prints what both found as JSON.
+``python -m tests.stack_2026.npu_emulator.shared_blocks_program`` prints the results of both as JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ELEMENTS = 3 << 20
 
 
 def held() -> int:
-    """Bytes of the die that this process is charged for."""
+    """Return the bytes of the die that this process is charged for."""
     from npu_emulator import counters
 
     return counters.memory_statistics(0)["allocated"]
@@ -26,7 +26,7 @@ def free_bytes() -> int:
 
 
 def importer(connection: Connection) -> None:
-    """Take a tensor of the other process, look at it, write to it, and forget it."""
+    """Receive a tensor from the other process, read it, write to it, and release it."""
     import torch
     import torch_npu  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""The emulated package `batch_invariant_ops`: a row, or a query, gives the same bits whatever is beside it."""
+"""The emulated package `batch_invariant_ops`: a row or query gives the same bits whatever else is in the batch."""
 
 import batch_invariant_ops
 import pytest
@@ -16,7 +16,7 @@ def drawn(*sizes: int, seed: int = 0) -> Tensor:
 
 
 def products(function, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Of all rows together, and of each row by itself."""
+    """Return the product of all rows together, and the product of each row by itself."""
     together = function(rows.npu(), weight.npu().t()).cpu()
     alone = torch.cat([function(row.npu()[None], weight.npu().t()).cpu() for row in rows])
     return together, alone
@@ -75,14 +75,14 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def in_blocks(tensor: Tensor) -> Tensor:
-    """[blocks, block size, heads * size], in the order of the tokens."""
+    """Arrange a tensor in cache blocks in token order, padded with zeros: [blocks, block size, heads * size]."""
     padded = torch.zeros(-(-TOKENS // BLOCK) * BLOCK, *tensor.shape[1:])
     padded[:TOKENS] = tensor
     return padded.view(-1, BLOCK, KEY_HEADS * SIZE)
 
 
 def attention_in_parts(function) -> list[Tensor]:
-    """The attention of the same tokens: whole, behind another sequence, from the cache in chunks, token by token."""
+    """Compute the attention of the same tokens whole, behind another sequence, in chunks of 10 and token by token."""
     query, key, value = sequence()
     whole = attend(function, query, key, value, [TOKENS], [TOKENS])
     packed = [torch.cat([drawn(9, *each.shape[1:], seed=5), each]) for each in (query, key, value)]

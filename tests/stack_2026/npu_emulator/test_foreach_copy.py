@@ -23,7 +23,7 @@ TYPES = {
 }  # fmt: skip
 # The columns of ops-nn v9.1.0, foreach/foreach_copy/op_host/foreach_copy_def.cpp, in which input and output differ.
 CONVERTED = {("FLOAT", "BFLOAT16"), ("FLOAT", "FLOAT16"), ("FLOAT16", "FLOAT"), ("BFLOAT16", "FLOAT")}
-# Halfway between two neighbours, above and below an even one, in bfloat16 and in float16; beyond float16; subnormal.
+# Halfway between neighbours, above and below an even one, in bfloat16 and float16; too large for float16; subnormal.
 HARD = [
     1 + 2**-8,
     1 + 3 * 2**-8,
@@ -45,7 +45,7 @@ def strict(monkeypatch):
 
 
 def values(dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Numbers that every type can hold, and for floating-point ones those in which roundings differ."""
+    """Return numbers that every type can represent, and for floating-point types also those that are hard to round."""
     if not dtype.is_floating_point:
         return torch.arange(20).remainder(2 if dtype == torch.bool else 100).to(dtype)
     drawn = torch.randn(500, generator=torch.Generator().manual_seed(seed))
@@ -63,7 +63,7 @@ def pointer(name: str, *arguments: object) -> ctypes.c_void_p:
 
 
 def list_of(tensor: torch.Tensor, dtype: str) -> ctypes.c_void_p:
-    """A list of CANN with one vector on the device, which it does not own."""
+    """Make a CANN tensor list with one vector on the device, which it does not own."""
     count, one = ctypes.c_uint64(1), (ctypes.c_int64 * 1)(1)
     shape = (ctypes.c_int64 * 1)(tensor.numel())
     made = pointer(
@@ -74,7 +74,7 @@ def list_of(tensor: torch.Tensor, dtype: str) -> ctypes.c_void_p:
 
 
 def call(source: torch.Tensor, of_source: str, target: torch.Tensor, of_target: str) -> int:
-    """CANN's code for a copy without torch_npu, which does not ask for most pairs of types."""
+    """Return CANN's status for a copy, bypassing torch_npu, which does not request most pairs of types."""
     size, executor = ctypes.c_uint64(), ctypes.c_void_p()
     lists = list_of(source, of_source), list_of(target, of_target)
     code = library().aclnnForeachCopyGetWorkspaceSize(*lists, ctypes.byref(size), ctypes.byref(executor))
@@ -99,7 +99,7 @@ def test_operator_converts_the_pairs_of_its_source_alone():
 
 @pytest.mark.parametrize(("source", "target"), [(TYPES[one], TYPES[other]) for one, other in sorted(CONVERTED)])
 def test_shards_cast_as_by_torch_in_one_call(source, target):
-    """As FSDP2 does: torch 2.10, distributed/fsdp/_fully_shard/_fsdp_collectives.py, _get_param_all_gather_inputs."""
+    """Cast as FSDP2: torch 2.10, distributed/fsdp/_fully_shard/_fsdp_collectives.py, _get_param_all_gather_inputs."""
     shards = [values(source, seed) for seed in range(3)]
     sizes = [shard.numel() for shard in shards]
     results = []
@@ -116,7 +116,7 @@ def test_shards_cast_as_by_torch_in_one_call(source, target):
     ("source", "target"), [(HALF, BFLOAT16), (torch.float64, FLOAT), (torch.int32, FLOAT), (FLOAT, torch.int64)]
 )
 def test_other_pairs_copied_one_by_one(source, target):
-    """op-plugin leaves them to torch, which copies each tensor."""
+    """op-plugin leaves other pairs to torch, which copies each tensor."""
     given = values(source)[:500]
     calls = counters.operator_calls().get(OPERATOR, 0)
     (copied,) = out = [torch.zeros(given.numel(), dtype=target, device="npu")]
@@ -126,7 +126,7 @@ def test_other_pairs_copied_one_by_one(source, target):
 
 
 def test_list_of_several_types_rejected():
-    """op-plugin asks whether each pair is converted, and passes targets of both types in one list."""
+    """op-plugin only checks that each pair can be converted, and passes targets of both types in one list."""
     targets = [torch.zeros(4, dtype=dtype, device="npu") for dtype in (HALF, BFLOAT16)]
     sources = [torch.ones(4, device="npu") for _ in targets]
     with refused("Tensor out must have the dtype of the first of its list, Half, and has BFloat16"):

@@ -30,7 +30,7 @@ def arguments(tensors: dict[str, torch.Tensor], lengths: list[int]) -> dict:
 
 
 def expected(tensors: dict[str, torch.Tensor], lengths: list[int]) -> torch.Tensor:
-    """Attention of the last query of each sequence over its keys, in plain torch."""
+    """Compute the attention of each sequence's last query over its keys, in plain torch."""
     rows = []
     for number, length in enumerate(lengths):
         block = int(tensors["block_table"][number, 0])
@@ -44,7 +44,7 @@ def expected(tensors: dict[str, torch.Tensor], lengths: list[int]) -> torch.Tens
 
 
 class Captured:
-    """A graph with fused attention alone, which waits at each replay for an event that an update records."""
+    """A graph that consists of fused attention, and waits at each replay for an event that an update records."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         self.tensors = tensors

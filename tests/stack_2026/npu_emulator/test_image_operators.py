@@ -44,14 +44,14 @@ def test_positions_of_three_parts_turn_as_in_transformers(section, mode, dtype):
         heads = given.double().view(1, TOKENS, -1, size).transpose(1, 2)
         expected = turned(heads, angles, section, mode).transpose(1, 2).reshape(given.shape)
         torch.testing.assert_close(out.cpu().double(), expected, atol=small, rtol=small)
-        # The control: all three parts at time's positions.
+        # The control: all three parts at the temporal positions.
         text = turned(heads, rows[positions[:1]].expand(3, -1, -1).unsqueeze(1), section, mode)
         assert (out.cpu().double() - text.transpose(1, 2).reshape(given.shape)).abs().max() > 10 * small
 
 
 @pytest.mark.parametrize("wanted", ["weight", "input", "both"])
 def test_patches_of_images_are_convolved_and_their_gradients(wanted):
-    """A vision tower's patches do not overlap. Without a gradient of images, torch_npu passes no tensor for it."""
+    """A vision tower's patches do not overlap. torch_npu passes no tensor for a gradient that is not needed."""
     patches, weight = drawn(5, 3, 2, 14, 14), drawn(8, 3, 2, 14, 14, seed=1)
     gradient = drawn(5, 8, 1, 1, 1, seed=2)
     results = []
@@ -69,7 +69,7 @@ def test_patches_of_images_are_convolved_and_their_gradients(wanted):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_of_banned_tokens_are_filled(dtype):
-    """verl bans the tokens that stand for images by `index_fill`."""
+    """verl bans image placeholder tokens with `index_fill`."""
     scores, banned = drawn(4, 16, dtype=dtype), torch.tensor([7, 3])
     on_device = scores.npu()
     out = on_device.index_fill(-1, banned.npu(), float("-inf"))

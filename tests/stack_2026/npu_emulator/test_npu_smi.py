@@ -1,4 +1,4 @@
-"""npu-smi of the emulator: in the forms that were published, and as vLLM-Ascend and verl read it."""
+"""The emulator's npu-smi prints the published formats, and vLLM-Ascend and verl can read it."""
 
 from __future__ import annotations
 

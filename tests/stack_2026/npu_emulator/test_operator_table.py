@@ -2,7 +2,7 @@
 
 from tests.npu_emulator.test_operator_table import differences, read_calls, read_written
 
-# What the pins of 2025 call is written in every release.
+# The operators that the pins of 2025 call must be written for every release.
 CALLS = ("op_plugin_calls.txt", "op_plugin_calls_2.10.txt", "vllm_ascend_calls.txt", "mindspeed_calls.txt")
 
 

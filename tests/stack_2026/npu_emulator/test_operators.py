@@ -87,7 +87,7 @@ def test_heads_are_multiplied_and_put_last(dtype):
 
 
 def test_empty_sequences_of_a_packed_batch_are_passed_over():
-    """MindSpeed passes totals of lengths with their leading 0, which is an empty first sequence."""
+    """MindSpeed passes cumulative lengths with the leading 0, which is an empty first sequence."""
     ends, heads, size = [0, 3, 3, 8], 2, 16
     query, key, value = (drawn(8, heads, size, seed=seed).npu().requires_grad_() for seed in range(3))
     mask = torch.triu(torch.ones(2048, 2048, dtype=torch.bool), 1).npu()
@@ -110,14 +110,14 @@ def test_empty_sequences_of_a_packed_batch_are_passed_over():
 
 
 def test_kernel_that_is_not_emulated_is_named():
-    """In a process of its own, whose queue of operators does not go on after the error."""
+    """Use a separate process, as its operator queue does not continue after the error."""
     ended = subprocess.run([sys.executable, "-c", CALLS_A_KERNEL], capture_output=True, text=True)
     assert ended.returncode == 1 and "vllm_ascend_C's bgmv_shrink is not emulated" in ended.stderr
 
 
 @pytest.mark.parametrize("wants_sum", [0, 1])
 def test_parts_of_attention_are_merged_by_their_sums(wants_sum):
-    """A part without keys has the sum +inf, as fused attention gives it, and no weight."""
+    """A part without keys has the sum +inf, as fused attention returns it, and gets no weight."""
     scores, values = drawn(6, 30), drawn(30, 16, seed=1)
     parts = [(scores[:, keys], values[keys]) for keys in (slice(0, 10), slice(10, 14), slice(14, 30))]
     sums = [part.double().logsumexp(-1).float() for part, _ in parts]

@@ -1,4 +1,4 @@
-"""Processes on one die: blocks of memory that they share, and communicators that HCCL rejects."""
+"""Processes on one die share blocks of memory, and HCCL rejects communicators of two ranks on one device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_tensor_of_another_process_is_read_and_written(shared):
 
 
 def test_shared_memory_is_charged_to_its_owner_once(shared):
-    """The importer's own blocks grow by its mean, kernels of 2 MiB; the die loses what both allocate, and no more."""
+    """The importer only pays for the blocks of its mean, 2 MiB each, and the die's free memory shrinks by as much."""
     assert shared["own"] == shared["free"] < 3 * 2 * 2**20
 
 

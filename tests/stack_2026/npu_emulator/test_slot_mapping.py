@@ -15,7 +15,7 @@ KERNEL = block_table._compute_slot_mapping_kernel
 
 
 def slots_of(kernel, counts, ranks=1, rank=0, interleaved=1, block_size=16, free=3):
-    """Slots of a batch of so many tokens of each request, which go on at positions of their own."""
+    """Return the slots of a batch with `counts` tokens per request, each request starting at a random position."""
     generator = torch.Generator().manual_seed(len(counts))
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     first = torch.randint(0, 60, (len(counts),), generator=generator).tolist()

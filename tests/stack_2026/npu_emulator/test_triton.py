@@ -1,4 +1,4 @@
-"""Triton kernels of vLLM, which Triton's interpreter runs on tensors of the emulated device."""
+"""Triton's interpreter runs vLLM's Triton kernels on tensors of the emulated device."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_kernel_is_launched_over_a_grid_only():
 
 
 def test_sampling_of_vllm_ascend_equals_torch():
-    """Its kernels have blocks of 44032 numbers, no power of two, and call functions of Triton's own library."""
+    """vLLM-Ascend's kernels have blocks of 44032 elements, no power of two, and call Triton's own library."""
     from vllm_ascend.worker.v2.sample.gumbel import apply_temperature, gumbel_sample
 
     logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(5))

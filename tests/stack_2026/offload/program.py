@@ -1,8 +1,8 @@
-"""Steps of verl's own engines for an actor and a reference, with what is on the die in each phase and what is copied.
+"""Run steps of verl's own engines for an actor and a reference; record device memory by phase, and bytes copied.
 
-`main(folder)` writes to `<rank>.json`, by engine and by who moves its state: verl, this project, or one of `FAULTS`.
-Passes come in the order of verl's trainer, and weights are offered as verl's worker does it (`update_weights` of
-`verl.workers.engine_workers`), to a rollout that only reads them.
+`main(folder)` writes the results to `<rank>.json`, by engine and by who offloads its state: verl, this project, or this
+project with one of `FAULTS`. Passes come in the order of verl's trainer. Weights are handed over as verl's worker does
+it (`update_weights` of `verl.workers.engine_workers`), to a rollout that only reads them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ GROUPS = ("actor", "gradients", "optimizer", "reference")
 
 
 def offload(engine: Any, trains: bool) -> None:
-    """As the keys `param_offload` and `optimizer_offload` do it."""
+    """Offload an engine as verl's keys `param_offload` and `optimizer_offload` do."""
     if not trains and engine.engine_config.strategy == "fsdp2":
-        return  # verl has it on the host anyway
+        return  # verl keeps it on the host anyway
     engine._is_offload_param, engine._is_offload_optimizer = True, trains
     engine.to("cpu", model=True, optimizer=trains, grad=True)
 
 
 def on_die(tensors: Iterable[Any]) -> int:
-    """Bytes that storages of these tensors have there."""
+    """Return the bytes that the storages of these tensors take on the die, counting shared ones once."""
     held = {}
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -57,7 +57,7 @@ def modules(engine: Any) -> list[Any]:
 
 def gradients(engine: Any) -> Iterator[Any]:
     for module in modules(engine):
-        if isinstance(getattr(module, "buffers", None), list):  # Megatron's, where torch has a method
+        if isinstance(getattr(module, "buffers", None), list):  # an attribute in Megatron, a method in torch
             yield from (buffer.grad_data for buffer in (*module.buffers, *module.expert_parallel_buffers))
         yield from (parameter.grad for parameter in module.parameters())
 
@@ -73,8 +73,8 @@ class Steps:
 
     Args:
         actor: verl's engine.
-        reference: another one, which does not train.
-        packed: how samples are given.
+        reference: a second engine, which does not train.
+        packed: whether samples lie end to end instead of padded.
     """
 
     def __init__(self, actor: Any, reference: Any, packed: bool) -> None:
@@ -84,14 +84,14 @@ class Steps:
         self.losses: list[float] = []
 
     def record(self, phase: str) -> None:
-        """What is on the die now."""
+        """Record how many bytes of each group are on the die now."""
         parameters = {name: (each for module in modules(engine) for each in module.parameters())
                       for name, engine in (("actor", self.actor), ("reference", self.reference))}  # fmt: skip
         parameters |= {"gradients": gradients(self.actor), "optimizer": optimizer_state(self.actor)}
         self.held[phase] = {name: on_die(parameters[name]) for name in GROUPS}
 
     def make(self) -> None:
-        """One step."""
+        """Run one step, and keep its gradient norm and the bytes that it copied."""
         before = copies()
         self.forward(self.actor, "old_log_prob")
         self.forward(self.reference, "ref")
@@ -110,7 +110,7 @@ class Steps:
             self.record(phase)
 
     def offer(self) -> None:
-        """As verl's worker, between the rollout's two awakenings."""
+        """Hand the weights over as verl's worker does, between waking the rollout's weights and its KV cache."""
         torch.npu.empty_cache()
         weights, _ = self.actor.get_per_tensor_param(layered_summon=False, base_sync_done=True)
         for number, _ in enumerate(weights):
@@ -123,7 +123,7 @@ class Steps:
         self.record("rollout")
 
     def cycle(self) -> None:
-        """A step in which nothing is computed."""
+        """Run a step in which nothing is computed."""
         for engine in (self.actor, self.reference):
             with engine.eval_mode():
                 pass
@@ -133,13 +133,13 @@ class Steps:
 
 
 def copies() -> dict[str, int]:
-    """Bytes copied so far between host and die."""
+    """Return the bytes copied so far between host and die, in each direction."""
     return {way: each["bytes"] for way, each in meters.snapshot()["copies"].items() if "host" in way}
 
 
 @contextmanager
 def planted(fault: str) -> Iterator[None]:
-    """The offload manager with a fault."""
+    """Plant a fault in the offload manager within the block."""
     from verl_plugin.offload.manager import OffloadManager
 
     upstream: dict[str, Callable[..., Any]] = {name: getattr(OffloadManager, name) for name in ("_begin", "to")}
@@ -186,7 +186,7 @@ def found_of(folder: Path, case: Case, who: str) -> dict[str, Any]:
 
 
 def digests(*engines: Any) -> list[str]:
-    """Of their weights, which come to the die for it."""
+    """Return a digest of each engine's weights, which are loaded to the die for it."""
     found = []
     for engine in engines:
         if engine.is_param_offload_enabled:
@@ -204,8 +204,8 @@ def parameter_bytes(engine: Any) -> int:
 
 
 def cycles(steps: Steps, count: int, leaks: bool = False) -> list[list[int]]:
-    """State leaves and returns: what torch has allocated of the die behind each cycle, and what the die has free."""
-    gc.collect()  # engines that were made before
+    """Offload and load the state `count` times. Return the bytes allocated by torch and those free after each cycle."""
+    gc.collect()  # collect earlier engines
     found, kept = [], []
     for _ in range(count):
         steps.cycle()

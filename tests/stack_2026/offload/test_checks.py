@@ -1,4 +1,4 @@
-"""`--check` of jobs whose state leaves in order."""
+"""`--check` of jobs that offload their state in order."""
 
 import pytest
 
@@ -48,6 +48,6 @@ def test_job_without_the_module_is_upstreams(override):
 
 
 def test_layers_on_the_host_need_no_keys():
-    """verl moves each layer by itself then."""
+    """With `offload_policy` verl moves each layer by itself."""
     changes = [f"{FSDP}.offload_policy=true", f"{FSDP}.param_offload=false", f"{FSDP}.optimizer_offload=false"]
     check_job(compose_job(ONE_CARD, changes), MODELS[ONE_CARD])

@@ -1,4 +1,4 @@
-"""Which parameters are on a die, and with which values, over random orders of verl's calls."""
+"""For random orders of verl's calls, the right parameters are on the die, with the right values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_plugin.offload.manager import OffloadManager, StayingEngines
 
 
 class UpstreamEngine:
-    """The part of verl's engine that moves: its parameters are one number, on the die, on the host or on both."""
+    """A stand-in for verl's engine, whose parameters are one number, on the die, on the host or on both."""
 
     def __init__(self, value: int, adapters: int = 0) -> None:
         self.die: int | None = None
@@ -69,7 +69,7 @@ class UpstreamEngine:
 
 
 class Engine(OffloadManager, UpstreamEngine):
-    """Keeps the host's copy as long as `OffloadManager` says that it is valid."""
+    """An engine that keeps the host's copy as long as `OffloadManager` considers it valid."""
 
     def _arrive(self) -> None:
         if self.die is None:
@@ -97,7 +97,7 @@ OPERATIONS = ("update", "log-probs", "reference", "offer", "save", "load")
 
 @given(st.lists(st.sampled_from(OPERATIONS), max_size=12), st.booleans())
 def test_parameters_have_the_values_of_the_last_writer(asked, adapters):
-    """In any order; the reference's never change, and within a pass no other engine's are on the die."""
+    """Check any order: the reference's never change, and during a pass no other engine's are on the die."""
     process_context().keep(StayingEngines())
     actor, reference, written = Engine(1, int(adapters)), Engine(-1), 1
     for number, operation in enumerate(asked, 2):

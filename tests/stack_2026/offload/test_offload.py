@@ -1,4 +1,4 @@
-"""What training holds on a die in each phase of a step, and what it copies; verl's own moves are the reference."""
+"""Memory that training takes on a die in each phase of a step, and bytes it copies, against verl's own offload."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from tests.ranks import run_ranks
 from tests.stack_2026.offload.program import CYCLES, ENGINES, FAULTS, GROUPS, OURS, STEPS, VERL
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
-# The order of the recipe: what a phase may have on the die. FSDP2's reference is on the host in all of them.
+# The groups that each phase may have on the die. FSDP2's reference stays on the host in all phases.
 ORDER = {
     "old_log_prob": {"actor"},
     "ref": {"reference"},
@@ -23,19 +23,19 @@ NAMED = pytest.mark.parametrize("engine", ENGINES)
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks found."""
+    """Results of each of two ranks."""
     folder = tmp_path_factory.mktemp("offload")
     for model in {case.model for case in ENGINES.values()}:
         write_checkpoint(model, folder / model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
         run_ranks("tests.stack_2026.offload.program", 2, folder, timeout=500)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def misplaced(found: dict[str, Any]) -> list[str]:
-    """Groups that are on the die in a phase that does not need them."""
+    """Return the groups that are on the die in a phase that does not need them."""
     return [
         f"{group} in {phase}"
         for phase, needed in ORDER.items()
@@ -57,7 +57,7 @@ def test_each_phase_has_what_it_needs_alone(ranks, engine):
 
 @NAMED
 def test_another_order_is_noticed(ranks, engine):
-    """The controls: verl without its keys, and two faults."""
+    """Controls: verl without its keys, and two planted faults."""
     for rank in ranks:
         stays = misplaced(rank[engine]["nothing leaves"])
         assert {"actor in rollout", "optimizer in rollout", "optimizer in reshard"} <= set(stays)
@@ -67,12 +67,16 @@ def test_another_order_is_noticed(ranks, engine):
 
 @NAMED
 def test_parameters_are_copied_once_in_each_direction(ranks, engine):
-    """In a step: in for old log-probs and behind the reference, which comes once; out behind the offer."""
+    """Check the copies of one step.
+
+    The actor is loaded before the old log-probs and again after the reference, and offloaded after the reshard. The
+    reference is loaded once.
+    """
     for rank in ranks:
         verl, ours = rank[engine][VERL], rank[engine][OURS]
         actor = ours["bytes"]["actor"]
         fewer = {way: verl["copied"][way] - ours["copied"][way] for way in verl["copied"]}
-        # verl: out behind old log-probs, the update and the offer; in before each of them.
+        # verl offloads after the old log-probs, the update and the reshard, and loads before each of them.
         reference = ours["bytes"]["reference"] if engine == "megatron" else 0
         assert fewer["device_to_host"] >= (2 if engine == "megatron" else 1) * actor * 0.99 + reference * 0.99
         assert fewer["host_to_device"] >= actor * 0.99
@@ -84,7 +88,7 @@ def test_update_is_verls_bit_for_bit(ranks, engine):
         verl, ours, planted = (rank[engine][who] for who in (VERL, OURS, "written is dropped"))
         assert len(verl["norms"]) == STEPS and verl["norms"] == ours["norms"]
         assert verl["weights"] == ours["weights"]
-        # The control: parameters that an update wrote, and that left without a copy.
+        # The control: parameters that the update wrote are dropped from the die without a copy.
         assert planted["weights"] != verl["weights"]
 
 
@@ -93,7 +97,7 @@ def test_fifty_cycles_leave_no_memory_behind(ranks, engine):
     for rank in ranks:
         found = rank[engine][OURS]
         assert found["cycles"] == found["cycles"][:1] * CYCLES and found["same"]
-        assert len({tuple(row) for row in found["leaks"]}) == 3  # a tensor kept in each would show
+        assert len({tuple(row) for row in found["leaks"]}) == 3  # control: a leaked tensor shows up
 
 
 def test_every_fault_was_planted(ranks):

@@ -1,6 +1,6 @@
-"""verl's own training engines, extended, make the same update with and without old log-probs of a forward before it.
+"""Run updates of verl's own training engines, extended, with and without old log-probs of a separate forward.
 
-`main(folder)` writes to `<rank>.json` of each engine and loss a digest of the gradients and the metrics of the update.
+For each engine and loss, `main(folder)` writes the update's metrics and a digest of its gradients to `<rank>.json`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from verl.workers.utils.padding import response_from_nested
 from tests.stack_2026.routing_replay.program import Case, engine_of
 from verl_plugin.onpolicy import update
 
-# Prompt and answer of each sample; ranks share them, and a micro batch has one.
+# Tokens of each sample's prompt and answer. Samples are split over the ranks, and a micro batch has one.
 SAMPLES = ((4, 5), (3, 3), (6, 6), (2, 5))
 ENGINES = {
     "fsdp2": Case("fsdp2", "qwen3", "disabled", extended=False),
     "fsdp2 packed": Case("fsdp2", "qwen3", "disabled", packed=True, extended=False),
     "megatron": Case("megatron", "qwen3moe", "disabled", extended=False),
 }
-# verl divides no logits by 1, and copies none then; at another temperature one that nobody divides by shows.
+# At temperature 1 verl neither divides nor copies the logits; other temperatures reveal a missing division.
 TEMPERATURES = {"fsdp2": 1.0, "fsdp2 packed": 0.7, "megatron": 0.7}
 LOSSES = (("vanilla", "token-mean"), ("vanilla", "seq-mean-token-mean"), ("gspo", "seq-mean-token-mean"))
 FAULTS = ("attached", "shifted", "mask")
 
 
 def samples() -> dict[str, list[torch.Tensor]]:
-    """Tokens of whole samples, and of answers the mask, advantages and what the rollout's log-probs are off by."""
+    """Draw samples' tokens, and answers' masks, advantages and offsets of the rollout's log-probs ("off")."""
     generator = torch.Generator().manual_seed(11)
     answers = [answer for _, answer in SAMPLES]
     masks = [torch.ones(answer, dtype=torch.int64) for answer in answers]
-    masks[2][2:4] = 0  # what a tool has said within the answer
+    masks[2][2:4] = 0  # a tool's result within the answer
     return {
         "tokens": [torch.randint(3, 90, (sum(lengths),), generator=generator) for lengths in SAMPLES],
         "mask": masks,
@@ -58,7 +58,7 @@ def samples() -> dict[str, list[torch.Tensor]]:
 def of_transformers(
     folder: Path, drawn: dict[str, list[torch.Tensor]], temperature: float
 ) -> dict[str, list[torch.Tensor]]:
-    """Log-probs and entropy of the answers' tokens at the temperature by plain transformers, on the host."""
+    """Compute log-probs and entropy of the answers' tokens at `temperature`, with plain transformers on the host."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     found: dict[str, list[torch.Tensor]] = {"log_probs": [], "entropy": []}
     with torch.no_grad():
@@ -73,7 +73,7 @@ def of_transformers(
 def expected_metrics(
     drawn: dict[str, list[torch.Tensor]], right: dict[str, list[torch.Tensor]], aggregation: str
 ) -> dict[str, float]:
-    """The metrics that a step of all samples must report; tokens of tools count in none."""
+    """Return the metrics that a step of all samples must report; tools' tokens do not count."""
     own = [mask.bool() for mask in drawn["mask"]]
     pairs = list(zip(right["log_probs"], drawn["off"], own, strict=True))
     apart = torch.cat([(log.exp() - (log + off).exp()).abs()[counted] for log, off, counted in pairs])
@@ -85,13 +85,13 @@ def expected_metrics(
         "training/rollout_probs_diff_mean": apart.mean().item(),
         "training/rollout_probs_diff_std": apart.std().item(),
         "rollout_corr/log_ppl_abs_diff": sum(abs(off[counted].mean().item()) for _, off, counted in pairs) / len(pairs),
-        # Not the same with both sides exchanged.
+        # This one is not symmetric in the two sides.
         "rollout_corr/kl": torch.cat([off[counted] for _, off, counted in pairs]).mean().item(),
     }
 
 
 def batch_of(drawn: dict[str, Any], right: dict[str, Any], own: range, packed: bool, temperature: float) -> Any:
-    """Samples of this rank as verl's workers get them."""
+    """Build the batch of this rank's samples as verl's workers get it."""
 
     def nested(values: list[torch.Tensor]) -> torch.Tensor:
         return torch.nested.as_nested_tensor([values[index] for index in own], layout=torch.jagged)
@@ -121,7 +121,7 @@ def batch_of(drawn: dict[str, Any], right: dict[str, Any], own: range, packed: b
 
 
 def gradients(engine: Any) -> str:
-    """A digest of all gradients of this rank."""
+    """Return a SHA-256 digest of all gradients of this rank."""
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     found = []
     for parameter in (parameter for module in modules for parameter in module.parameters()):
@@ -135,7 +135,7 @@ def gradients(engine: Any) -> str:
 
 
 def updated(engine: Any, batch: Any, loss: Any) -> dict[str, Any]:
-    """The gradients and metrics of an update; the weights stay."""
+    """Return the gradients and metrics of an update, without changing the weights."""
     with engine.train_mode():
         engine.optimizer_zero_grad()
         output = engine.forward_backward_batch(batch, loss, forward_only=False)
@@ -152,7 +152,7 @@ METRICS += ("rollout_corr/log_ppl_abs_diff", "rollout_corr/kl")
 
 @contextmanager
 def planted(fault: str) -> Iterator[None]:
-    """Old log-probs with their gradient, or those of the token before."""
+    """Plant a fault in the loss: old log-probs keep their gradient and, if "shifted", are the previous token's."""
     right = update.own_loss
 
     def wrong(loss_function: Callable[..., Any], rows: Any, **named: Any) -> Any:
@@ -174,7 +174,7 @@ def planted(fault: str) -> Iterator[None]:
 
 
 def found_of(folder: Path, name: str, drawn: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
-    """Both ways of each loss, and the faults, of an engine on this rank."""
+    """Run an engine on this rank with each loss: upstream's way, this project's, and with each fault."""
     case = ENGINES[name]
     engine = engine_of(folder / case.model, case)
     ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
@@ -218,7 +218,7 @@ def main(folder: Path) -> None:
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl")
     drawn, found = samples(), {}
-    # Before any engine is built: verl replaces functions of transformers by those of the NPU.
+    # Do this before building an engine: verl replaces transformers' functions by the NPU's.
     right = {name: of_transformers(folder / case.model, drawn, TEMPERATURES[name]) for name, case in ENGINES.items()}
     for name in ENGINES:
         found[name] = found_of(folder, name, drawn, right[name])

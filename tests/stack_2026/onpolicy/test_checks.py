@@ -14,7 +14,7 @@ from verl_plugin.jobs import JobError, check_job, compose_job
 from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWARD, REGISTRATION
 
 ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=${{data.train_batch_size}}"
-# What switches it on; a later override of the same key counts.
+# The overrides that enable the mode. A later override of the same key wins.
 ON = [f"{MODE_KEY}={ONE_FORWARD}", ONE_UPDATE]
 REJECTED = [
     (f"{ACTOR}.ppo_mini_batch_size=8", "makes 2 updates of the 16 prompts of a rollout batch; set the two equal"),
@@ -34,7 +34,7 @@ REJECTED = [
 
 @pytest.fixture(scope="module")
 def trainer() -> Any:
-    """The registered class; verl is imported by tests, not by their files."""
+    """The registered trainer class; verl is imported inside tests, not by test modules."""
     importlib.import_module(REGISTRATION)
     from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -45,7 +45,7 @@ def trainer() -> Any:
 
 
 def test_trainer_is_imported_behind_those_of_verl(tmp_path, monkeypatch):
-    """And not before: what it brings along other processes do not need."""
+    """Check that it is not imported earlier: other processes do not need its dependencies."""
     registration = importlib.import_module(REGISTRATION)
     (tmp_path / "their_trainers.py").write_text("there = 1\n")
     (tmp_path / "our_trainer.py").write_text("import their_trainers\nfound = their_trainers.there\n")

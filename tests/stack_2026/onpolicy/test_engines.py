@@ -1,4 +1,4 @@
-"""An update with the log-probs of its own forward is verl's update with those of a forward before it, bit for bit."""
+"""An update that uses its own forward's log-probs equals verl's, which uses a separate forward's, bit for bit."""
 
 import json
 from typing import Any
@@ -9,19 +9,19 @@ from tests.ranks import run_ranks
 from tests.stack_2026.onpolicy.program import ENGINES, FAULTS, LOSSES
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
-# GSPO takes its ratio without gradient: what old log-probs have of one changes nothing there.
+# GSPO detaches its ratio, so attached old log-probs change nothing there.
 HARMLESS = ("gspo", "attached")
 PAIRS = [(engine, " ".join(loss)) for engine in ENGINES for loss in LOSSES]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks found."""
+    """Results of each of two ranks."""
     folder = tmp_path_factory.mktemp("onpolicy")
     for model in {case.model for case in ENGINES.values()}:
         write_checkpoint(model, folder / model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
         run_ranks("tests.stack_2026.onpolicy.program", 2, folder, timeout=300)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
@@ -44,7 +44,7 @@ def test_planted_fault_changes_the_gradients(ranks, engine, loss, fault):
 
 @pytest.mark.parametrize(("engine", "loss"), PAIRS)
 def test_metrics_are_those_of_transformers(ranks, engine, loss):
-    """Of all ranks' answers, on the first; verl's own update has none of them."""
+    """Check that the first rank reports metrics of all ranks' answers; verl's own update reports none of them."""
     found = ranks[0][engine][loss]
     assert found["own"]["metrics"] == pytest.approx(found["expected"], rel=1e-4)
     assert found["upstream"]["metrics"] == {} == ranks[1][engine][loss]["own"]["metrics"]

@@ -1,7 +1,7 @@
-"""An instance of vLLM over two emulated nodes, an engine on each, in verl's own servers.
+"""Run a vLLM instance over two emulated nodes, with one engine on each, in verl's own servers.
 
-`python -m tests.stack_2026.rollout.nodes_program FOLDER FAULT` writes to `tokens.json` what both engines generated.
-With FAULT `few` the engine of the second node agrees on one token less than the first one.
+`python -m tests.stack_2026.rollout.nodes_program FOLDER FAULT` writes the tokens of both engines to `tokens.json`.
+With FAULT `few` the second node's engine uses one token less than agreed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from verl_plugin.rollout.sync_window import EXECUTOR
 
 MODEL = "qwen3moe"
 NODES, FORWARDS = 2, 8
-# Tokens of each answer, by node.
+# Lengths of the answers in tokens, by node.
 ANSWERS = [(20, 6), (9,)]
-# Not 32 as in other tests: verl's loader mistakes square weights (docs/upstream/verl-square-expert-weights.md).
+# Not 32 as in other tests: verl's loader misreads square weights (docs/upstream/verl-square-expert-weights.md).
 EXPERT_WIDTH = 48
 EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
 
 
 def prompts() -> list[list[list[int]]]:
-    """By node."""
+    """Return the prompts by node."""
     made = iter(make_prompts(sum(map(len, ANSWERS)), prefix_cache=False))
     return [[next(made) for _ in answers] for answers in ANSWERS]
 
 
 def arguments(folder: Path, node: int) -> Namespace:
-    """vLLM's, as verl's server of a node makes them."""
+    """Return vLLM's arguments as verl's server of a node makes them."""
     from vllm.entrypoints.cli import serve
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -64,7 +64,7 @@ def arguments(folder: Path, node: int) -> Namespace:
 
 
 def main(folder: Path) -> None:
-    """One node."""
+    """Run one node."""
     node = int(os.environ["RANK"])
     os.environ["NPU_EMULATOR_NODE"] += f".{node}"
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
@@ -75,7 +75,7 @@ def main(folder: Path) -> None:
 
 
 async def serve(folder: Path, node: int) -> None:
-    """verl's server, without Ray."""
+    """Run verl's server without Ray."""
     from verl_plugin.rollout.servers import WindowServer
 
     server = object.__new__(WindowServer)
@@ -109,7 +109,7 @@ async def generate(engine: Any, node: int, number: int) -> list[int]:
 
 
 def agree_on_few() -> None:
-    """The engine, a fork of this process, takes one token less than was agreed on."""
+    """Make the engine, a fork of this process, use one token less than agreed."""
     from verl_plugin.rollout.sync_window import SyncWindow
 
     agree = SyncWindow._agree
@@ -127,7 +127,7 @@ async def exists(path: Path) -> None:
 
 
 def end() -> None:
-    """End this node with its engine: verl's server waits for that until Ray ends both."""
+    """End this node and its engine, which verl's server otherwise leaves to Ray."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):

@@ -1,4 +1,4 @@
-"""A rank combines its own experts alone: plain torch is the reference, vLLM-Ascend's dispatcher the control."""
+"""A rank combines only its own experts: plain torch is the reference, vLLM-Ascend's dispatcher the control."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from verl_plugin.rollout.experts import FiniteCombine, redirect_to_zeros
 
 NAN = float("nan")
 ELSEWHERE = -1
-# The rows of four tokens with two experts each, of which five are this rank's.
+# Row of each of four tokens' two experts; five are on this rank.
 PLACES = [3, 0, ELSEWHERE, 1, ELSEWHERE, ELSEWHERE, 2, 4]
 
 
 def outputs_of(places, broken):
-    """Outputs of this rank's experts, which lie in front; behind them and in rows `broken` is NaN."""
+    """Make outputs of this rank's experts in the first rows; the rows after them, and the rows `broken`, are NaN."""
     rows = torch.randn(len(places), 16, generator=torch.Generator().manual_seed(1))
     rows[sum(place != ELSEWHERE for place in places) :] = NAN
     rows[list(broken)] = NAN
@@ -24,13 +24,13 @@ def outputs_of(places, broken):
 
 
 def weights_of(places):
-    """A token's weights for its two experts; 0 for those of other ranks, as vLLM-Ascend makes them."""
+    """Draw each token's weights for its two experts; they are 0 for experts of other ranks, as in vLLM-Ascend."""
     drawn = torch.rand(len(places) // 2, 2, generator=torch.Generator().manual_seed(2)) + 0.1
     return drawn * (torch.tensor(places) != ELSEWHERE).view(-1, 2)
 
 
 def expected(outputs, places, weights):
-    """The weighted sum over this rank's experts."""
+    """Return the weighted sum over this rank's experts."""
     sums = torch.zeros(len(places) // 2, outputs.shape[1])
     for number, place in enumerate(places):
         if place != ELSEWHERE:
@@ -51,10 +51,10 @@ def combined(dispatcher, outputs, places, weights):
     ("places", "broken"),
     [
         (PLACES, []),
-        (PLACES, [1]),  # of the second token, which upstream reads for every expert of another rank
+        (PLACES, [1]),  # second token's row, which upstream reads for all experts of other ranks
         (PLACES, [0, 3]),
-        ([ELSEWHERE] * 8, []),  # no row is anybody's
-        ([2, 0, 1, 3, 7, 5, 4, 6], []),  # all rows are this rank's, the last one too
+        ([ELSEWHERE] * 8, []),  # no row belongs to this rank
+        ([2, 0, 1, 3, 7, 5, 4, 6], []),  # all rows belong to this rank, including the last
     ],
     ids=["whole", "row 1 broken", "own rows broken", "nothing here", "all here"],
 )
@@ -65,7 +65,7 @@ def test_token_is_the_sum_over_its_experts_here(places, broken):
 
 
 def test_upstream_spreads_what_is_not_finite():
-    """The control: with row 1 not finite, upstream loses the third token, which has no expert here."""
+    """Control: with a non-finite row 1, upstream corrupts the third token, which has no expert on this rank."""
     outputs, weights = outputs_of(PLACES, [1]), weights_of(PLACES)
     found = combined(TokenDispatcherWithAllGather, outputs, PLACES, weights)
     assert found[2].isnan().all() and not expected(outputs, PLACES, weights)[2].any()
@@ -79,7 +79,7 @@ def test_places_keep_type_and_this_ranks_rows():
 
 
 def test_worker_registers_it_after_the_layers(monkeypatch):
-    """A model's layers register upstream's when it is loaded; another chip's dispatcher stays."""
+    """A model's layers register upstream's dispatcher when they are loaded; another chip's dispatcher stays."""
     from types import SimpleNamespace
 
     from vllm_ascend.ascend_forward_context import MoECommType

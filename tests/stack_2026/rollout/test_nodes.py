@@ -1,4 +1,4 @@
-"""Sync windows of an instance over two nodes: verl's own servers, one each, and vLLM's engines."""
+"""Sync windows of a vLLM instance over two nodes, with one of verl's own servers and one engine on each."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY
 
 
 def run(folder: Path, fault: str) -> tuple[int, str]:
-    """Return the exit status and the output. Engines that a killed node leaves over are killed here."""
+    """Run both nodes, and return the exit status and the output. Kills engines that outlive a killed node."""
     environment = {**os.environ, "NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1"}
     environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
     command = [sys.executable, "-W", "ignore", "-m", "tests.stack_2026.rollout.nodes_program", str(folder), fault]
@@ -53,7 +53,7 @@ def test_engines_of_two_nodes_generate_transformers_tokens(tmp_path):
 
 @pytest.mark.slow
 def test_broken_window_of_the_other_node_is_an_error(tmp_path):
-    """The control: its forward of one token less meets the other's in a collective."""
+    """Control: a forward with one token less meets the other node's in a collective."""
     status, output = run(tmp_path, "few")
     assert status and not (tmp_path / "tokens.json").exists()
     assert "EI0005" in output and "rank 1 HcclAllGather" in output
@@ -69,7 +69,7 @@ def test_vllm_is_told_of_no_nodes_with_windows_alone():
 
 
 def test_vllm_rejects_the_executor_over_nodes():
-    """Why: with the number of nodes, engines of one node each have no executor but vLLM's own."""
+    """Show why the number of nodes is not passed: vLLM then only accepts its own executor."""
     from vllm.config import ParallelConfig
 
     layout = {"data_parallel_size": 4, "data_parallel_size_local": 2, "distributed_executor_backend": EXECUTOR}

@@ -1,4 +1,4 @@
-"""Windows of simulated engines, and of real ones of vLLM on emulated dies, whose reference is upstream's executor."""
+"""Sync windows of simulated engines, and of vLLM's engines on emulated dies against upstream's executor."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ FEW = Case("qwen3moe", forwards=LIMIT, fault="few")
 
 
 class Engines:
-    """Engines that synchronise in one process: each says what it reduces before any hears the result."""
+    """Engines that synchronise in one process: all contribute to the reduction before any gets its result."""
 
     def __init__(self, number: int, limit: int) -> None:
         self.said: list[list[int]] = []
@@ -41,7 +41,7 @@ class Engines:
         return self.heard
 
     def forward(self, offers: list[Offer]) -> list[int | None]:
-        """Every engine makes one forward."""
+        """Run one forward on every engine, and return the tokens that each runs."""
         self.said, self.heard = [], []
         for window, offer in zip(self.windows, offers, strict=True):
             if not window.left:
@@ -65,9 +65,9 @@ def test_engines_that_decode_synchronise_once_a_window():
 @pytest.mark.parametrize(
     ("offers", "tokens", "left"),
     [
-        ([Offer(9, False, 100), Offer(2, True, 100)], None, 0),  # a prompt anywhere: one forward, and workers ask
-        ([Offer(3, True, 5), Offer(2, True, 2)], 3, 4),  # no longer than the longest work
-        ([IDLE, IDLE], 1, 0),  # nobody has anything
+        ([Offer(9, False, 100), Offer(2, True, 100)], None, 0),  # any prompt: one forward, then workers ask again
+        ([Offer(3, True, 5), Offer(2, True, 2)], 3, 4),  # at most the longest work
+        ([IDLE, IDLE], 1, 0),  # all ranks are idle
     ],
     ids=["prompt", "work", "idle"],
 )
@@ -79,7 +79,7 @@ def test_window_is_as_long_as_it_is_known_who_decodes(offers, tokens, left):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_engines_never_part(seed):
-    """Random requests, each admitted between two windows alone: all engines run the same tokens in each forward."""
+    """Admit random requests between windows only: in each forward all engines run the same number of tokens."""
     drawn = random.Random(seed)
     number = drawn.randint(2, 6)
     engines = Engines(number, drawn.choice((1, 3, LIMIT)))
@@ -128,7 +128,7 @@ def test_settings_come_from_additional_config():
 
 
 def engine_config(**changed):
-    """The parts of vLLM's configuration that are asked, of an engine that can have windows."""
+    """Return the parts of vLLM's configuration that the check reads, for an engine that can have windows."""
     from verl_plugin.rollout import WORKER
 
     parallel = {"data_parallel_size": 2, "pipeline_parallel_size": 1, "prefill_context_parallel_size": 1}
@@ -163,7 +163,7 @@ def test_engine_that_cannot_have_windows_rejected(changed, says):
 
 
 def requests_of(*each: tuple[int, int, bool]) -> list[SimpleNamespace]:
-    """Those that run: the most tokens of the answer, those that it has, and whether its prompt is being computed."""
+    """Make running requests from tuples: most answer tokens, tokens so far, whether the prompt is being computed."""
     return [
         SimpleNamespace(max_tokens=most, num_output_tokens=had, is_prefill_chunk=chunk, request_id=str(place))
         for place, (most, had, chunk) in enumerate(each)
@@ -174,10 +174,10 @@ def requests_of(*each: tuple[int, int, bool]) -> list[SimpleNamespace]:
     ("running", "scheduled", "offered"),
     [
         ([(9, 2, False), (30, 4, False), (8, 7, False)], {"0": 1, "1": 1, "2": 1}, Offer(3, True, 26)),
-        ([(9, 2, False), (9, 9, False)], {"0": 1}, Offer(2, True, 7)),  # one waits for blocks, and may run later
-        ([(5, 5, False)], {"0": 1}, Offer(1, True, 1)),  # its last token is on its way
+        ([(9, 2, False), (9, 9, False)], {"0": 1}, Offer(2, True, 7)),  # one waits for blocks and may run later
+        ([(5, 5, False)], {"0": 1}, Offer(1, True, 1)),  # its last token is in flight
         ([(9, 0, False), (9, 3, False)], {"0": 6, "1": 1}, Offer(7, False, 9)),  # a prompt of six tokens
-        ([(9, 0, True), (9, 3, False)], {"0": 1, "1": 1}, Offer(2, False, 9)),  # the last part of one, of one token
+        ([(9, 0, True), (9, 3, False)], {"0": 1, "1": 1}, Offer(2, False, 9)),  # a prompt's last chunk, one token
         ([], {"0": 1}, Offer(1, True, 1)),
     ],
 )
@@ -191,7 +191,7 @@ def test_engine_offers_what_it_runs_and_may_need(running, scheduled, offered):
 
 
 def test_executor_counts_forwards_and_tells_the_workers(monkeypatch):
-    """A forward with tokens takes one of the window, one without takes none; idle engines take theirs."""
+    """Check that a forward with tokens uses one of the window, one without uses none, and dummy forwards use theirs."""
     from verl_plugin.rollout import executor as module
 
     taken, passed = [], []
@@ -245,14 +245,14 @@ def test_scheduler_admits_between_windows_alone(left, paused):
     scheduler = executor._scheduler_class(Upstream)()
     assert executor.scheduler is scheduler and scheduler.schedule() == "scheduled"
     assert scheduler.seen == [PauseState[paused or "UNPAUSED"]] and scheduler.pause_state is PauseState.UNPAUSED
-    scheduler.pause_state = PauseState.PAUSED_ALL  # whoever pauses it all the same
+    scheduler.pause_state = PauseState.PAUSED_ALL  # paused by some other caller
     scheduler.schedule()
     assert scheduler.seen[1] is PauseState.PAUSED_ALL is scheduler.pause_state
 
 
 @pytest.mark.parametrize("eager", [True, False])
 def test_worker_pads_to_the_window_on_every_rank(eager):
-    """As many tokens on all ranks: those of the window, padded for sequence parallelism and to the next graph."""
+    """All ranks run the window's tokens, padded for sequence parallelism and to the next graph."""
     from vllm.config import CUDAGraphMode
 
     from verl_plugin.rollout.worker import RolloutWorker
@@ -279,7 +279,7 @@ def test_worker_pads_to_the_window_on_every_rank(eager):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[dict]]:
-    """What each of two engines found, by case."""
+    """Results of the engines, by case: of both, or of the first where the case plants a fault."""
     folder: Path = tmp_path_factory.mktemp("windows")
     cases = [*(each for pair in PAIRS for each in pair), ADMITS, FEW]
     run_vllm(
@@ -293,7 +293,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[dict]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("upstream", "windowed"), PAIRS, ids=["eager", "graphs"])
 def test_answers_are_upstreams(found, upstream, windowed):
-    """Requests wait, end and arrive within windows; log-probs differ in the rounding of larger batches alone."""
+    """Requests wait, end and arrive within windows; log-probs differ only in the rounding of larger batches."""
     for rank, requests in enumerate(REQUESTS):
         expected, own = found[upstream][rank], found[windowed][rank]
         assert [len(tokens) for tokens in own["tokens"]] == [tokens for tokens, _ in requests]
@@ -315,6 +315,6 @@ def test_few_forwards_synchronise_on_the_host(found, upstream, windowed):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [ADMITS, FEW], ids=["admits within a window", "agrees on too few tokens"])
 def test_broken_window_is_an_error(found, case):
-    """The controls."""
+    """Check the controls: each planted fault raises an error."""
     error = found[case][0]
     assert error["type"] == "SyncWindowError" and "rollout engine 0 cannot keep" in error["error"]

@@ -1,8 +1,8 @@
-"""Two data-parallel engines of vLLM with experts over both: with sync windows and without.
+"""Run two data-parallel vLLM engines, with experts spread over both, with and without sync windows.
 
 Engines run in the loop of vLLM's DPEngineCoreProc, in which each iteration is one forward, but without its processes,
-so that requests arrive at the same iteration whenever it is run. `main` runs one rank of the case that the environment
-names; it writes what it generated and how often it all-reduced on the host.
+so that requests arrive at the same iteration in every run. `main` runs one rank of the case that the environment names;
+it writes the generated tokens and the number of all-reduces on the host.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.vllm_cases import become_data_parallel, import_once, make_prompts
 from verl_plugin.rollout.sync_window import SyncWindowError
 
 ENGINES = 2
-# Tokens of each answer, and the iteration at which its request arrives. The first engine runs four requests at a time;
-# the second one has nothing to do for a while.
+# Length of each answer, and the iteration at which its request arrives, by engine. The first engine runs four requests
+# at a time; the second one is idle for a while.
 REQUESTS = [[(4, 0), (9, 0), (70, 0), (25, 0), (30, 0), (12, 0)], [(5, 0), (20, 11)]]
 
 
@@ -32,9 +32,9 @@ class Case:
     """One run.
 
     Attributes:
-        model: of `tests.stack_2026.vllm_ascend.models.MODELS`.
+        model: Name in `tests.stack_2026.vllm_ascend.models.MODELS`.
         graph: "eager", or vLLM's cudagraph_mode.
-        forwards: of the longest window; 0 is upstream's executor.
+        forwards: Length of the longest window in forwards; 0 for upstream's executor.
         fault: "admits": the first engine admits requests within a window; "few": engines agree on one token less.
     """
 
@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
     except SyncWindowError as error:
         found = {"error": str(error), "type": type(error).__name__}
     (folder / f"{case.name}.{rank}.json").write_text(json.dumps(found))
-    os._exit("error" in found)  # the other rank waits for this one, and is ended
+    os._exit("error" in found)  # the other rank waits for this one, and is killed
 
 
 def engine_of(folder: Path, case: Case) -> Any:
@@ -77,8 +77,8 @@ def engine_of(folder: Path, case: Case) -> Any:
 
 
 def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
-    """Generate, and count all-reduces on the host: `asked`, the workers'; `agreed`, the windows'."""
-    keep_float32()  # the attention of DeepSeek's prompts, which vLLM-Ascend computes in bfloat16
+    """Generate, and count all-reduces on the host: those of workers as `asked`, those of windows as `agreed`."""
+    keep_float32()  # DeepSeek's prefill attention, which vLLM-Ascend computes in bfloat16
     engine = engine_of(folder, case)
     core = engine.engine_core.engine_core
     counts = count_all_reduces()
@@ -118,7 +118,7 @@ def sampling(tokens: int) -> Any:
 
 
 def count_all_reduces() -> Counter[str]:
-    """Count the all-reduces of this process on the host, by who makes them, and forwards of the model."""
+    """Count this process's all-reduces on the host, by caller, and the model's forwards."""
     import torch.distributed as dist
     from vllm_ascend.worker.model_runner_v1 import NPUModelRunner
 
@@ -157,7 +157,7 @@ def plant(fault: str, core: Any, rank: int) -> None:
 
 
 def run(folder: Path, cases: list[Case]) -> None:
-    """Run cases one after another. Exits with an error when a rank failed."""
+    """Run cases one after another. Exit with an error if a rank failed."""
     import_once(IMPORTED_ONCE)
     for model in {case.model for case in cases}:
         write_checkpoint(model, folder / model)

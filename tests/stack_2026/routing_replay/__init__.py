@@ -1,1 +1,1 @@
-"""Routing replay on the stack 2026."""
+"""Tests of routing replay on the stack 2026."""

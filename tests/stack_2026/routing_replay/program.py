@@ -1,7 +1,7 @@
-"""verl's own training engines, extended, with experts that a test gives to every token.
+"""Run verl's own training engines, extended, with experts that a test chooses for every token.
 
-`main(folder)` writes for each case of `CASES` to `<world>.<rank>.json` how far log-probs and gradients are from those
-of `reference`, and the metrics of the update.
+For each case, `main(folder)` writes to `<world>.<rank>.json` how far log-probs and gradients are from those of
+`reference`, and the metrics of the update.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from verl.workers.engine import EngineRegistry
 
 from tests.stack_2026.routing_replay.reference import Reference
 
-# Tokens of each sample, of which the latter half is the answer.
+# Number of tokens of each sample; the second half is the answer.
 LENGTHS = (9, 6, 12, 7)
 LEARNING = 1e-3
 
@@ -44,17 +44,17 @@ class Case:
     """An engine and its batch.
 
     Attributes:
-        backend: of the engine.
-        model: of `tests.stack_2026.vllm_ascend.models`.
+        backend: Engine backend, "megatron" or "fsdp2".
+        model: Name of a model in `tests.stack_2026.vllm_ascend.models`.
         mode: verl's `router_replay.mode`.
-        packed: samples lie end to end, not padded.
-        recomputes: layers are computed again in the backward pass.
-        micro: samples of a micro batch; 0 for micro batches of 24 tokens.
-        stages: of the pipeline.
-        given: "random" experts, or those that the model itself has "preferred".
-        extended: the engine has this project's replay.
-        reference: another model, which is not trained, is built in the same process after the first.
-        distributed: Megatron's optimizer is, as by default in verl; a rank then has a part of the gradients.
+        packed: Whether samples lie end to end instead of padded.
+        recomputes: Whether the backward pass recomputes layers.
+        micro: Samples per micro batch; 0 for micro batches of 24 tokens.
+        stages: Number of pipeline stages.
+        given: "random" experts, or the "preferred" ones that the model itself chooses.
+        extended: Whether the engine has this project's replay.
+        reference: Whether a second model, which is not trained, is built in the same process after the first.
+        distributed: Whether Megatron's optimizer is distributed, verl's default; a rank then has part of the gradients.
     """
 
     backend: str
@@ -99,14 +99,14 @@ COMPARED = {
     ],
     2: [],
 }
-# verl without what this project adds to its engines.
+# verl without this project's engine extensions.
 UPSTREAM = {1: [Case("megatron", "qwen3moe", extended=False)], 2: []}
 
 
 def experts_of(model: Any, generator: torch.Generator) -> list[torch.Tensor]:
-    """Experts of each sample's tokens, [tokens, layers, experts per token], of as many groups as a token may use.
+    """Draw experts for each sample's tokens, [tokens, layers, experts per token], from the groups that a token may use.
 
-    The last token has none, as in a rollout, and dense layers have none.
+    Experts of the last token stay 0, as a rollout does not compute it, and so do those of dense layers.
     """
     count = getattr(model, "num_experts", None) or model.n_routed_experts
     groups, usable = getattr(model, "n_group", 1), getattr(model, "topk_group", 1)
@@ -124,16 +124,16 @@ def experts_of(model: Any, generator: torch.Generator) -> list[torch.Tensor]:
 
 
 def loss_of(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The sum of all log-probs of answers, times verl's factor for what it averages over ranks."""
+    """Return the sum of the samples' log-probs times the number of ranks, over which verl averages."""
     values = model_output["log_probs"].values()
     offsets = data["input_ids"].offsets()
     wanted = torch.ones(len(values), dtype=torch.bool, device=values.device)
-    wanted[offsets[1:] - 1] = False  # the row of the last token predicts another sample's first one
+    wanted[offsets[1:] - 1] = False  # the last token's row predicts the next sample's first token
     return values[wanted].sum() * dist.get_world_size(dp_group), {}
 
 
 def batch_of(samples: list[torch.Tensor], experts: list[torch.Tensor], case: Case) -> Any:
-    """As verl's workers get it."""
+    """Build the batch as verl's workers get it."""
     nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     answers = [torch.ones(len(each) // 2, dtype=torch.int64) for each in samples]
     tensors = {
@@ -153,14 +153,14 @@ def batch_of(samples: list[torch.Tensor], experts: list[torch.Tensor], case: Cas
         "update_lr_scheduler": True,
     }
     if not case.extended:
-        settings["enable_routing_replay"] = True  # verl's workers say so
+        settings["enable_routing_replay"] = True  # set by verl's workers
     return tu.get_tensordict(tensors, settings)
 
 
 def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
-    """verl's engine for an NPU, as its workers build it: of the actor, or of the reference, which does not train."""
+    """Build verl's engine for an NPU as its workers do: the actor's, or the reference's, which does not train."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
-        os.environ.pop(name, None)  # Megatron-core keeps the choice of the model before
+        os.environ.pop(name, None)  # Megatron-core keeps the previous model's setting
     libraries = ["verl_plugin.megatron_core", "verl_plugin.megatron_float32"]
     libraries += ["verl_plugin.routing_replay.engines"] * case.extended
     attention = "flash_attention_2" if case.packed else "eager"
@@ -192,7 +192,7 @@ def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
         optimizer: Any = McoreOptimizerConfig(lr=LEARNING, total_training_steps=10)
     else:
         types = {"param_dtype": "float32", "reduce_dtype": "float32", "buffer_dtype": "float32"}
-        common["router_replay"] = {"mode": case.mode}  # as hydra makes it: verl's files have no such section
+        common["router_replay"] = {"mode": case.mode}  # a dict, as from hydra; verl's files lack this section
         settings = FSDPEngineConfig(
             strategy="fsdp2", dtype="float32", mixed_precision=types, use_torch_compile=False, **common
         )
@@ -210,7 +210,7 @@ def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
 
 
 def gradient_of(engine: Any, case: Case) -> torch.Tensor | None:
-    """Of the embedding, from the update; None where another rank has it."""
+    """Return the embedding's gradient after the update, or None if another rank has it."""
     if case.backend == "fsdp2":
         gradient = engine.module.get_input_embeddings().weight.grad
         return (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
@@ -221,7 +221,7 @@ def gradient_of(engine: Any, case: Case) -> torch.Tensor | None:
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """Samples with their experts, and what transformers computes for them: log-probs with and without, one gradient."""
+    """Samples, their experts, and transformers' results: log-probs with these experts and without, and one gradient."""
 
     samples: list[torch.Tensor]
     experts: list[torch.Tensor]
@@ -231,7 +231,7 @@ class Expected:
 
 
 def expected_of(folder: Path, case: Case) -> Expected:
-    """On the host, before any engine is built: verl replaces functions of transformers by those of the NPU."""
+    """Compute the expected results on the host, before verl's engines replace transformers' functions by the NPU's."""
     reference = Reference(folder / case.model)
     generator = torch.Generator().manual_seed(5)
     samples = [torch.randint(3, 90, (length,), generator=generator) for length in LENGTHS]
@@ -245,7 +245,7 @@ def expected_of(folder: Path, case: Case) -> Expected:
 
 
 def found_of(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
-    """Forward and update of one case on this rank."""
+    """Run the forward and the update of one case on this rank, and return the differences and metrics."""
     engine = engine_of(folder / case.model, case)
     ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
     own = range(rank * len(LENGTHS) // ranks, (rank + 1) * len(LENGTHS) // ranks)
@@ -271,17 +271,17 @@ def found_of(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
 
 
 def log_probs_of(output: dict[str, Any]) -> list[torch.Tensor]:
-    """Of each sample, as `Reference.log_probs`."""
+    """Return each sample's log-probs, in the form of `Reference.log_probs`."""
     return [each[:-1].float().cpu() for each in output["model_output"]["log_probs"].unbind()]
 
 
 def furthest(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """How far two lists of tensors are apart at most."""
+    """Return the largest absolute difference between two lists of tensors."""
     return max((a - b).abs().max().item() for a, b in zip(found, expected, strict=True))
 
 
 def upstream_found(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
-    """What verl's own engine says of a case, and how many of its routers verl reaches after it built a second model."""
+    """Return the error of verl's own engine, and how many of its routers verl reaches once a second model is built."""
     from verl.utils.megatron.router_replay_patch import RouterReplay, RouterReplayAction
     from verl.utils.megatron.router_replay_utils import iter_model_routers
     from verl.utils.megatron_utils import unwrap_model
@@ -302,7 +302,7 @@ def upstream_found(folder: Path, case: Case, expected: Expected) -> dict[str, An
 
 
 class StubRouter(TopKRouter):
-    """A router of a layer without weights, which verl gives its experts."""
+    """A router without weights for one layer, to which verl passes the given experts."""
 
     def __init__(self, layer: int) -> None:
         from verl.utils.megatron.router_replay_patch import RouterReplay
@@ -312,7 +312,7 @@ class StubRouter(TopKRouter):
 
 
 def placed_as_verl(packed_by: int) -> bool:
-    """Whether rows of packed samples are those that verl gives the routers of a rank of `packed_by` tensor ranks."""
+    """Return whether packed samples have the rows that verl gives to the routers of one of `packed_by` tensor ranks."""
     from verl.utils.megatron import router_replay_utils as upstream
 
     from verl_plugin.routing_replay.megatron_engine import RoutedMegatron
@@ -346,7 +346,7 @@ def main(folder: Path) -> None:
     cases = (*UPSTREAM[world], *REPLAYED[world], *COMPARED[world])
     expected = {case: expected_of(folder, case) for case in cases}
     found: dict[str, Any] = {}
-    for case in cases:  # unextended engines first: an extension is for the whole process
+    for case in cases:  # unextended engines first: extensions apply to the whole process
         found[case.name] = (found_of if case.extended else upstream_found)(folder, case, expected[case])
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()

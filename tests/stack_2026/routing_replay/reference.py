@@ -1,4 +1,4 @@
-"""Plain transformers, which computes samples with given experts."""
+"""A reference that computes samples with given experts in plain transformers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
 @dataclasses.dataclass
 class Reference:
-    """Plain transformers in float32: what it computes for samples whose tokens have given experts.
+    """Plain transformers in float32, computing samples whose tokens have given experts.
 
-    A router's logits of all other experts are minus infinity, so its own choice is the given one and its own weights
-    are those of the given ones.
+    A router's logits of all other experts are set to minus infinity, so that it chooses the given experts and weights
+    them itself.
     """
 
     folder: Path
@@ -28,7 +28,7 @@ class Reference:
         self.blocks = [(i, layer.mlp) for i, layer in enumerate(self.model.model.layers) if hasattr(layer.mlp, "gate")]
 
     def log_probs(self, tokens: torch.Tensor, experts: torch.Tensor | None) -> torch.Tensor:
-        """Of every token but the first, given the ones before."""
+        """Return the log-prob of every token but the first, given the ones before it."""
         handles = []
         for layer, block in self.blocks:
             if experts is not None:
@@ -39,7 +39,7 @@ class Reference:
         return logits[:-1].log_softmax(-1).gather(1, tokens[1:, None]).squeeze(1)
 
     def preferred(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The experts that the model itself chooses; none for the last token."""
+        """Return the experts that the model itself chooses; those of the last token stay 0."""
         config, found = self.model.config, {}
         shape = (len(tokens), config.num_hidden_layers, config.num_experts_per_tok)
         chosen = torch.zeros(shape, dtype=torch.uint8)
@@ -61,7 +61,7 @@ class Reference:
     def _masked(experts: torch.Tensor, gate: Any, inputs: Any, output: Any) -> Any:
         logits = output[0] if isinstance(output, tuple) else output
         mask = torch.full_like(logits, -torch.inf).scatter(1, experts, 0.0)
-        mask[-1] = 0.0  # the rollout did not compute the last token
+        mask[-1] = 0.0  # the rollout never ran the last token
         masked = logits + mask
         if not isinstance(output, tuple):
             return masked
@@ -70,6 +70,6 @@ class Reference:
 
 
 def write_models(folder: Path) -> None:
-    """The checkpoints of all cases."""
+    """Write the checkpoints of all cases."""
     for model in ("qwen3moe", "deepseek"):
         write_checkpoint(model, folder / model)

@@ -1,6 +1,6 @@
-"""Experts that vLLM 0.23 with vLLM-Ascend 0.23, unmodified, returns with its answers, and those of transformers.
+"""Compare the experts that unmodified vLLM 0.23 and vLLM-Ascend 0.23 return with answers to those of transformers.
 
-`main(folder)` runs the case of this rank, alone in its process, and writes what it found to `rollout.<rank>.json`.
+`main(folder)` runs this rank's case in its own process, and writes the results to `rollout.<rank>.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.stack_2026.routing_replay.reference import Reference
 from tests.stack_2026.vllm_ascend.program import CAPTURED_SIZES, keep_float32
 from tests.vllm_cases import make_prompts
 
-# With graphs, and prompts in chunks of which the cache holds the beginning; and without any of it.
+# One case uses graphs, chunked prompts and a prefix cache; the other uses none of them.
 GRAPHS = {
     "enforce_eager": False,
     "compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": CAPTURED_SIZES},
@@ -36,7 +36,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        del os.environ[name]  # every engine is alone
+        del os.environ[name]  # each engine runs alone
     model, options = CASES[rank]
     if model == "deepseek":
         keep_float32()
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     prompts = make_prompts(4, True)
     greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, detokenize=False)
     reference, found = Reference(folder / model), []
-    for _ in range(2):  # the second time from the cache, where there is one
+    for _ in range(2):  # the second time from the prefix cache, if enabled
         outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], greedy, use_tqdm=False)
         for prompt, output in zip(prompts, outputs, strict=True):
             answer = output.outputs[0]

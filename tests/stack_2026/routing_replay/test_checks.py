@@ -18,7 +18,7 @@ REPLAY = [SENDS, LOADS, *MEGATRON]
 def test_keys_of_verl_with_the_engines_pass():
     config = check_job(compose_job(ONE_NODE, REPLAY), MODELS[ONE_NODE])
     assert config["actor_rollout_ref"]["actor"]["megatron"]["router_replay"]["mode"] == "R3"
-    check_job(compose_job(ONE_NODE, [SENDS, LOADS]), MODELS[ONE_NODE])  # compared, not replayed
+    check_job(compose_job(ONE_NODE, [SENDS, LOADS]), MODELS[ONE_NODE])  # compares instead of replaying
     config = check_job(compose_job(ONE_CARD, [SENDS, LOADS, *FSDP2]), MODELS[ONE_NODE])
     assert config["actor_rollout_ref"]["actor"]["fsdp_config"]["router_replay"] == {"mode": "R3"}
 

@@ -1,4 +1,4 @@
-"""verl's engines with the rollout's experts compute what transformers does with them, and say where they differ."""
+"""verl's engines with the rollout's experts match transformers with the same experts, and count differing ones."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.ranks import run_ranks
 from tests.stack_2026.routing_replay.program import COMPARED, LENGTHS, REPLAYED, UPSTREAM, Case
 from tests.stack_2026.routing_replay.reference import write_models
 
-# Of log-probs near -5, in float32.
+# Largest difference of log-probs near -5, in float32.
 TOLERANCE = 2e-6
 APART = 0.05
 COMPARED_METRIC, DIFFER, REPLACED, BYTES = (
@@ -29,22 +29,22 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=sorted(REPLAYED))
 def found(request: pytest.FixtureRequest, checkpoints: Path) -> list[dict[str, Any]]:
-    """What each rank found, by the name of the case."""
+    """Results of each rank, by name of the case."""
     world = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
         run_ranks("tests.stack_2026.routing_replay.program", world, checkpoints, timeout=500)
     return [json.loads((checkpoints / f"{world}.{rank}.json").read_text()) for rank in range(world)]
 
 
 def of_case(found: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
-    """The results of the ranks that hold the outputs of their samples."""
+    """Return a case's results on the ranks that hold the outputs of their samples."""
     return [rank[case.name] for rank in found if rank[case.name]["sources"]]
 
 
 def compared_in(case: Case) -> int:
-    """Tokens x layers whose experts the rollout knows, in the forward and in the update."""
+    """Return the count of tokens x MoE layers whose experts the rollout knows, in the forward and in the update."""
     return 2 * (sum(LENGTHS) - len(LENGTHS)) * (1 if case.model == "deepseek" else 2)
 
 
@@ -86,12 +86,12 @@ def test_reference_replays_beside_the_actor(found):
 
 
 def test_packed_rows_are_those_of_verl(found):
-    """On one rank, and on two tensor-parallel ones that split packed samples, as MindSpeed's layers do."""
+    """Check one rank, and two tensor-parallel ranks that split packed samples like MindSpeed's layers."""
     assert all(rank["placed as verl"] for rank in found)
 
 
 def test_upstream_alone_replays_no_padded_batch(found):
-    """Why Megatron's engine is extended: verl places experts as in packed batches, and loses the first model."""
+    """Show why Megatron's engine is extended: verl lays experts out as in packed batches and loses the first model."""
     for case in UPSTREAM[len(found)]:
         upstream = found[0][case.name]
         assert "Router replay tensors are not aligned" in upstream["error"]

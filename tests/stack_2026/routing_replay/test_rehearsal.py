@@ -1,4 +1,4 @@
-"""Whole steps of verl with routing replay: nothing that training computes differs from the rollout."""
+"""In whole steps of verl with routing replay, training uses the rollout's experts and computes the same."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from rehearsal.stack_2026.records import LOG_PROB_DIFFERENCE, PROBABILITY_DIFFER
 from tests.stack_2026.rehearsals import STEPS, rehearse
 
 pytestmark = pytest.mark.slow
-# The tiny Qwen3-MoE has 3 layers and 8 experts a token, with numbers of one byte.
+# The tiny Qwen3-MoE has 3 layers and 8 experts a token, with one byte per expert ID.
 TOKEN_BYTES = 3 * 8
 
 

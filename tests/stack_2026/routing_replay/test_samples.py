@@ -1,4 +1,4 @@
-"""The experts that come with samples: their bytes, which rows they are known for, and what is wrong with them."""
+"""Experts that come with samples: their size in bytes, the rows they are known for, and the ones that are rejected."""
 
 from types import SimpleNamespace
 
@@ -59,7 +59,7 @@ def test_experts_of_the_samples_pass():
 
 @pytest.mark.parametrize(("dtype", "kept"), [(np.uint8, torch.uint8), (np.uint16, torch.int16)])
 def test_samples_carry_experts_as_narrow_as_vllm(dtype, kept):
-    """As verl's loop makes it: vLLM returns no row for the last token, and verl adds one."""
+    """Use an output as verl's agent loop makes it: vLLM returns no row for the last token, and verl adds one."""
     routed = np.arange(4 * 2 * 2).astype(dtype).reshape(4, 2, 2)
     plain = AgentLoopOutput(
         prompt_ids=[1, 2, 3], response_ids=[4, 5], response_mask=[1, 1], routed_experts=routed, num_turns=2,
@@ -72,7 +72,7 @@ def test_samples_carry_experts_as_narrow_as_vllm(dtype, kept):
 
 
 def test_transfer_queue_carries_half_the_bytes_of_verl():
-    """Samples of a batch as verl puts them, of unequal lengths."""
+    """Send a batch of samples of unequal lengths, put as verl does."""
     sent = {}
     for dtype in (torch.uint8, torch.int16):
         parts = [torch.full((length, 4, 8), 200, dtype=dtype) for length in (50, 70)]
@@ -89,12 +89,12 @@ def test_output_without_experts_stays_as_it_is():
 
 
 def rows(first: int) -> Rows:
-    """Two rows, each with experts `first` and `first + 1` in one layer; the second is padding."""
+    """Make two rows, each with experts `first` and `first + 1` in one layer; the second is padding."""
     return Rows(torch.tensor([[[first, first + 1]], [[first, first + 1]]]), torch.tensor([True, False]))
 
 
 def chosen_by(given: GivenExperts) -> list[list[int]]:
-    """What a router of 8 experts uses that prefers the first ones."""
+    """Return the experts used by a router of 8 experts that prefers the first ones."""
     scores = torch.arange(8.0, 0.0, -1.0).repeat(2, 1)
     values, numbers = given.get_replay_topk(
         scores, 2, default_compute_topk=lambda scores, topk, num_groups=None, group_topk=None: scores.topk(topk)
@@ -107,7 +107,7 @@ NATIVE = [0, 1]
 
 
 def test_recomputation_follows_the_order_of_micro_batches():
-    """Two micro batches are under way, as with pipeline stages, before the first one's backward."""
+    """Start two micro batches before the backward pass of the first, as pipeline stages do."""
     given = GivenExperts(0, replays=True, in_order=True)
     for first in (2, 4):
         given.begin(rows(first), has_backward=True)
@@ -161,7 +161,7 @@ def test_tally_counts_known_rows_until_the_first_update():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_tally_is_a_naive_count_over_layers_and_micro_batches(seed):
-    """Random choices of every router, and rows that the rollout has not computed among them."""
+    """Draw random choices for every router, and include rows that the rollout has not computed."""
     drawn = torch.Generator().manual_seed(seed)
     tally, counts, layers, experts = Tally(), [0, 0, 0], 3, 5
     routers = [GivenExperts(layer, replays=bool(seed % 2), in_order=True, tally=tally) for layer in range(layers)]
@@ -195,7 +195,7 @@ def test_tally_is_a_naive_count_over_layers_and_micro_batches(seed):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_rows_of_fsdp2_lie_as_tokens_do(packed):
-    """Three samples of unequal lengths, with padding behind all of them or behind each."""
+    """Use three samples of unequal lengths, with padding behind all of them or behind each."""
     lengths, padding = (5, 3, 4), 6
     parts = [torch.arange(length * 6, dtype=torch.uint8).view(length, 3, 2) + 20 * place
              for place, length in enumerate(lengths)]  # fmt: skip

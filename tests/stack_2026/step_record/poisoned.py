@@ -1,4 +1,4 @@
-"""Imported as `actor_rollout_ref.model.external_lib`: gradients of a layer are not finite on the last rank."""
+"""A module for `actor_rollout_ref.model.external_lib` that makes a layer's gradients non-finite on the last rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYER = "model.layers.1.mlp.up_proj"
 
 
 class Overflows(torch.autograd.Function):
-    """As a gradient that is scaled beyond its type."""
+    """A function whose gradient overflows its dtype."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor) -> torch.Tensor:

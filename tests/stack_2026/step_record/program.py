@@ -1,4 +1,4 @@
-"""A rank that makes recorded steps again: one that is right, and some with a fault each.
+"""Replay recorded steps on one rank: a correct one, and several with one fault each.
 
 `main(folder)` replays the steps `folder/<name of the fault>` and writes `<name>.<rank>.json`.
 """
@@ -17,7 +17,7 @@ from verl_plugin.step_record.folder import read_record
 from verl_plugin.step_record.worker import Replay
 
 TOLERANCE = 1e-5
-# The module with the fault stays, so its step is the last.
+# The module with this fault stays imported, so its step comes last.
 POISONED = "poisoned"
 
 

@@ -1,4 +1,4 @@
-"""A recorded step whose values are transformers' and plain torch's, and the same step with faults."""
+"""A recorded step with values from transformers and plain torch, and the same step with faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCORES = (1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0)
 
 
 def config_of(model: Path, dies: int) -> dict[str, Any]:
-    """A shipped job at the sizes of the step, in float32."""
+    """Return a shipped job's configuration at the sizes of the step, in float32."""
     types = "{param_dtype:float32,reduce_dtype:float32,buffer_dtype:float32}"
     keys = [
         f"{MODEL}.path={model}", f"+{MODEL}.load_tokenizer=false", f"{MODEL}.enable_gradient_checkpointing=false",
@@ -39,7 +39,7 @@ def config_of(model: Path, dies: int) -> dict[str, Any]:
 
 
 def recorded(model: Path, dies: int) -> StepRecord:
-    """A step as plain transformers computes it: GRPO with one update; old and reference log-probs are the model's."""
+    """Compute a GRPO step with one update in plain transformers; old and reference log-probs are the model's."""
     generator = torch.Generator().manual_seed(5)
     tokens = [torch.randint(3, 90, (sum(size),), generator=generator) for size in _SIZES]
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -92,7 +92,7 @@ def _with(record: StepRecord, name: str, change: Callable[[list[torch.Tensor]], 
 
 
 def _swapped(rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tokens of two samples, whose answers are of the same length, have changed places."""
+    """Swap the tokens of two samples whose answers have the same length."""
     rows[3], rows[7] = rows[7], rows[3]
     return rows
 
@@ -108,7 +108,7 @@ def _of_another_group(rows: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _stale(rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The rollout sampled from the weights of the step before."""
+    """Shift log-probs, as if the rollout had sampled from the previous step's weights."""
     return [row + 0.01 * torch.sin(torch.arange(len(row)) + 1.0) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Steps that could not be made again are rejected by one function, in `--check` and in the trainers."""
+"""Steps that could not be replayed are rejected by one function, in `--check` and in the trainers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verl_plugin.jobs import JobError, check_job, compose_job
 from verl_plugin.step_record.checks import STEPS
 from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, RECORDED, REGISTRATION
 
-# A later override of the same key counts.
+# A later override of the same key wins.
 ON = (f"{MODE_KEY}={RECORDED}", f"++{MODULES_KEY}={REGISTRATION}", f"+{STEPS}=[1,3]", "trainer.save_freq=2")
 ACCEPTED = [(), ("trainer.save_freq=1",), (f"+{STEPS}=[1]", "trainer.save_freq=-1"), (f"+{STEPS}=[]",)]
 REJECTED = [

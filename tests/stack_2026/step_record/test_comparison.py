@@ -1,4 +1,4 @@
-"""A recorded step and its repetition are compared value by value as plain Python does."""
+"""The comparison of a recorded step with its replay matches a naive one, value by value, in plain Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLERANCE = 0.25
 
 
 def naive(one: float, other: float) -> tuple[bool, float]:
-    """Whether two values are apart, and by how much where both are finite."""
+    """Return whether two values differ, and by how much if both are finite."""
     if math.isfinite(one) and math.isfinite(other):
         return abs(one - other) > TOLERANCE, abs(one - other)
     return not (one == other or (math.isnan(one) and math.isnan(other))), 0.0
@@ -31,7 +31,7 @@ def test_rows_are_counted_value_by_value(drawn):
     pairs = [naive(*pair) for row in drawn for pair in row]
     assert (found.stage, found.what, found.count) == ("ref", "log-probs", len(pairs))
     assert found.apart == sum(apart for apart, _ in pairs)
-    # A row with a value that is finite on one side alone is named for that.
+    # A row with a value that is finite on one side only is named for that.
     lost = [any(math.isfinite(one) != math.isfinite(other) or (naive(one, other)[0] and not math.isfinite(one))
                 for one, other in row) for row in drawn]  # fmt: skip
     whole = [naive(*pair)[1] for row, gone in zip(drawn, lost, strict=True) if not gone for pair in row]
@@ -60,6 +60,6 @@ def test_samples_of_another_length_are_apart_whole():
     ],
 )  # fmt: skip
 def test_metrics_are_apart_by_a_share_of_large_ones(recorded, again, apart):
-    """1 % of what is larger than 1, 0.01 of what is smaller."""
+    """The tolerance is 1 % of values above 1, and 0.01 for smaller ones."""
     (found,) = compare_metrics("update", {"norm": recorded, "other": 1.0}, {"norm": again}, 0.01, ["norm"])
     assert (found.what, found.count, found.apart) == ("norm", 1, apart)

@@ -1,4 +1,4 @@
-"""The folder of a recorded step: what is read is what was written, and a damaged one says so."""
+"""The folder of a recorded step is read back as written, and a damaged one is rejected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 
 @pytest.fixture
 def record() -> StepRecord:
-    """Three samples, of which one has an empty answer."""
+    """A record of three samples, one with an empty answer."""
     tokens = [torch.arange(4), torch.arange(1), torch.zeros(0, dtype=torch.int64)]
     experts = [torch.randint(0, 8, (len(each), 2, 4), dtype=torch.uint8) for each in tokens]
     columns = {
@@ -36,7 +36,7 @@ def record() -> StepRecord:
 
 @pytest.fixture
 def written(record, tmp_path) -> Path:
-    """A record with the weights of a checkpoint."""
+    """The folder of a record with the weights of a checkpoint."""
     (tmp_path / "actor" / "huggingface").mkdir(parents=True)
     (tmp_path / "actor" / "huggingface" / "config.json").write_text("{}")
     (tmp_path / "actor" / "model.pt").write_bytes(b"weights")

@@ -1,4 +1,4 @@
-"""A recorded step is made again, and what differs is found: stage, sample, rank, layer and operator."""
+"""A recorded step is replayed, and differences are located: stage, sample, rank, layer and operator."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from tests.stack_2026.vllm_ascend.models import write_checkpoint
 from verl_plugin.step_record.folder import write_record
 
 RANKS = 2
-# The first stage that differs, and how many values do.
+# The first stage that differs, and how many of its values do.
 FOUND = {
     "swapped": ("ref", {8}),
     "mask": ("mask", {1}),
@@ -24,7 +24,7 @@ FOUND = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What the ranks found in each step."""
+    """Results of each rank, by step."""
     folder = tmp_path_factory.mktemp("steps")
     write_checkpoint("qwen3", folder / "qwen3")
     right = recorded(folder / "qwen3", RANKS)
@@ -40,7 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 
 
 def test_step_of_transformers_is_made_again(results):
-    """Log-probs, advantages, losses and the norm of the gradients: verl on two dies, transformers on none."""
+    """Compare log-probs, advantages, losses and gradient norm of verl on two dies with transformers' on the host."""
     for found in results["right"]:
         assert [each for each in found["compared"] if each["apart"]] == []
         stages = [each["stage"] for each in found["compared"]]

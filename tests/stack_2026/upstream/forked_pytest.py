@@ -1,9 +1,9 @@
-"""Runs files of another project's tests with pytest, each in a process that is forked after the imports they share.
+"""Run files of another project's tests with pytest, each in a process that is forked after the imports they share.
 
     python forked_pytest.py RESULTS JOBS LIMIT_S ROOT FILE ...
 
-It is started by its path: the package `tests` that is imported here is the project's. Into RESULTS goes, for each file,
-``<its path in ROOT, "+" for "/">.xml``, pytest's report, and the same with ``.log``: what it wrote and how it ended.
+Start it by its path, so that `import tests` finds the other project's package. For each file it writes to RESULTS
+pytest's report, ``<its path in ROOT, "+" for "/">.xml``, and its output and exit code, under that name with ``.log``.
 """
 
 import concurrent.futures
@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-# What takes longest to import.
+# The modules that take longest to import.
 IMPORTS = (
     "torch",
     "torch_npu",
@@ -28,7 +28,7 @@ IMPORTS = (
 
 
 def name_of(file: Path, root: Path) -> str:
-    """The name of a file's results."""
+    """Return the name of a file's results."""
     return str(file.relative_to(root)).replace("/", "+")
 
 
@@ -42,13 +42,13 @@ def _run_file(file: Path, root: Path, report: Path, log: Path) -> None:
     os.environ["NPU_EMULATOR_NODE"] = f"forked-{os.getpid()}"
     import pytest
 
-    partial = report.with_suffix(".partial")  # a report that is there is whole
+    partial = report.with_suffix(".partial")  # renamed once it is complete
     options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", f"--rootdir={root}", f"--junitxml={partial}"]
     code = int(pytest.main([*options, str(file)]))
     if partial.exists():
         partial.rename(report)
     sys.stdout.flush()
-    os._exit(code)  # threads of what was tested may never end
+    os._exit(code)  # the tested code's threads may never end
 
 
 def _run_in_a_process(file: Path, root: Path, results: Path, limit: float) -> None:
@@ -58,14 +58,14 @@ def _run_in_a_process(file: Path, root: Path, results: Path, limit: float) -> No
     process.join(limit)
     code = process.exitcode
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # itself, and what its tests have left
+        os.killpg(process.pid, signal.SIGKILL)  # the process and leftovers of its tests
     process.join()
     with log.open("a") as written:
         written.write("\nthe time limit ended it\n" if code is None else f"\nthe process ended with code {code}\n")
 
 
 def main(results: Path, jobs: int, limit: float, root: Path, files: list[Path]) -> None:
-    del sys.path[0]  # the folder of this file
+    del sys.path[0]  # this file's folder
     for module in IMPORTS:
         __import__(module)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

@@ -1,6 +1,6 @@
-"""Ranks that train one step with MindSpeed as verl 0.9's engine starts it, against transformers on the same tokens.
+"""Train one step with MindSpeed as verl 0.9's engine starts it, and compare with transformers on the same tokens.
 
-Every rank of a group runs it, experts spread over all of them; the first prints what it found as JSON, by model.
+Every rank of a group runs this program, with experts spread over all; the first prints the results as JSON, by model.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
 
-# MindSpeed, before Megatron-core.
+# Import MindSpeed before Megatron-core.
 from verl.workers.engine.mindspeed.transformer_impl import _mindspeed_repatch
 
 # isort: split
@@ -31,18 +31,18 @@ from verl.workers.config import McoreEngineConfig
 import verl_plugin.mindspeed  # noqa: F401
 
 LENGTHS = (12, 5, 20)
-# A large epsilon: the first step of Adam is then smooth in the gradient, where it is the gradient's sign otherwise.
+# With a large epsilon, Adam's first step is smooth in the gradient, instead of only its sign.
 STEP = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.95)}
 
 
 def sequences() -> list[torch.Tensor]:
-    """Tokens of the sequences, which verl packs into one."""
+    """Draw the tokens of the sequences, which verl packs into one."""
     generator = torch.Generator().manual_seed(3)
     return [torch.randint(9, 500, (length,), generator=generator) for length in LENGTHS]
 
 
 def loss_of(logits: list[torch.Tensor], tokens: list[torch.Tensor]) -> torch.Tensor:
-    """The mean over all tokens but the last of each sequence."""
+    """Return the mean loss over all tokens except the last of each sequence."""
     losses = [
         torch.nn.functional.cross_entropy(each[:-1].float(), ids[1:].to(each.device), reduction="sum")
         for each, ids in zip(logits, tokens, strict=True)
@@ -51,12 +51,12 @@ def loss_of(logits: list[torch.Tensor], tokens: list[torch.Tensor]) -> torch.Ten
 
 
 def trained_reference(folder: Path) -> tuple[PreTrainedModel, list[torch.Tensor]]:
-    """transformers' model after a step of torch's AdamW, and its logits before."""
+    """Return transformers' model after a step of torch's AdamW, and its logits before the step."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = sequences()
     logits = [model(input_ids=ids[None]).logits[0] for ids in tokens]
     loss_of(logits, tokens).backward()
-    torch.optim.AdamW(model.parameters(), **STEP).step()  # verl lets Megatron-core decay norms and biases too
+    torch.optim.AdamW(model.parameters(), **STEP).step()  # verl has Megatron-core decay norms and biases too
     return model, [each.detach() for each in logits]
 
 
@@ -65,7 +65,7 @@ def _of_mindspeed(layer: torch.nn.Module) -> bool:
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """How far logits and the weights after a step are from transformers', and which layers are MindSpeed's."""
+    """Return the largest differences of logits and updated weights to transformers', and MindSpeed's layers."""
     reference, expected = trained_reference(folder)
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
@@ -90,7 +90,7 @@ def compare(folder: Path) -> dict[str, Any]:
     with torch.no_grad():
         exported = {name: weight.cpu() for name, weight in bridge.export_weights(models)}
     with tempfile.TemporaryDirectory() as scratch:
-        reference.save_pretrained(scratch)  # in the names of published checkpoints, expert by expert
+        reference.save_pretrained(scratch)  # under HF names, one tensor per expert
         wanted = safetensors.torch.load_file(Path(scratch, "model.safetensors"))
     before = safetensors.torch.load_file(folder / "model.safetensors")
     assert exported.keys() == wanted.keys() == before.keys(), exported.keys() ^ wanted.keys()

@@ -1,4 +1,4 @@
-"""Ranks of `resume_program` with MindSpeed, which comes before Megatron-core; `facts.<rank>.json` says which."""
+"""Run `resume_program` with MindSpeed imported before Megatron-core; `facts.<rank>.json` records their paths."""
 
 import json
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch_npu  # noqa: F401
 
-# MindSpeed, before Megatron-core.
+# Import MindSpeed before Megatron-core.
 import verl_plugin.mindspeed
 
 # isort: split

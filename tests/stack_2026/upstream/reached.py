@@ -1,4 +1,4 @@
-"""The operators of torch_npu that verl 0.9.1, vLLM-Ascend 0.23 and MindSpeed core_r0.16.0 can come to call."""
+"""The operators of torch_npu that verl 0.9.1, vLLM-Ascend 0.23 and MindSpeed core_r0.16.0 can call."""
 
 import importlib.util
 from pathlib import Path
@@ -23,7 +23,7 @@ CODE_BASES = (
 
 
 def reached_operators(upstream: Path, scratch: Path) -> list[str]:
-    """Their full names, by the sources that are installed and the checkout of MindSpeed in `upstream`."""
+    """Return the operators' full names, from the installed sources and the checkout of MindSpeed in `upstream`."""
     assert (upstream / MINDSPEED).is_dir(), f"{upstream} lacks {MINDSPEED}"
     for package in ("verl", "vllm_ascend"):
         installed = Path(importlib.util.find_spec(package).origin).parent

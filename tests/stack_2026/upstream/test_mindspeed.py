@@ -1,6 +1,6 @@
-"""verl's engine with MindSpeed: one step is transformers' with torch's AdamW, and whole GRPO steps compute alike.
+"""verl's engine with MindSpeed: one step matches transformers with torch's AdamW, and GRPO steps match the rollout.
 
-The optimizer of the job of 256 dies, which the host updates, resumes bit for bit.
+The 256-die job's optimizer, which updates on the host, resumes bit for bit.
 """
 
 import json
@@ -19,11 +19,11 @@ from tests.stack_2026.verl_plugin.test_resume import LAST, SAVED, Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-# On PYTHONPATH, in the place of the registry's megatron-core.
+# Placed on PYTHONPATH, in place of the registry's megatron-core.
 CHECKOUTS = ("MindSpeed-core_r0.16.0", "Megatron-LM-core_r0.16.0")
-# Of logits near 5 and of weights that one step moves by 1e-2, in float32.
+# Largest difference, in float32, of logits near 5 and of weights that one step moves by 1e-2.
 TOLERANCE = 5e-6
-# CANN's name of the attention of packed batches, which the rollout does not call.
+# CANN's attention operator for packed batches, which the rollout does not call.
 PACKED_ATTENTION = "aclnnFlashAttentionVarLenScore"
 KERNELS = ("mindspeed.core.fusions.fused_rms_norm", "mindspeed.te.pytorch.attention.dot_product_attention.backend")
 
@@ -35,24 +35,24 @@ def checkpoints(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def paths(upstream: Path) -> list[str]:
-    """Of the checkouts."""
+    """Paths of the checkouts."""
     found = [str(upstream / name) for name in CHECKOUTS]
     assert all(map(os.path.isdir, found)), f"{upstream} lacks one of {CHECKOUTS}"
     return found
 
 
 def environment_with(paths: list[str], scratch: Path) -> dict[str, str]:
-    """Variables of a program that imports the checkouts."""
+    """Return the environment variables of a program that imports the checkouts."""
     return {
         "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)]),
-        "PYTHONDONTWRITEBYTECODE": "1",  # the checkouts are read only
+        "PYTHONDONTWRITEBYTECODE": "1",  # the checkouts are read-only
         "TORCH_EXTENSIONS_DIR": str(scratch / "extensions"),
     }
 
 
 @pytest.mark.parametrize("dies", [1, 2])
 def test_step_with_mindspeed_equals_transformers(checkpoints, dies, paths, tmp_path):
-    compared = checkpoints if dies == 1 else checkpoints[1:]  # without experts nothing is spread over dies
+    compared = checkpoints if dies == 1 else checkpoints[1:]  # without experts there is no expert parallelism
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.upstream.mindspeed_program"]
     environment = os.environ | environment_with(paths, tmp_path)
@@ -70,7 +70,7 @@ def test_step_with_mindspeed_equals_transformers(checkpoints, dies, paths, tmp_p
 
 
 def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
-    """Experts lie on both dies. Weights arrive bit for bit: the rehearsal compares them after every update."""
+    """Spread experts over two dies. The rehearsal checks after every update that weights arrive bit for bit."""
     arguments = ("--backend", "mindspeed", "--model", "deepseek_v3", "--dies", "2")
     run = rehearse(tmp_path / "run", *arguments, **environment_with(paths, tmp_path))
     check_computes_alike(run, tmp_path / "run")
@@ -80,7 +80,7 @@ def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
 
 
 def test_optimizer_on_the_host_resumes_bit_for_bit(paths, tmp_path, monkeypatch):
-    """With the job's options, and with half on the dies, where MindSpeed's AdamW counts updates in its groups."""
+    """Use the job's options, and half the optimizer on the dies, where MindSpeed's AdamW counts updates per group."""
     for name, value in environment_with(paths, tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")

@@ -7,14 +7,14 @@ import pytest
 from tests.stack_2026.upstream.reached import reached_operators
 from tests.upstream import op_plugin
 
-# The first test waits for all files, 90 programs of their own.
+# The first test waits for all files, each a program of its own (90).
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(10800)]
 
 _V4 = "aclnnFlashAttentionVarLenScoreV4 is not emulated"
-# Files with a test that fails, and what it says.
+# Files with a failing test, and the text of its failure.
 CANNOT = {
-    # Where a sequence starts within a block, the kernel loads from that block's start; the emulator from the token.
-    # vLLM-Ascend gives starts of whole blocks.
+    # If a sequence starts within a block, the kernel loads from the block's start, the emulator from the token.
+    # vLLM-Ascend only passes starts of whole blocks.
     "test_atb_paged_cache_load": ("AssertionError: result error",),
     "test_mla_prolog_v3": ("ended with 1",),  # imports ml_dtypes, which the stack does not have
     "test_npu_add_rms_norm_dynamic_quant": ("aclnnAddRmsNormDynamicQuantV2 is not emulated",),
@@ -22,15 +22,15 @@ CANNOT = {
     "test_npu_flash_attention": (_V4,),
     "test_npu_grouped_matmul_swiglu_quant": ("aclnnGroupedMatmulSwigluQuantWeightNZ is not emulated",),
     "test_npu_grouped_matmul_swiglu_quant_v2": ("aclnnGroupedMatmulSwigluQuantWeightNzV2 is not emulated",),
-    "test_npu_moe_init_routing_v2": ("aclnnMoeInitRoutingV3 is not emulated",),  # with quantised tokens
+    "test_npu_moe_init_routing_v2": ("aclnnMoeInitRoutingV3 is not emulated",),  # with quantised activations
     # Weights of 4 bits, and an offset in the type of the result, which aclnnQuantMatmulV5's documents do not have.
     "test_npu_quant_matmul": ("groupSize 256 is not emulated", "Tensor yOffset not implemented for DT_"),
     "test_npu_quant_scatter": ("aclnnQuantize is not emulated",),
     "test_npu_quantize": ("aclnnQuantize is not emulated",),
     "test_npu_ring_attention_update": ("aclnnRingAttentionUpdateV2 is not emulated",),
 }
-# Files whose ranks wait for one that failed or is slow, and one that compares gigabytes: some end in time on an idle
-# machine.
+# Files that may exceed the time limit: their ranks wait for one that failed or is slow, and one file compares
+# gigabytes. Some finish on an idle machine.
 MAY_NOT_END = {
     "test_all_gather_base_mm", "test_atb_linear", "test_atb_reshape_and_cache", "test_mm_all_reduce_base",
     "test_mm_all_reduce_base_add", "test_mm_reduce_scatter_base", "test_moe_distribute_combineA2",
@@ -41,7 +41,7 @@ MAY_NOT_END = {
 
 @pytest.fixture(scope="module")
 def outcomes(upstream: Path, tmp_path_factory) -> dict[str, op_plugin.Outcome]:
-    """What every file gave that calls an operator which the stack reaches, by its name."""
+    """Outcomes by name of the files that call an operator reached by the stack."""
     every = op_plugin.files(upstream, checkout=op_plugin.CHECKOUT_2026)
     assert every, f"{upstream} lacks {op_plugin.CHECKOUT_2026}"
     reached = reached_operators(upstream, tmp_path_factory.mktemp("sources"))

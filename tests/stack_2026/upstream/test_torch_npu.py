@@ -11,27 +11,28 @@ from tests.upstream.op_plugin import Outcome, calls_reached, share
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-# Of its tag v26.1.0-pytorch2.10.0, whose commit the package names (torch_npu.version.git_version).
+# The tag v26.1.0-pytorch2.10.0, whose commit the package names (torch_npu.version.git_version).
 CHECKOUT = "pytorch-v26.1.0"
 PROJECT = projects.Project(
     CHECKOUT, ("test/custom_ops/test_*.py", "test/npu/test_*.py"), (f"{CHECKOUT}/test", str(projects.STARTED))
 )
-TIME_LIMIT = 900  # seconds for a file
-# Traces of graphs, which it compares as text by the package expecttest.
+TIME_LIMIT = 900  # seconds per file
+# It compares traces of graphs as text, with the package expecttest.
 LEFT_OUT = {"test_functionalization.py"}
-# Files that have not been looked into.
+# Not investigated yet.
 LEFT_OUT |= {"test_npu.py", "test_npu_format.py", "test_serialization.py", "test_storage.py", "test_tensor.py"}
 LEFT_OUT |= {"test_swapped_memory_allocator.py"}
 CANNOT = {
-    "test_aclop_op_with_multi_device": "OPS function error: Maximum",  # of CANN's older interface
-    # With a scale of 128, scores are thousands: its reference rounds them to 16 bits, the emulator once and at the end.
+    "test_aclop_op_with_multi_device": "OPS function error: Maximum",  # from CANN's older interface
+    # With a scale of 128, scores are in the thousands: its reference rounds them to 16 bits, the emulator only rounds
+    # the result.
     "test_opapi_op_with_multi_device": "result error",
 }
 
 
 @pytest.fixture(scope="module")
 def outcomes(upstream: Path, tmp_path_factory) -> list[Outcome]:
-    """What each file gave that calls an operator which the stack reaches; run from a copy."""
+    """Outcomes of the files that call an operator reached by the stack, run from a copy."""
     own = tmp_path_factory.mktemp("torch_npu")
     assert (upstream / CHECKOUT / "test").is_dir(), f"{upstream} lacks {CHECKOUT}"
     shutil.copytree(upstream / CHECKOUT / "test", own / CHECKOUT / "test")

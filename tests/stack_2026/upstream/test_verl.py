@@ -16,7 +16,7 @@ from tests.upstream.projects import read_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-# The release before the installed one, 0.9.1, which has no tag.
+# The release before the installed 0.9.1, which has no tag.
 CHECKOUT = "verl-v0.9.0"
 BACKEND = Path(__file__).with_name("verl_backend.py")
 ENGINES = "verl_plugin.alltoallv.engines"
@@ -37,15 +37,15 @@ WITHOUT_DIES = (
 
 @pytest.fixture
 def place(upstream: Path, tmp_path: Path) -> Path:
-    """verl's tests beside the package that is installed."""
+    """A folder with verl's tests beside the installed package."""
     assert (upstream / CHECKOUT / "tests").is_dir(), f"{upstream} lacks {CHECKOUT}"
     return assemble(upstream / CHECKOUT, "verl", tmp_path / "place")
 
 
 def ran(place: Path, names: Sequence[str], module: str) -> Outcome:
-    """Run files of verl's tests in one process, in which and in whose workers verl imports `module`."""
+    """Run files of verl's tests in one process; verl imports `module` in it and in its workers."""
     environment = os.environ | {
-        # Of two packages `tests` the checkout's comes first.
+        # The checkout's package `tests` must come before ours.
         "PYTHONPATH": os.pathsep.join([str(place), os.environ["PYTHONPATH"]]),
         "HOME": str(place.parent),
         "HF_HUB_OFFLINE": "1",
@@ -72,7 +72,7 @@ def test_engines_and_log_probs_pass_with_the_plugin_loaded(place):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_weights_that_verls_own_test_receives_are_transformers(place, spoiled):
-    """Two training ranks and six that serve, under Ray and verl's manager. With a spoiled weight verl's test fails."""
+    """Run two training and six rollout ranks under Ray and verl's manager. A spoiled weight makes verl's test fail."""
     write_checkpoint("qwen3", place.parent / MODEL)
     shutil.copy(BACKEND, place)
     if spoiled:

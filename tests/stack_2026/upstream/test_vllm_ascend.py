@@ -13,7 +13,7 @@ KINDS = {"broken upstream", "needs another package", "needs hardware", "not emul
 
 
 def judge(outcomes: list[Outcome], at_least: int) -> None:
-    """Fail where a test failed that is not listed, or where all that an entry lists for these files passed."""
+    """Fail if an unlisted test failed, or if all tests that an entry lists for these files passed."""
     passed, ran = share(outcomes)
     print(f"{passed} of {ran} tests that ran passed, in {len(outcomes)} files")
     assert passed >= at_least
@@ -21,7 +21,7 @@ def judge(outcomes: list[Outcome], at_least: int) -> None:
     listed = {test: unit_tests.reason_of(test, table) for test in failed}
     assert {test: failed[test] for test, entry in listed.items() if entry is None} == {}
     files, met = {outcome.file for outcome in outcomes}, [entry["test"] for entry in listed.values()]
-    # A faster machine ends in time.
+    # On a faster machine tests with a time limit may pass.
     certain = [entry["test"] for entry in table if entry["kind"] != "time limit"]
     needless = [test for test in certain if test.split()[0] in files and test not in met]
     assert needless == [], "listed, and passes"

@@ -1,6 +1,6 @@
-"""vLLM-Ascend 0.23's own end-to-end tests of what RLHF needs, unmodified, with a tiny model by the name they ask for.
+"""vLLM-Ascend 0.23's own end-to-end tests for RLHF, unmodified, with a tiny model under the name that they request.
 
-A server over HTTP takes weights from a trainer by shared device memory and by HCCL, and an engine sleeps and wakes up.
+An HTTP server takes weights from a trainer through shared device memory and HCCL, and an engine sleeps and wakes up.
 """
 
 import os
@@ -26,14 +26,14 @@ TESTS = (
     f"{FOLDER}/one_card/test_camem.py",
 )
 MODEL = "Qwen/Qwen3-0.6B"
-# Their conftest.py imports it to load models, which no test here does.
+# Their conftest.py imports modelscope to load models, which no test here does.
 MODELSCOPE = "def snapshot_download(*arguments, **named):\n    raise OSError('no hub is asked')\n"
 CAPACITY_MB = 2048
 
 
 @pytest.fixture(scope="module")
 def place(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkout's tests beside the installed package, with the model in the folder that they run in."""
+    """A folder with the checkout's tests beside the installed package, and the model, in which the tests run."""
     assert (upstream / CHECKOUT / "tests" / "e2e").is_dir(), f"{upstream} lacks {CHECKOUT}"
     place = assemble(upstream / CHECKOUT, "vllm_ascend", tmp_path_factory.mktemp("rlhf") / "place")
     (place / "modelscope.py").write_text(MODELSCOPE)
@@ -49,14 +49,14 @@ def ran(place: Path, name: str) -> Outcome:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(tools), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(place), *(path for path in given if path and not _has_tests(Path(path)))]),
         "HF_HUB_OFFLINE": "1",
-        # As in upstream's own runs: the test process has an NPU when vLLM starts its engine.
+        # As in upstream's own runs, the test process already uses an NPU when vLLM starts its engine.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "NPU_EMULATOR_NODE": f"rlhf.{os.getpid()}",
         "NPU_EMULATOR_DEVICES": "2",
         "NPU_EMULATOR_CAPACITY_MB": str(CAPACITY_MB),
         "NPU_EMULATOR_STRICT": "1",
     }
-    environment.pop("TORCHDYNAMO_DISABLE", None)  # pieces of a model for graphs are found by tracing it
+    environment.pop("TORCHDYNAMO_DISABLE", None)  # piecewise graphs require tracing the model
     report = place.parent / f"{Path(name).stem}.xml"
     command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={place}"]
     run = subprocess.run(

@@ -1,9 +1,9 @@
-"""Gives verl's own tests of checkpoint engines the backend `alltoallv` under the name that they fix, `nccl`.
+"""Give verl's own tests of checkpoint engines the backend `alltoallv` under the name that they hard-code, `nccl`.
 
 VERL_USE_EXTERNAL_MODULES names this module, which lies beside verl's tests. They train with strategy `fsdp`, and their
-rollout ranks take whole tensors by name and have no vLLM worker. So verl's engine of that strategy is extended as that
-of `fsdp2` is, and a rollout rank here serves the whole model in vLLM's layout, to give out what arrived by the names of
-the files.
+rollout ranks take whole tensors by name and have no vLLM worker. So this module extends verl's engine of that strategy
+as this project extends the one of `fsdp2`; and a rollout rank here serves the whole model in vLLM's layout, and returns
+the received weights by HF name.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from verl_plugin.engines import extend_engine
 
 MODEL = Path("~/models/Qwen/Qwen3-8B-Base").expanduser()
 SPOILED = Path(__file__).with_name("spoiled")
-"""Where this file is, a rollout rank spoils a weight: verl's test has to notice."""
+"""If this file exists, a rollout rank spoils a weight, and verl's test must fail."""
 
 extend_engine("fsdp", AlltoallvFSDP2)
 
 
 class WholeModel:
-    """The stand-in of a vLLM worker that serves all of a model."""
+    """A stand-in for a vLLM worker that serves a whole model."""
 
     def __init__(self, place: int) -> None:
         self.shards = [*table_for(AutoConfig.from_pretrained(MODEL)).vllm_ascend(RolloutPlacement(1), 0)]
@@ -45,7 +45,7 @@ class WholeModel:
         self.control = Control(control_path(ray_job(), place), description)
 
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Of vLLM's weights: tensors that it fuses lie one above the other."""
+        """Return name and shape of each of vLLM's weights. Fused tensors are stacked along the first dimension."""
         rows: dict[str, int] = {}
         widths: dict[str, tuple[int, ...]] = {}
         for shard in self.shards:
@@ -55,14 +55,14 @@ class WholeModel:
         return [(name, (rows[name], *widths[name])) for name in rows]
 
     def named(self) -> list[tuple[str, torch.Tensor]]:
-        """What arrived, by the names of the files."""
+        """Return the received weights by HF name."""
         kept: list[Shard] = [shard for shard in self.shards if shard.hf_name != PADDING]
         return [(shard.hf_name, shard.locate(self.live)) for shard in kept]
 
 
 @CheckpointEngineRegistry.register("nccl")
 class NamedTensors(AlltoallvCheckpointEngine):
-    """The engine under test, whose buckets a stand-in takes before the test sees them."""
+    """The engine under test; a stand-in unpacks its buckets into the named tensors that the test expects."""
 
     def __init__(self, bucket_size: int, is_master: bool = False, rebuild_group: bool = False) -> None:
         super().__init__(bucket_size, is_master)

@@ -3,10 +3,12 @@
     python -m tests.stack_2026.upstream.vllm_ascend_ut --upstream FOLDER [--file PART ...] [--limit SECONDS]
         [--keep FOLDER]
 
-FOLDER holds the checkout `vllm-ascend-v0.23.0`. Upstream's continuous integration runs the folders `a2`, `a2_2`, `a3_2`
-and `a3_4` on NPUs, and the others without one, with mocks in torch_npu's place; here all of them get the real torch_npu
-on emulated dies. Those of the Atlas 300I (310P) are left out: the published package is for A2. Prints the share that
-passed, and why the others did not: `vllm_ascend.toml` has the reason of each.
+FOLDER holds the checkout `vllm-ascend-v0.23.0`. Upstream's CI runs the folders
+`a2`, `a2_2`, `a3_2` and `a3_4` on NPUs, and the others without one, with mocks
+in place of torch_npu. Here all of them run with the real torch_npu on emulated
+dies. Tests for the Atlas 300I (310P) are left out: the published package is for
+A2. Prints the share that passed, and the reason of each failure, which
+`vllm_ascend.toml` lists.
 """
 
 import argparse
@@ -37,7 +39,7 @@ LEFT_OUT = ("/_310p/", "/310p/")
 DIES, CAPACITY_MB = 4, 32 << 10
 LIMIT_S = 600
 _LITE = PUBLISHED_CONFIGS["deepseek-ai/DeepSeek-V2-Lite-Chat"]
-# Models whose config.json tests read from a hub. No weights.
+# Models whose config.json the tests read from a hub. They have no weights here.
 CONFIGS = {
     "Qwen/Qwen3-8B": PUBLISHED_CONFIGS["Qwen/Qwen3-8B"],
     "deepseek-ai/DeepSeek-V3.2-Exp": PUBLISHED_CONFIGS["deepseek-ai/DeepSeek-V3.2-Exp"],
@@ -49,7 +51,7 @@ CONFIGS = {
 
 
 def files(upstream: Path, parts: Iterable[str] = ()) -> list[str]:
-    """The files of unit tests of the checkout, by their path in it: those with one of `parts` there, or all."""
+    """Return the checkout's unit-test files by path in it: those whose path contains one of `parts`, or all."""
     root, wanted = upstream / CHECKOUT, list(parts)
     found = [f"/{path.relative_to(root)}" for path in sorted(root.glob("tests/ut/**/test_*.py"))]
     found = [path for path in found if not any(part in path for part in LEFT_OUT)]
@@ -57,9 +59,10 @@ def files(upstream: Path, parts: Iterable[str] = ()) -> list[str]:
 
 
 def assemble(checkout: Path, package: str, place: Path) -> Path:
-    """A copy of the checkout's tests in `place`, among links to its other files and to the package that is installed.
+    """Copy the checkout's tests to `place`, and link its other files and the installed package there.
 
-    Tests may write, and import the package from where they lie, where the checkout's is not the one under test.
+    Tests may write files, and they import the package from their own folder, where the checkout's is not the one under
+    test.
     """
     place.mkdir(parents=True)
     for path in checkout.iterdir():
@@ -72,7 +75,7 @@ def assemble(checkout: Path, package: str, place: Path) -> Path:
 
 
 def write_hub(folder: Path) -> Path:
-    """A cache of Hugging Face's hub with the configurations of `CONFIGS`."""
+    """Write a cache of the Hugging Face hub with the configurations of `CONFIGS`."""
     for name, config in CONFIGS.items():
         model = folder / f"models--{name.replace('/', '--')}"
         for path, text in (("refs/main", "published"), ("snapshots/published/config.json", json.dumps(config))):
@@ -82,9 +85,9 @@ def write_hub(folder: Path) -> Path:
 
 
 def run(upstream: Path, names: Sequence[str], limit: float = LIMIT_S, keep: Path | None = None) -> list[Outcome]:
-    """Run files of unit tests, each in a process of its own for at most `limit` seconds.
+    """Run unit-test files, each in its own process for at most `limit` seconds.
 
-    `keep` is a folder for pytest's reports; a file that has one there is not run again.
+    `keep` is a folder for pytest's reports; files that already have a report there are skipped.
     """
     with tempfile.TemporaryDirectory() as scratch:
         own = Path(scratch)
@@ -100,7 +103,7 @@ def run(upstream: Path, names: Sequence[str], limit: float = LIMIT_S, keep: Path
             "NPU_EMULATOR_STRICT": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        # The package `tests` must be the checkout's.
+        # `tests` must resolve to the checkout's package.
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(path for path in given if path and not _has_tests(Path(path)))
         reports = {name: results / f"{name_of(place / name, place)}" for name in names}
@@ -120,17 +123,17 @@ def _outcome(name: str, report: Path) -> Outcome:
 
 
 def reasons() -> list[dict[str, str]]:
-    """The table of failures: `test`, a pattern of "file name"; its `kind` and the `reason`."""
+    """Read the table of failures. Each entry has `test`, a pattern of "file name", `kind` and `reason`."""
     return tomllib.loads(TABLE.read_text())["failure"]
 
 
 def reason_of(test: str, table: Iterable[dict[str, str]]) -> dict[str, str] | None:
-    """The first entry of the table that fits a test, given as "file name"."""
+    """Return the first entry of the table that matches a test, given as "file name"."""
     return next((entry for entry in table if fnmatch.fnmatchcase(test, entry["test"])), None)
 
 
 def failures(outcomes: Iterable[Outcome]) -> dict[str, str]:
-    """What each test that failed says, by "file name"."""
+    """Return the failure text of each failed test, by "file name"."""
     return {
         f"{outcome.file} {name.rpartition('::')[2]}": words
         for outcome in outcomes
@@ -139,7 +142,7 @@ def failures(outcomes: Iterable[Outcome]) -> dict[str, str]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--upstream", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--file", nargs="*", default=(), metavar="PART", help="only files with this in their path")

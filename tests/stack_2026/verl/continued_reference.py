@@ -1,4 +1,4 @@
-"""A GRPO step by transformers and plain torch on the host, in float32, behind a checkpoint of the stack 2025."""
+"""Compute a GRPO step from a checkpoint of the stack 2025, in transformers and plain torch, in float32 on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ACTOR = "actor_rollout_ref.actor"
 
 @dataclass(frozen=True)
 class Step:
-    """log_probs, ref_log_probs: of each answer's tokens. loss, kl, norm: before the update."""
+    """Results of a step: log-probs by answer and token, and loss, KL and gradient norm before the update."""
 
     log_probs: list[torch.Tensor]
     ref_log_probs: list[torch.Tensor]
@@ -32,13 +32,13 @@ class Step:
 
 
 class Reference:
-    """The model behind a checkpoint, with AdamW as it was left.
+    """A checkpoint's model, with its AdamW state.
 
     Args:
-        model: its folder with config.json; its weights are the KL loss's reference.
+        model: The model's folder with config.json; its weights are the KL loss's reference.
         checkpoint: `global_step_N` of a run of the stack 2025; None for the model's own weights.
-        folder: for files of this object.
-        averages: of the checkpoint; otherwise AdamW begins anew.
+        folder: Folder for this object's files.
+        averages: Whether to load the checkpoint's averages; otherwise AdamW starts from scratch.
     """
 
     def __init__(self, model: Path, checkpoint: Path | None, folder: Path, averages: bool = True) -> None:
@@ -55,17 +55,17 @@ class Reference:
             self.averages = {name: _written(model, folder / name, weights | states[name]) for name in MOMENTS}
 
     def step(self, record: StepRecord) -> Step:
-        """Make a recorded step's update; losses are means over all tokens of answers."""
+        """Run a recorded step's update; losses are means over all tokens of answers."""
         columns, coefficient = record.columns, float(at(record.config, f"{_ACTOR}.kl_loss_coef"))
         with torch.no_grad():
             kept = [_log_probs(self._origin, *sample) for sample in _samples(record)]
         logs = [_log_probs(self.model, *sample) for sample in _samples(record)]
         advantages = torch.cat([row.float() for row in columns["advantages"].rows])
-        # The ratio to the old policy is one where a batch makes one update, and has this gradient.
+        # With one update per batch the ratio to the old policy is 1, but has this gradient.
         now = torch.cat(logs)
         policy = -(advantages * (now - now.detach()).exp()).mean()
         apart = torch.cat(kept) - now
-        # verl's low_var_kl, http://joschu.net/blog/kl-approx.html, of which a token counts for 10 at most.
+        # verl's low_var_kl, http://joschu.net/blog/kl-approx.html, clamped to 10 per token.
         kl = (apart.exp() - apart - 1).clamp(max=10).mean()
         loss = policy + coefficient * kl
         loss.backward()
@@ -88,7 +88,7 @@ class Reference:
 
 
 def read_states(model: Path, actor: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """The full tensors of a checkpoint of the stack 2025, by state and HuggingFace name."""
+    """Return the full tensors of a checkpoint of the stack 2025, by state and HF name."""
     sources = open_training_files(actor, table_for(read_object(model / "config.json")).shapes).sources
     found: dict[str, dict[str, torch.Tensor]] = {}
     for state, source in sources.items():
@@ -101,7 +101,7 @@ def read_states(model: Path, actor: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _written(model: Path, folder: Path, tensors: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """A model with these tensors, by way of a folder as transformers reads one."""
+    """Write these tensors to a model folder, and load it with transformers."""
     folder.mkdir(parents=True)
     save_file({name: value.float().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     shutil.copy(model / "config.json", folder)
@@ -113,7 +113,7 @@ def _load(folder: Path) -> PreTrainedModel:
 
 
 def _samples(record: StepRecord) -> list[tuple[torch.Tensor, int]]:
-    """Tokens, and how many of them are the prompt's."""
+    """Return each sample's tokens and the length of its prompt."""
     rows = zip(record.columns["input_ids"].rows, record.columns["prompts"].rows, strict=True)
     return [(tokens, len(prompt)) for tokens, prompt in rows]
 

@@ -1,7 +1,7 @@
-"""Megatron-core's models as `verl_plugin.megatron_core` builds them, against transformers and their own checkpoint.
+"""Compare Megatron-core's models, as `verl_plugin.megatron_core` builds them, with transformers and the checkpoint.
 
-Every rank of a group runs it, experts spread over all of them; with `--tensor` as the first argument all tensors are
-cut over them instead, and they share a sequence. The first rank prints what it found as JSON, by model.
+Every rank of a group runs this program, and experts are spread over all of them; with `--tensor` the ranks use tensor
+and sequence parallelism instead. The first rank prints the results as JSON, by model.
 """
 
 import json
@@ -26,7 +26,7 @@ TOKENS = 12
 
 
 def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Of a Megatron model for one sequence, with the whole vocabulary on each rank."""
+    """Return a Megatron model's logits for one sequence, with the whole vocabulary on each rank."""
     length = ids.shape[1]
     positions = torch.arange(length, device="npu")[None]
     hidden = torch.ones(length, length, dtype=torch.bool, device="npu").triu(1)[None, None]
@@ -35,7 +35,10 @@ def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def gradient_differences(bridge: Any, model: Any, reference: Any) -> dict[str, float]:
-    """How far gradients of the embedding and of all norms are from those of transformers, by transformers' name."""
+    """Return the largest difference to transformers' gradients, relative to the largest gradient.
+
+    Covers the embedding and all norms, by transformers' names.
+    """
     names = bridge._weight_name_mapping_mcore_local_to_global(model)
     own: dict[str, torch.Tensor] = {}
     for name, parameter in model.module.named_parameters():
@@ -52,8 +55,8 @@ def gradient_differences(bridge: Any, model: Any, reference: Any) -> dict[str, f
 
 
 def compare(folder: Path) -> dict[str, float]:
-    """How far logits and gradients are from those of transformers, and how many exported weights differ."""
-    # Megatron-core keeps the choice of the model before.
+    """Return the largest differences of logits and gradients to transformers', and the number of differing exports."""
+    # Megatron-core keeps the attention backend of the previous model in these.
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
     bridge = AutoBridge.from_pretrained(str(folder), dtype=torch.float32)
@@ -70,7 +73,7 @@ def compare(folder: Path) -> dict[str, float]:
         exported = {name: weight.cpu() for name, weight in bridge.export_weights(models)}
     assert stored.keys() == exported.keys(), stored.keys() ^ exported.keys()
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
-        finalize_model_grads(models)  # which sums what each rank has of the sequence, and changes experts' biases too
+        finalize_model_grads(models)  # sums sequence-parallel gradients; also updates expert biases
     gradients = gradient_differences(bridge, models[0], reference)
     return {
         "logits": (found.cpu() - expected).abs().max().item(),

@@ -1,4 +1,4 @@
-"""A run of the stack 2026 goes on with a checkpoint that a run of the stack 2025 wrote, as transformers does."""
+"""A run of the stack 2026 continues from a checkpoint of the stack 2025, and computes what transformers does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl_plugin.step_record.folder import read_record
 from verl_plugin.trainer_modes import MODE_KEY, RECORDED
 
 PYTHON = ROOT / ".venv" / "bin" / "python"
-"""Of the stack 2025."""
+"""The interpreter of the stack 2025."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHON.is_file(), reason="the stack 2025 is not set up: bash scripts/test.sh does it"),
@@ -28,16 +28,17 @@ pytestmark = [
 SAVED = 1
 TOLERANCE, TOKEN_TOLERANCE = 1e-6, 2e-5
 PRECISION = "actor_rollout_ref.overlay.precision"
-# transformers has experts of its own choice, as a run without routing replay.
+# transformers chooses its own experts, as a run without routing replay does.
 OWN_EXPERTS = ("actor_rollout_ref.rollout.enable_rollout_routing_replay=false",) + tuple(
     f"actor_rollout_ref.{part}.megatron.router_replay.mode=disabled" for part in ("actor", "ref")
 )
-# With fewer than 256 experts the rollout of 2025 scores their groups otherwise than training, and a float32 run of it
-# fails for the difference of log-probs.
+# With fewer than 256 experts the rollout of 2025 scores groups of experts differently than training does, and its
+# float32 run would fail for the difference of log-probs.
 RUNS = [("qwen3_moe", "fsdp2", 1, "float32"), ("deepseek_v3", "megatron", 2, "bfloat16")]
 
 
-# transformers 4 does not read a tokenizer that transformers 5 wrote. A short warm start: some answers have to be right.
+# The stack 2025 makes the model: transformers 4 cannot read a tokenizer that transformers 5 wrote. The short warm start
+# makes some answers correct.
 MAKE_MODEL = """
 import json, sys
 from pathlib import Path
@@ -56,7 +57,7 @@ make_checkpoint(asked, Path(folder), lambda *_: None)
 
 @dataclass(frozen=True)
 class Continued:
-    """The model's folder, the checkpoint of 2025, and the run of 2026 that made the step behind it."""
+    """The model's folder, the checkpoint of 2025, and the run of 2026 that continued from it for one step."""
 
     backend: str
     model: Path
@@ -72,7 +73,7 @@ class Continued:
 
 
 def run_2025(*arguments: str) -> None:
-    """Python of the other stack, in its own environment."""
+    """Run Python of the stack 2025 in its own environment."""
     own = {name: value for name, value in os.environ.items() if name not in environment_of("2026")}
     own |= environment_of("2025") | {"PATH": f"{PYTHON.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE", "CUDA_DEVICE_MAX_CONNECTIONS"):  # of the tests
@@ -102,7 +103,7 @@ def continued(request, tmp_path_factory) -> Continued:
 
 def test_first_step_is_that_of_transformers(continued, tmp_path):
     record, weights = read_record(continued.run / "checkpoints" / "records" / f"step_{SAVED + 1}")
-    assert weights is not None and (weights / "manifest.json").is_file()  # those of 2025
+    assert weights is not None and (weights / "manifest.json").is_file()  # the 2025 stack's
     found = Reference(continued.model, continued.checkpoint, tmp_path).step(record)
     assert apart(found.log_probs, record.columns["old_log_probs"].rows) < TOKEN_TOLERANCE
     assert apart(found.ref_log_probs, record.columns["ref_log_prob"].rows) < TOKEN_TOLERANCE
@@ -119,7 +120,7 @@ def test_model_without_the_checkpoint_is_another_one(continued, tmp_path):
 
 
 def test_update_goes_on_with_the_averages(continued, tmp_path):
-    """Of FSDP2, whose file has transformers' names; Megatron-core's are compared in test_resume.py."""
+    """Compare FSDP2's weights, which have transformers' names; test_resume.py compares Megatron-core's."""
     if continued.backend != "fsdp2":
         return
     record, _ = read_record(continued.run / "checkpoints" / "records" / f"step_{SAVED + 1}")

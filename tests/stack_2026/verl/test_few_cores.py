@@ -1,4 +1,4 @@
-"""How processes wait for each other in the rehearsal: over vLLM's own sockets, and in verl's own buffer of answers."""
+"""How processes wait for each other in the rehearsal: over vLLM's own sockets, and in verl's own replay buffer."""
 
 import asyncio
 import importlib
@@ -32,7 +32,7 @@ PROMPTS = 32
 
 @pytest.fixture
 def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The changes of the import, which are undone after the test."""
+    """Import few_cores; its changes are undone after the test."""
     monkeypatch.setattr(shm_broadcast, "SpinCondition", UPSTREAM)
     monkeypatch.setattr(patch_shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS", 5000)
     for name, value in UPSTREAM_TQ.items():
@@ -44,7 +44,7 @@ def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def condition(few_cores: None) -> type[shm_broadcast.SpinCondition]:
-    """What vLLM makes after the import."""
+    """The condition class that vLLM uses after the import."""
     return shm_broadcast.SpinCondition
 
 
@@ -56,7 +56,7 @@ def context() -> Iterator[zmq.Context]:
 
 
 def test_verls_worker_reaches_another_process(few_cores, monkeypatch):
-    """Ray sends its class by value, with what it names: it lies in no module under its name."""
+    """Pickle the worker as Ray does: by value, with its globals, since no module has the class under its name."""
     worker = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
     assert b"_queue_of_process" in cloudpickle.dumps(worker)
     assert cloudpickle.loads(cloudpickle.dumps(agent_loop_tq.tq)) is agent_loop_tq.tq is not UPSTREAM_TQ["tq"]
@@ -66,7 +66,7 @@ def test_verls_worker_reaches_another_process(few_cores, monkeypatch):
 
 
 def pair(kind: type, context: zmq.Context, folder) -> tuple:
-    """A writer and a reader that has subscribed to it."""
+    """Make a writer, and a reader that has subscribed to it."""
     address = f"ipc://{folder}/notify"
     writer = kind(is_reader=False, context=context, notify_address=address)
     reader = kind(is_reader=True, context=context, notify_address=address)
@@ -77,7 +77,7 @@ def pair(kind: type, context: zmq.Context, folder) -> tuple:
 
 
 def test_every_message_wakes_its_reader(condition, context, tmp_path):
-    """A writer whose next message follows at once, as a reader's answer does; upstream's loses about every third."""
+    """Write each message as soon as the reader has the last one; upstream's condition loses about every third."""
     writer, reader = pair(condition, context, tmp_path)
     while reader.poller.poll(100):
         reader.local_notify_socket.recv()
@@ -101,7 +101,7 @@ def test_reader_looks_again_soon_after_a_lost_start(condition):
 
 
 class Queue:
-    """TransferQueue's side: a request takes as long as the test says, and those of `refused` keys fail."""
+    """A stand-in for TransferQueue, which records its requests; one that contains the key `refused` fails."""
 
     def __init__(self, refused: str = "") -> None:
         self.requests: list[list[str]] = []
@@ -119,7 +119,7 @@ class Queue:
 
 
 def put_at_once(queue: Queue, lengths: list[int], partitions: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What verl's agent loops call at the end of answers; returns what each saw."""
+    """Put answers concurrently, as verl's agent loops do when they end. Return each call's result or exception."""
     monkeypatch.setattr(agent_loop_tq, "tq", queue)
     monkeypatch.setattr(agent_loop_tq, "list_of_dict_to_tensordict", UPSTREAM_TQ["list_of_dict_to_tensordict"])
     monkeypatch.delitem(sys.modules, "rehearsal.stack_2026.few_cores", raising=False)
@@ -179,7 +179,7 @@ def test_padded_samples_are_those_of_verl(few_cores, monkeypatch, shape, named):
 
 
 def status_of_prompts(status: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """What TransferQueue lists: prompts, and the answers of those that are finished."""
+    """Return TransferQueue's listing: all prompts with this status, and their answers if it is "finished"."""
     prompts: dict[str, dict[str, Any]] = {
         f"p{number}": {"is_prompt": True, "global_steps": 1, "status": status, ordered.ORDER: number}
         for number in range(PROMPTS)
@@ -189,7 +189,7 @@ def status_of_prompts(status: str) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def test_trainer_sees_a_complete_batch_at_once(tmp_path, monkeypatch):
-    """verl's trainer builds its buffer from the rehearsal's own keys; upstream's sleeps two seconds for each look."""
+    """Let verl's trainer build its buffer from the rehearsal's keys; upstream's default polls every two seconds."""
     plan = make_plan(Options(output=tmp_path), "now")
     given = [word for word in plan.overrides() if not word.startswith(("--config", "hydra."))]
     trainer = object.__new__(PPOTrainerSync)

@@ -1,4 +1,4 @@
-"""Jobs whose model reads images: what was rehearsed passes the checks, and what was not is named."""
+"""Jobs whose model reads images: rehearsed settings pass the checks, and others are rejected by name."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""GRPO on prompts with images: whole steps of verl with Qwen2.5-VL, and a control for what training knows of images."""
+"""GRPO on prompts with images: whole steps of verl with Qwen2.5-VL, and a control that training reads the images."""
 
 import subprocess
 from pathlib import Path
@@ -15,7 +15,7 @@ ONE_STEP = (*SMALL, "--dies", "1", "--steps", "1")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Two dies, over which the rollout shards the vision tower."""
+    """A finished run on two dies, over which the rollout shards the vision tower."""
     folder = tmp_path_factory.mktemp("images") / "run"
     return folder, rehearse(folder, *SMALL, "--dies", "2")
 
@@ -24,9 +24,9 @@ def test_training_and_rollout_compute_alike(finished):
     folder, run = finished
     check_computes_alike(run, folder)
     for metrics in metrics_of(folder).values():
-        assert metrics["prompt_length/mean"] > 13  # four tokens of an image among them
+        assert metrics["prompt_length/mean"] > 13  # including four image tokens
         assert 0.2 < metrics["critic/rewards/mean"] < 0.8
-    # verl bans the tokens that stand for images in the rollout alone: no answer is less probable there.
+    # verl bans image placeholder tokens only in the rollout, so no answer is less probable there.
     assert metrics_of(folder)[1]["rollout_corr/log_ppl_diff_min"] > -1e-6
 
 

@@ -1,4 +1,4 @@
-"""What the jobs of the stack 2026 need of a die: published sizes, what fits, and remedies that verl 0.9.1 knows."""
+"""Device memory of the stack 2026's jobs: published sizes, jobs that fit, and remedies that verl 0.9.1 supports."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ from verl_plugin.offload import LIBRARY as OFFLOAD
 
 STAYS = "actor_rollout_ref.actor.megatron.param_offload=false"
 CRITIC = ("algorithm.adv_estimator=gae", "critic.enable=false")
-# As the index of the published weights' files counts them; Qwen3-0.6B has its embedding once.
+# Counts from the index of the published weight files; Qwen3-0.6B has its embedding once.
 PARAMETERS = {ONE_CARD: 596_049_920, ONE_NODE: 30_532_122_624, DIES_256: 671_026_419_200, DIES_128: 235_093_634_560}
 DIES = {ONE_CARD: 1, ONE_NODE: 16, DIES_256: 256, DIES_128: 128}
 FILE_2026 = ROOT / "scripts" / "env" / "a3_256_dies_2026.env"
@@ -38,7 +38,7 @@ FILE_2026 = ROOT / "scripts" / "env" / "a3_256_dies_2026.env"
 
 @cache
 def planned(job, *more):
-    """The exit code, and what is printed as JSON; a plan of 256 dies takes seconds, and several tests look at it."""
+    """Return a plan's exit code and its JSON output. Cached, as a plan of 256 dies takes seconds."""
     said = io.StringIO()
     with TemporaryDirectory() as folder, contextlib.redirect_stdout(said):
         file = model_folder(Path(folder), job) / "config.json"
@@ -50,9 +50,9 @@ def planned(job, *more):
 def test_state_is_that_of_the_published_parameters(job):
     code, found = planned(job)
     assert code == 0 and max(found["phases"].values()) < found["die"] == 61 << 30
-    # FSDP2 shards float32 weights; Megatron's distributed optimizer has them as main parameters.
+    # FSDP2 shards float32 weights; Megatron's distributed optimizer keeps them as main parameters.
     each = 8 if job == ONE_CARD else 12
-    # Norms and routers of Megatron lie on several dies, whose optimizers share them; stages differ.
+    # Megatron's norms and routers are replicated on several dies, whose optimizers shard them; stages differ.
     assert found["optimizer"] * DIES[job] == pytest.approx(each * PARAMETERS[job], rel=0.12 if job in CLUSTER else 1e-3)
 
 
@@ -61,7 +61,7 @@ def test_671b_fits_with_its_optimizer_on_the_host_alone(capsys, tmp_path):
     code, found = planned(DIES_256, "--cluster", str(FILE_2026))
     on_die, other = planned(DIES_256, "--cluster", str(FILE_2026), f"{key}.optimizer_cpu_offload=false")
     assert (code, on_die) == (0, 1)
-    # Without Adam's state the activations are the larger of both; with it there is its temporary too.
+    # With Adam's state on the die the update also needs a temporary; without it the activations set the peak.
     assert other["phases"]["update"] - found["phases"]["update"] > found["optimizer"]
     file = model_folder(tmp_path, DIES_256) / "config.json"
     arguments = [
@@ -84,7 +84,7 @@ def test_sync_is_timed_from_the_bytes_of_the_plan(capsys, tmp_path, job):
     _, memory = planned(job)
     code, found = planned(job, "--time")
     assert code == 0
-    # No die receives more than it serves; some send more than they receive.
+    # No die receives more than it serves, but some send more than they receive.
     assert found["received"] < memory["weights_rollout"] < 1.1 * found["received"]
     most = max(found["received"], found["sent"])
     assert found["fastest"] * FASTEST == pytest.approx(most) == found["slowest"] * SLOWEST
@@ -130,7 +130,7 @@ def test_remedies_name_keys_of_verl():
 
 
 def without_offload() -> str:
-    """For a job that leaves the order of offloading to verl, and so also what is never on a die beside the rollout."""
+    """Return the override that removes this project's offload manager, leaving all offloading to verl."""
     libraries = compose_job(ONE_NODE).actor_rollout_ref.model.external_lib
     return f"actor_rollout_ref.model.external_lib=[{','.join(each for each in libraries if each != OFFLOAD)}]"
 

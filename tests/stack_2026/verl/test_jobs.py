@@ -1,4 +1,4 @@
-"""This project's jobs for verl 0.9.1: real verl composes and checks them, and what cannot run is one sentence."""
+"""This project's jobs for verl 0.9.1: real verl composes and checks them, and invalid ones get a one-line error."""
 
 import json
 from itertools import product
@@ -23,8 +23,8 @@ DIES_256, DIES_128 = "deepseek_v3_671b_256_dies", "qwen3_235b_a22b_128_dies"
 CLUSTER = (DIES_256, DIES_128)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
-# Groups that verl passes on to vLLM, Megatron-core and Ray, whose keys verl has no list of, and a key that is in verl's
-# code (AgentLoopConfig) and in none of its files.
+# Groups that verl passes on to vLLM, Megatron-core and Ray without listing their keys, and a key that is in verl's code
+# (AgentLoopConfig) but in none of its configuration files.
 PASSED_ON = (
     f"{ROLLOUT}.engine_kwargs.vllm.",
     f"{ACTOR}.megatron.override_transformer_config.",
@@ -32,7 +32,7 @@ PASSED_ON = (
     "ray_kwargs.ray_init.runtime_env.",
     f"{ROLLOUT}.agent.agent_loop_manager_class",
 )
-# https://huggingface.co/Qwen/Qwen3-0.6B, Qwen3-30B-A3B, Qwen3-235B-A22B, config.json; DeepSeek-V3 as it is trained.
+# config.json of https://huggingface.co/Qwen/Qwen3-0.6B, Qwen3-30B-A3B and Qwen3-235B-A22B; DeepSeek-V3's for training.
 MODELS = {
     ONE_CARD: {
         "architectures": ["Qwen3ForCausalLM"],
@@ -78,7 +78,7 @@ SHORT_WINDOWS = f"++{ROLLOUT}.engine_kwargs.vllm.additional_config.sync_windows.
 
 
 def keys(node: DictConfig, prefix: str = "") -> set[str]:
-    """Every key of a configuration, groups left out."""
+    """Return every key of a configuration, without groups."""
     found = set()
     for name, value in OmegaConf.to_container(node).items():
         found |= keys(node[name], f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}"}
@@ -192,7 +192,7 @@ def test_unknown_job_rejected(capsys, shared):
 
 @pytest.mark.parametrize("job", CLUSTER)
 def test_job_of_a_cluster_keeps_its_layout_on_few_dies(job):
-    """Stages and experts of training, and data-parallel ranks of vLLM are there on four dies; checks pass."""
+    """On four dies the job keeps training's stages, expert ranks and vLLM's data parallelism, and passes the checks."""
     given = [
         word for word in scaled_down(JOBS[job], 2, 1, dies=4) if not word.startswith("actor_rollout_ref.model.ext")
     ]
@@ -216,7 +216,7 @@ def test_job_of_a_cluster_keeps_its_layout_on_few_dies(job):
 
 
 def naive_stages(stages: int, first: int | None, last: int | None, layers: int) -> tuple[int, ...] | None:
-    """Every list of stages that Megatron-core would build, by trying; None where there is none."""
+    """Find by trial the stages that Megatron-core would build, or return None if there are none."""
     for each in range(1, layers + 1):
         found = [each] * stages
         if first is not None:

@@ -1,4 +1,4 @@
-"""The launchers of the stack 2026: they check a job without NPUs, and run it scaled down on emulated dies."""
+"""The launchers of the stack 2026 check a job without NPUs, and run it scaled down on emulated dies."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.stack_2026.verl.test_jobs import CLUSTER, DIES_256, ONE_CARD, ONE_NOD
 
 def launch(job: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
-    for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE", "PYTHONPATH"):  # of the tests: a rehearsal has its own
+    for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE", "PYTHONPATH"):  # the tests' values; a run sets its own
         environment.pop(name, None)
     command = ["bash", ROOT / "scripts" / f"train_{job}.sh", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
@@ -36,7 +36,7 @@ def test_check_plans_and_starts_nothing(tmp_path, job):
     ended = launch(job, *given, TMPDIR=str(temporary))
     assert ended.returncode == 0, ended.stderr
     assert "everything fits" in ended.stdout and "nothing was started" in ended.stdout
-    assert not list(temporary.glob("tmp.*"))  # by mktemp; torch has a folder there too
+    assert not list(temporary.glob("tmp.*"))  # made by mktemp; torch also has a folder there
 
 
 def test_check_rejects_a_value_in_one_sentence(tmp_path):
@@ -63,7 +63,7 @@ def test_job_runs_scaled_down_on_emulated_dies(tmp_path, job, dies):
     ended = launch(job, "--emulate", "--steps", str(STEPS), "--output", output, *own)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     summary = summary_of(output)
-    # In bfloat16, as the job computes; every update was compared bit for bit (alltoallv's option verify).
+    # The job computes in bfloat16; every update was compared bit for bit (alltoallv's option verify).
     assert summary["steps"] == STEPS and summary["dies"] == dies
     assert 0 < summary["rollout_prob_diff_mean"] < 0.01
     rows = [json.loads(line)["data"] for line in (output / "verl_metrics.jsonl").read_text().splitlines()]

@@ -10,9 +10,9 @@ import pytest
 
 from tests.stack_2026.checkpoints import make_checkpoints
 
-# Of logits near 5, in float32.
+# Largest difference of logits near 5, in float32.
 TOLERANCE = 2e-5
-# Patches that DeepSeek-V3 reaches without an optimizer.
+# Patches that DeepSeek-V3 uses without an optimizer.
 REACHED = {
     "megatron.core.transformer.moe.moe_utils:router_gating_linear",
     "megatron.core.transformer.multi_latent_attention:HAVE_TE",
@@ -26,7 +26,7 @@ def checkpoints(tmp_path_factory) -> list[Path]:
 
 @pytest.mark.parametrize(("dies", "options"), [(1, []), (2, []), (2, ["--tensor"])], ids=["one", "experts", "tensor"])
 def test_megatron_core_equals_transformers(checkpoints, dies, options):
-    compared = checkpoints[1:] if dies == 2 and not options else checkpoints  # without experts nothing is spread
+    compared = checkpoints[1:] if dies == 2 and not options else checkpoints  # no EP without experts
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.verl.megatron_program"]
     command += [*options, *map(str, compared)]

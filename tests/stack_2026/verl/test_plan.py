@@ -1,4 +1,4 @@
-"""The keys of a rehearsal of the stack 2026 are ones that verl's own configuration has."""
+"""A rehearsal of the stack 2026 only uses keys that verl's own configuration has."""
 
 import sys
 from itertools import product
@@ -141,7 +141,7 @@ def test_overrides_of_the_user_come_last(tmp_path):
 
 
 def library_of(keys):
-    """The modules that are loaded in every process that reads the model's configuration."""
+    """Return the modules of `external_lib`, which every process loads that reads the model's configuration."""
     [library] = [key for key in keys if key.startswith("actor_rollout_ref.model.external_lib=")]
     return library.partition("=")[2].strip("[]").split(",")
 
@@ -199,7 +199,7 @@ def test_dry_run_starts_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_tiny_deepseek_is_routed_as_published():
-    """A group is scored by its two best experts: by vLLM-Ascend's kernel for routers, and by Megatron-core's rule."""
+    """Both vLLM-Ascend's router kernel and Megatron-core's rule score a group by its two best experts."""
     import torch
     from vllm_ascend.ops.fused_moe.experts_selector import check_npu_moe_gating_top_k
 

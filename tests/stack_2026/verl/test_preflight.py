@@ -1,4 +1,4 @@
-"""scripts/preflight.py --stack 2026: a job passes, and each planted fault fails its stage."""
+"""scripts/preflight.py --stack 2026: a valid job passes, and each planted fault fails its stage."""
 
 import json
 import shlex
@@ -17,12 +17,12 @@ NORM = "algorithm.norm_adv_by_std_in_grpo=false"
 
 @pytest.fixture(autouse=True)
 def dies(monkeypatch):
-    """Dies that are well; their test has tests of its own."""
+    """Healthy dies; the check of dies has its own tests."""
     monkeypatch.setattr(preflight, "check_device", lambda: [Finding("event order", "kept")])
 
 
 def look(tmp_path, *words):
-    """The exit code and the stages by name."""
+    """Run the preflight, and return the exit code and the stages by name."""
     (tmp_path / "model").mkdir()
     path = f"actor_rollout_ref.model.path={model_folder(tmp_path / 'model', DIES_256)}"
     output = tmp_path / "out"
@@ -38,7 +38,7 @@ def test_job_that_is_well_passes_and_names_the_emulated_run(tmp_path):
     assert [state for state, _ in stages.values()] == ["passed", "passed", "left out", "passed", *["left out"] * 3]
     command = shlex.split(stages["scaled_down_job"][1].removeprefix("--dry-run: "))
     assert command[1:5] == ["-m", "rehearsal.stack_2026.resume_proof", "--job", DIES_256]
-    # Sizes and places are the rehearsal's; everything else is the job's.
+    # The rehearsal sets sizes and placements; everything else is the job's.
     assert command[command.index("--") + 1 :] == [NORM, f"{ROLLOUT}.n=8", "trainer.test_freq=2"]
 
 

@@ -1,4 +1,4 @@
-"""verl's own Ascend quick start with the verl that is installed; its commands are those of a checkout, `verl-v0.9.0`.
+"""verl's own Ascend quick start, with commands from the checkout `verl-v0.9.0` and the installed verl.
 
 `bash scripts/test.sh --stack 2026 tests/stack_2026/verl/test_quick_start.py --upstream FOLDER` runs all of it.
 """
@@ -21,7 +21,7 @@ from scripts import make_quick_start_files
 CHECKOUT = "verl-v0.9.0"
 PREPROCESS = "python3 examples/data_preprocess/gsm8k.py --local_dataset_path ~/hf_data/gsm8k/"
 TRAIN = "bash tests/special_npu/quick_start/run_qwen3_0_6b_fsdp2_vllm_ascend.sh"
-# The script's own variables, and keys behind it: sizes, and what has no compiler here.
+# The script's own variables and additional keys, which set sizes and disable parts that need a compiler.
 SIZES = {
     "NDEVICES_PER_NODE": "1",
     "ROLLOUT_TP": "1",
@@ -79,7 +79,7 @@ def test_quick_start_trains_on_an_emulated_die(tmp_path, pytestconfig):
     home, place = tmp_path / "home", tmp_path / "place"
     assert make_quick_start_files.main(["--home", str(home)]) == 0
     place.mkdir()
-    for name in ("examples", "tests"):  # its folder `verl` is left away: the installed one is what runs
+    for name in ("examples", "tests"):  # not its `verl` folder: the installed verl must run
         (place / name).symlink_to(Path(upstream, CHECKOUT, name).resolve())
     environment = {**os.environ, **environment_of("2026"), **SIZES, "HOME": str(home)}
     environment |= {"NPU_EMULATOR_DEVICES": "1", "NPU_EMULATOR_CAPACITY_MB": "1024", "ASCEND_VISIBLE_DEVICES": "0"}

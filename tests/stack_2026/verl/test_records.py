@@ -1,4 +1,4 @@
-"""verl's own metrics become the records that the reports read; a run that was not compared is no success."""
+"""verl's own metrics become the records that the reports read; a run without log-prob comparison has failed."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_bfloat16_may_compute_differently(tmp_path):
     assert failure_of(0, [StepRecord(1, 0.0, GOOD | {LOG_PROB_DIFFERENCE: 0.01})], 1, "bfloat16", tmp_path) is None
 
 
-# Of a step of verl 0.9.1 with 32 prompts of 8 answers.
+# Metrics of a step of verl 0.9.1 with 32 prompts of 8 answers each.
 STEP = {"perf/total_num_tokens": 3970, "prompt_length/mean": 7.0, "response_length/mean": 8.5078125}
 
 

@@ -1,4 +1,4 @@
-"""A job that is killed in a save and resumed is compared with the unbroken run; each difference is found."""
+"""A job that is killed in a save and resumed is compared with an unbroken run, and each difference is found."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ OPTIMIZER = "actor/optim_world_size_1_rank_0.pt"
 
 
 def write_run(folder: Path, shift: float = 0.0) -> Path:
-    """Two steps of a run; `shift` moves the last one's weights."""
+    """Write the files of two steps of a run; `shift` moves the last step's weights."""
     lines = [{"step": step, "metrics": {"actor/lr": 0.1, KL: 2e-4, "timing_s/step": step + shift}} for step in (1, 2)]
     for step in (1, 2):
         actor = folder / "checkpoints" / f"global_step_{step}" / "actor"
@@ -37,7 +37,7 @@ def write_run(folder: Path, shift: float = 0.0) -> Path:
         )
         (folder / "state").rename(actor / Path(OPTIMIZER).name)
         (actor / "dist_ckpt" / "__0_0.distcp").write_bytes(b"tensors" * step)
-        (actor / "dist_ckpt" / ".metadata").write_text(str(folder))  # names that are drawn at each save
+        (actor / "dist_ckpt" / ".metadata").write_text(str(folder))  # random names, new at each save
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -74,7 +74,7 @@ def _lost_file(run: Path) -> None:
 
 
 def _not_trained(run: Path) -> None:
-    """Both runs' last step has what the step before it has."""
+    """Replace both runs' last step by a copy of the step before it."""
     for each in (run, run.with_name("unbroken")):
         shutil.rmtree(each / "checkpoints" / "global_step_2")
         shutil.copytree(each / "checkpoints" / "global_step_1", each / "checkpoints" / "global_step_2")
@@ -115,7 +115,7 @@ def test_difference_is_found(runs, change, said):
 
 
 class Rehearsals:
-    """Stand for the commands: they write a run, and the killed one says that it is held."""
+    """A stand-in for the commands, which write a run; the killed one reports that it is paused in its save."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **ends: int) -> None:
         self.ends, self.commands = {"unbroken": 0, "killed": 1, "resumed": 0} | ends, {}
@@ -163,7 +163,7 @@ def test_run_that_fails_ends_the_proof(monkeypatch, tmp_path, ends, held, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [ONE_CARD, *(pytest.param(job, marks=pytest.mark.exhaustive) for job in CLUSTER)])
 def test_job_resumes_bit_for_bit(tmp_path, capsys, job):
-    """The job of 256 dies has its optimizer on the host."""
+    """The 256-die job has its optimizer on the host."""
     assert resume_proof.main(["--job", job, "--output", str(tmp_path)]) == 0, capsys.readouterr()
     assert "resumed after step 1" in capsys.readouterr().out
     assert "Going on after step 1" in (tmp_path / "resumed.log").read_text()

@@ -1,4 +1,4 @@
-"""A run that began with another run's checkpoint resumes from its own."""
+"""A run that started from another run's checkpoint resumes from its own."""
 
 import io
 import json
@@ -27,13 +27,13 @@ def step(checkpoints: Path, number: int) -> Path:
 
 @pytest.fixture
 def other(tmp_path) -> Path:
-    """Another run's checkpoint."""
+    """Checkpoint of another run."""
     return step(tmp_path / "other" / "checkpoints", 1)
 
 
 @pytest.fixture
 def run(tmp_path, other) -> Path:
-    """The folder of a run that began with it and has trained steps 2 and 3."""
+    """The folder of a run that started from `other` and has trained steps 2 and 3."""
     folder = tmp_path / "run"
     folder.mkdir()
     begun = Options(output=folder, overrides=("trainer.resume_mode=resume_path", f"+{FROM}='{other}'", "data.seed=7"))
@@ -44,7 +44,7 @@ def run(tmp_path, other) -> Path:
 
 
 def words_of(run: Path, *more: str) -> list[str]:
-    """The last value of each key that the training gets, as words, when the run is resumed with more overrides."""
+    """Resume with more overrides, and return the resume mode and path that the training gets."""
     plan = make_plan(Options.of_run(run, more), "now")
     rehearsal = Rehearsal(Console(file=io.StringIO()), SignalFlag(), 0.0)
     command = rehearsal._resumed(plan).run_command()

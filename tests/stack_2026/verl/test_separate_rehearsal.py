@@ -1,7 +1,7 @@
 """verl's trainer `separate_async` with weights by alltoallv: one die trains while the other one generates.
 
-Each update is compared bit for bit (`verify`). Where nothing is generated ahead, rollout and training compute alike
-after each of them, which they cannot with weights of the step before.
+Each update is compared bit for bit (`verify`). If nothing is generated ahead, rollout and training compute the same
+after each update, which would fail with the previous step's weights.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""verl's agent loop with the calculator trains what transformers' chat template calls the assistant's, and no more."""
+"""verl's agent loop with the calculator trains exactly the tokens that transformers' template marks as assistant's."""
 
 import asyncio
 from typing import Any
@@ -28,7 +28,7 @@ CHATS: dict[str, list[str]] = {
 
 
 class Scripted:
-    """A server that answers with given texts; the log-prob of a token is minus its place in the answer."""
+    """A server that answers with given texts; a token's log-prob is minus its position in the answer, from 1."""
 
     def __init__(self, tokenizer: Any, texts: list[str]) -> None:
         self._rows = iter([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts)
@@ -39,12 +39,12 @@ class Scripted:
 
 
 def written(turns: list[str]) -> list[str]:
-    """What the model writes in each turn; all but the last are calls."""
+    """Return the model's text in each turn; all but the last are tool calls."""
     return [*(f"{CALL_OPENING}{each}{CALL_CLOSING}" for each in turns[:-1]), turns[-1]]
 
 
 async def looped(tokenizer: Any, family: str, turns: list[str], **limits: int) -> AgentLoopOutput:
-    """verl's loop over such a server, with the tool as verl loads it."""
+    """Run verl's loop over a scripted server, with the tool as verl loads it."""
     multi_turn = {"max_user_turns": None, "max_assistant_turns": 4, "max_parallel_calls": 1, "format": "hermes",
                   "max_tool_response_length": 256, "tool_response_truncate_side": "middle"}  # fmt: skip
     rollout = {"multi_turn": multi_turn, "prompt_length": 64, "response_length": 200, "full_determinism": False}
@@ -62,7 +62,7 @@ async def looped(tokenizer: Any, family: str, turns: list[str], **limits: int) -
 
 
 def expected(tokenizer: Any, turns: list[str]) -> tuple[list[int], list[int]]:
-    """The tokens of a chat, and 1 for those of the assistant, from transformers' own template."""
+    """Return a chat's tokens and its mask, 1 for the assistant's tokens, from transformers' own template."""
     messages: list[dict[str, Any]] = [QUESTION]
     for each in turns[:-1]:
         call = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": each}}}
@@ -108,7 +108,7 @@ def test_loss_on_a_tools_tokens_is_noticed(monkeypatch):
 
 
 def test_result_that_does_not_fit_is_left_out():
-    """An answer that ends with its call: the length counts the result too."""
+    """Check that the answer ends with its call, as the length limit counts the result too."""
     tokenizer = build_tool_tokenizer("qwen3")
     output = asyncio.run(looped(tokenizer, "qwen3", CHATS["a call, and the answer"], response_length=8))
     tokens, _ = expected(tokenizer, CHATS["a call, and the answer"])

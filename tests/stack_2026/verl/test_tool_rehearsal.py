@@ -1,6 +1,6 @@
-"""GRPO over two turns with the calculator: whole steps of verl, and what each of them trains is transformers' view.
+"""GRPO over two turns with the calculator: whole steps of verl train the tokens that transformers marks.
 
-Its answers come from the tool: with one that is wrong, or without any, nearly none is right.
+The answers come from the tool: with a wrong one, or with none, almost no answer is correct.
 """
 
 import json
@@ -40,7 +40,7 @@ def finished(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
 
 
 def messages_of(tokenizer: Any, tokens: list[int]) -> list[dict[str, Any]] | None:
-    """The chat behind the tokens; None where a turn of the model has no end, as of an answer that is too long."""
+    """Return the chat for the tokens, or None if a turn of the model has no end, as in an answer that is too long."""
     roles = {tokenizer.convert_tokens_to_ids(token): role for token, role in ROLES.items()}
     places = [place for place, token in enumerate(tokens) if token in roles] + [len(tokens)]
     messages: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ def messages_of(tokenizer: Any, tokens: list[int]) -> list[dict[str, Any]] | Non
 
 
 def compared(tokenizer: Any, record: StepRecord, trained: str) -> tuple[int, list[int]]:
-    """How many samples transformers renders to the very tokens, and of those the ones whose masks differ from its."""
+    """Return how many samples transformers renders to the same tokens, and the numbers of those whose masks differ."""
     alike, differing = 0, []
     columns = [record.columns[name].rows for name in ("prompts", "responses", trained)]
     for place, (prompt, response, mask) in enumerate(zip(*columns, strict=True)):
@@ -95,7 +95,7 @@ def test_loss_of_each_sample_is_that_of_transformers_template(finished):
     for trained in ("response_mask", "loss_mask"):
         alike, differing = compared(tokenizer, record, trained)
         assert samples == 256 and alike > 0.9 * samples and differing == []
-    # Had the tool's tokens a loss, each sample would show it.
+    # The control: if the tool's tokens had a loss, every sample would differ.
     record.columns["loss_mask"].rows[:] = [row.new_ones(len(row)) for row in record.columns["loss_mask"].rows]
     alike, differing = compared(tokenizer, record, "loss_mask")
     assert len(differing) > 0.9 * alike

@@ -1,4 +1,4 @@
-"""Operators that trainers of 2026 reach, against plain torch in float64, and what their documents forbid."""
+"""Operators that trainers of 2026 reach match plain torch in float64, and reject what their documents forbid."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ROWS, CLASSES, IGNORED = 7, 11, -100
 
 
 def targets() -> Tensor:
-    """One class a row; a row is ignored."""
+    """Draw a class for each row, with one ignored row."""
     drawn = torch.randint(CLASSES, (ROWS,), generator=torch.Generator().manual_seed(1))
     drawn[2] = IGNORED
     return drawn

@@ -1,4 +1,4 @@
-"""A negative control, which VERL_USE_EXTERNAL_MODULES loads: in training, tokens of images have positions of text."""
+"""A negative control, loaded by VERL_USE_EXTERNAL_MODULES: in training, image tokens have text positions."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ _upstream = AgentLoopWorker._compute_position_ids
 
 
 def _positions_of_text(self: AgentLoopWorker, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """[1, 4, tokens]: the first row counts tokens, and upstream's other three have rows and columns of images."""
+    """Return positions [1, 4, tokens] with text positions in all rows; upstream's last three have image coordinates."""
     positions = _upstream(self, *args, **kwargs)
     return positions[:, :1].expand_as(positions).clone()
 

@@ -1,4 +1,4 @@
-"""A negative control, which VERL_USE_EXTERNAL_MODULES loads: what vLLM is given it does not keep."""
+"""A negative control, loaded by VERL_USE_EXTERNAL_MODULES: vLLM discards the weights that it is given."""
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 

@@ -1,4 +1,4 @@
-"""A calculator whose results are one too large, for verl's agent loops."""
+"""A calculator tool for verl's agent loops whose results are one too large."""
 
 from verl.tools.function_tool import function_tool
 

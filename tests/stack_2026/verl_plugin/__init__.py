@@ -1,1 +1,1 @@
-"""Tests of verl 0.9.1 on the emulator."""
+"""Tests of `verl_plugin`, this project's extension of verl 0.9.1, on the emulator."""

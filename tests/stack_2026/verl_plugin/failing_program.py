@@ -1,7 +1,7 @@
-"""Three training ranks of which one fails in the second update, in the way that `way.txt` in the folder says.
+"""Run training ranks, one of which fails in the second update in the way named by `way.txt` in the folder.
 
-Each rank has a stand-in of its die's vLLM worker in its own process, with the worker's real control socket. `main`
-writes to `failing.<rank>.json` what the rank was told, and whether the worker would sample.
+Each rank has a stand-in for its die's vLLM worker in its own process, with the worker's real control socket. `main`
+writes the rank's errors, and whether the worker would sample, to `failing.<rank>.json`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BUCKET = 150_000
 
 
 def at_second_pack(act: Callable[[], None]) -> Callable[..., None]:
-    """`pack`, which acts first in its second bucket."""
+    """Return a `pack` that calls `act` before packing its second bucket."""
     upstream, calls = exchange.pack, []
 
     def packing(*arguments: Any) -> None:
@@ -55,7 +55,7 @@ def fail() -> None:
 
 
 class Die:
-    """A training rank and the stand-in of its worker."""
+    """A training rank and the stand-in for its worker."""
 
     def __init__(self, folder: Path, job: str) -> None:
         self.rank = Rank(folder, Case("qwen3", 1))
@@ -68,7 +68,7 @@ class Die:
         self.generation = WeightsGeneration()
 
     def update(self) -> None:
-        """As the worker takes it."""
+        """Take an update as the worker does."""
         with self.generation.writing():
             importer = None
             for name, content in self.transfer.buckets():
@@ -93,14 +93,14 @@ def told(action: Callable[[], object]) -> dict[str, Any]:
 def main(folder: Path) -> None:
     rank, way = int(os.environ["RANK"]), (folder / "way.txt").read_text()
     if rank == CULPRIT and (child := os.fork()):
-        os.waitpid(child, 0)  # so that the harness does not see a rank killed, and end the others before they notice
+        os.waitpid(child, 0)  # hides the killed child from the harness, which would end the other ranks too soon
         return
     os.environ["HCCL_EXEC_TIMEOUT"] = str(int(TIMEOUT) // 2)
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
     handover.MEMBERSHIP_CHECK_S = 2.0
     die_of_rank = Die(folder, f"failing.{os.environ['MASTER_PORT']}")
-    handover.PART_ELEMENTS = BUCKET  # several buckets, as a real model has
+    handover.PART_ELEMENTS = BUCKET  # several buckets, like a real model
     found = {"first": told(die_of_rank.update) | {"differing": die_of_rank.rank.differing()}}
     pack = exchange.pack
     if rank == CULPRIT and way != "nothing":
@@ -115,5 +115,5 @@ def main(folder: Path) -> None:
         found["sampling again"] = told(die_of_rank.generation.require_whole)
     (folder / f"failing.{rank}.json").write_text(json.dumps(found))
     if way == "dies" and rank == 0:
-        time.sleep(5)  # it keeps the store, which the others may still ask
+        time.sleep(5)  # this rank hosts the store, which the others may still need
     os._exit(0)

@@ -1,7 +1,7 @@
-"""Two ranks step the optimizer of verl's engine for Megatron-core, with gradients of which some are not finite.
+"""Step the optimizer of verl's engine for Megatron-core on two ranks, with some non-finite gradients.
 
-Experts lie on both ranks, so that Megatron-core has a chain of two optimizers. `main` writes what a rank finds to
-`finite.<rank>.json`: first of upstream's engine, then of one that was made after the guard was loaded.
+Both ranks have experts, so that Megatron-core has a chain of two optimizers. `main` writes a rank's results to
+`finite.<rank>.json`: first for upstream's engine, then for one built after the guard was loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verl.workers.engine import EngineRegistry
 import verl_plugin.megatron_core  # noqa: F401
 
 LARGE = 1e30
-"""Finite, as the mean of some of these is; the square of their norm is not."""
+"""A finite value, also when averaged; the squared norm of several overflows."""
 
 
 def new_engine(checkpoint: Path) -> Any:
@@ -50,7 +50,7 @@ def flat_gradients(engine: Any) -> list[torch.Tensor]:
 
 
 def updated(engine: Any, spoil: Callable[[list[torch.Tensor]], None]) -> dict[str, Any]:
-    """An update whose backward pass leaves gradients of 0.1, which `spoil` changes on rank 1."""
+    """Run an update whose backward pass leaves gradients of 0.1, changed by `spoil` on rank 1."""
     before = bits(engine)
 
     def gradients(*_: Any, **__: Any) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def updated(engine: Any, spoil: Callable[[list[torch.Tensor]], None]) -> dict[st
 
 
 def bits(engine: Any) -> str:
-    """A digest of weights, main weights and moments."""
+    """Return a SHA-256 digest of weights, main weights and moments."""
     total = hashlib.sha256()
     tensors = [parameter for chunk in engine.module for parameter in chunk.parameters()]
     for part in engine.optimizer.chained_optimizers:
@@ -88,7 +88,10 @@ def bits(engine: Any) -> str:
 
 
 def one(value: float, where: int) -> Callable[[list[torch.Tensor]], None]:
-    """One element is `value`: of dense gradients (0), in the half that this rank updates, or of the experts' (-1)."""
+    """Return a function that sets one element of the dense (`where` 0) or the experts' (-1) gradients to `value`.
+
+    The dense element is in the half that rank 1 updates.
+    """
 
     def spoil(flats: list[torch.Tensor]) -> None:
         flats[where][3 * len(flats[where]) // 4] = value

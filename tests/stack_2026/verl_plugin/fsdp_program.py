@@ -1,7 +1,7 @@
-"""Ranks that train with FSDP2 and hand their weights over, each to a stand-in of its die's worker in the same process.
+"""Ranks that train with FSDP2 and hand their weights over, each to a stand-in for its die's worker in the same process.
 
-`main(folder)` writes what it finds of each case to `<rank>.json`: which rollout weights are not those that a naive
-reference cuts from transformers' own files, and what the update cost.
+`main(folder)` writes each case's results to `<world>.<rank>.json`: the rollout weights that differ from those that a
+naive reference slices from transformers' own files, and the bytes and memory of the update.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ BUCKET = 200_000
 GREW = 1.25
 BIAS = "e_score_correction_bias"
 TIED = "tied"
-"""Qwen2.5 whose output layer is its embedding, as in the smaller published models."""
+"""Qwen2.5 with tied embeddings, as in the smaller published models."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, the rollout's placement of one instance, its type, and by how many ranks each shard is held."""
+    """A model, the placement and dtype of one rollout instance, and the number of ranks that have each shard."""
 
     model: str
     tp: int
@@ -93,7 +93,7 @@ class Rank:
         }
 
     def build(self, checkpoint: Path) -> None:
-        """Make the model that this rank trains."""
+        """Build the model that this rank trains."""
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
         copies = self.case.copies
         mesh = init_device_mesh("npu", (copies, self.world // copies), mesh_dim_names=("copy", "shard"))
@@ -106,15 +106,15 @@ class Rank:
         return local_tensors(self.model.state_dict())
 
     def shards(self) -> list[Shard]:
-        """What this rank holds."""
+        """Return the shards of the model that this rank has."""
         return fsdp_shards(self.model.state_dict(), self.table.shapes)
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        """What training changes."""
+        """Return the parameters that training changes."""
         return self.model.parameters()
 
     def expected(self, scale: float) -> dict[str, torch.Tensor]:
-        """What the naive reference gives this rank, in the rollout's types."""
+        """Return this rank's rollout weights by the naive reference, scaled, in the rollout's dtypes."""
         full = {name: value if name.endswith(BIAS) else value * scale for name, value in self.full.items()}
         if self.case.model == "deepseek":
             shape = DeepseekV3Shape.from_config(self.config)
@@ -152,11 +152,16 @@ class Rank:
         )
 
     def update(self, exporter: Exporter, manifest: Manifest, version: int) -> None:
-        """Hand over within this process, through a copy, as verl does."""
+        """Hand the weights over within this process, through a copy, as verl does."""
         deliver(manifest, self.target, version, exporter.export(version))
 
     def counted(self) -> dict[str, int]:
-        """Bytes that this rank serves and does not hold, and those that others serve and it alone holds, by element."""
+        """Count bytes element by element.
+
+        Returns:
+            "bound": bytes that this rank serves but does not have. "owed": bytes that other ranks serve without having
+            them, and this rank has; only counted without copies, so that it alone has them.
+        """
         held = [self.mask(layout) for layout in self.layouts]
         bound = owed = 0
         for other in range(self.world):
@@ -173,7 +178,7 @@ class Rank:
         return {"bound": bound, "owed": owed}
 
     def mask(self, layout: list[Shard]) -> dict[str, torch.Tensor]:
-        """What a layout holds of each tensor."""
+        """Return a mask of the elements of each tensor that a layout contains."""
         masks = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in self.table.shapes.items()}
         for shard in layout:
             masks[shard.hf_name][tuple(slice(*interval) for interval in shard.bounds)] = True
@@ -190,7 +195,7 @@ def shape_of(config: Any) -> GroupedQueryShape:
 
 
 def write_models(folder: Path) -> None:
-    """The checkpoints of all cases."""
+    """Write the checkpoints of all cases."""
     for model in ("qwen3", "qwen3moe", "deepseek", "qwen2.5"):
         write_checkpoint(model, folder / model)
     tied = MODELS["qwen2.5"]()
@@ -208,7 +213,7 @@ def deliver(
 
 
 def measured(rank: Rank) -> dict[str, Any]:
-    """Two updates of a case, the second with grown weights."""
+    """Run two updates of a case, the second with scaled weights, and measure the second."""
     exporter = rank.exporter()
     manifest = exporter.prepare()
     rank.update(exporter, manifest, 1)
@@ -238,7 +243,7 @@ def measured(rank: Rank) -> dict[str, Any]:
 
 
 def refused(folder: Path) -> dict[str, str]:
-    """What a worker says of updates with planted faults; each is found on the rank that has it."""
+    """Return the worker's error for each planted fault on this rank; without an error the text is empty."""
     rank = Rank(folder, Case("qwen3", 2))
     exporter = rank.exporter(verify=True)
     manifest = exporter.prepare()
@@ -264,7 +269,7 @@ STALE = 1
 
 
 def _shifted(manifest: Manifest) -> Manifest:
-    """The first chunk of what comes from other dies is read 16 bytes further on."""
+    """Return a manifest that reads the first chunk from other dies 16 bytes too far."""
     name = next(name for name in manifest.names if name.startswith(handover.REMOTE))
     direction = manifest.buckets[name]
     first, *others = direction.chunks

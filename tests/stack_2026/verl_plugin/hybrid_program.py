@@ -1,4 +1,4 @@
-"""Half of a hybrid optimizer counts updates in its groups, as MindSpeed's AdamW does; written to `0.json`."""
+"""Run a hybrid optimizer, half of which counts updates in its groups as MindSpeed's AdamW does; write `0.json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOADED, UPDATES = 3, 2
 
 
 class CountsInGroup(torch.optim.Optimizer):
-    """Adam's averages, and a count of updates in the group."""
+    """Adam with the update count in the parameter group."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {"lr": 0.1})

@@ -1,7 +1,7 @@
 """Ranks that train with Megatron-core, as `verl_plugin.megatron_core` builds it, and hand their weights over.
 
-`main(folder)` writes what it finds of each case to `megatron.<run>.<rank>.json`, as `fsdp_program` does, for the run
-that `run.txt` in the folder names.
+`main(folder)` writes each case's results to `megatron.<run>.<rank>.json`, as `fsdp_program` does, for the run named by
+`run.txt` in the folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from post_training.layouts.model_tensors import train_tensors
 from tests.stack_2026.verl_plugin.fsdp_program import TIED, Case, Rank, measured
 from verl_plugin.alltoallv.megatron_layout import fitted, megatron_placement
 
-# By the name of the run: the sizes of Megatron's tensor, pipeline and expert parallelism, and the cases.
+# By name of the run: sizes of Megatron's tensor, pipeline and expert parallelism, and the cases.
 CASES: dict[str, tuple[int, int, int, list[Case]]] = {
     "one": (1, 1, 1, [Case("qwen3", 1), Case("qwen3moe", 1), Case("deepseek", 1), Case("qwen2.5", 1)]),
     "experts": (1, 1, 2, [Case("qwen3moe", 2, ep=2), Case("qwen3moe", 1), Case("deepseek", 2, dtype="float32")]),
@@ -38,7 +38,7 @@ class MegatronRank(Rank):
     """One case on this rank."""
 
     def build(self, checkpoint: Path) -> None:
-        # Megatron-core keeps the choice of the model before.
+        # Megatron-core keeps the previous model's attention backend in these.
         for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
             os.environ.pop(name, None)
         bridge = AutoBridge.from_pretrained(str(checkpoint), dtype=torch.float32)
@@ -55,9 +55,9 @@ class MegatronRank(Rank):
         return fitted(self.table.megatron(placement, self.rank), tensors, placement, self.rank)
 
     def unlike_upstream(self) -> list[str]:
-        """Rollout weights that differ where the naive reference cuts them from what mbridge gathers, as upstream does.
+        """Return the rollout weights that differ from slices of the weights that mbridge gathers, as upstream does.
 
-        Collective. mbridge exports bit for bit what training holds, so that nothing of this project's is between.
+        Collective. mbridge exports training's weights bit for bit, without any of this project's code.
         """
         with torch.no_grad():
             self.full = {name: value.cpu().clone() for name, value in self.bridge.export_weights(self.models)}

@@ -1,8 +1,8 @@
-"""verl's own engines, metered: each phase of a step once as it is, and once with a tensor that rank 1 holds in it.
+"""Measure phase peaks of verl's own engines: each phase of a step as it is, and with an extra tensor on rank 1.
 
-`main(folder)` writes to `<rank>.json` the metrics of each step, and what the emulated die itself says of each phase;
-then what is left of the die when training's state left it and came back, again and again.
-Another process holds memory of each die all the time.
+`main(folder)` writes to `<rank>.json` the metrics of each step and the peak bytes of each phase as the emulated die
+counts them, then the memory after each of many offloads and loads of the training state.
+Another process takes memory of each die throughout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CYCLES = 50
 
 @contextmanager
 def neighbour(device: int) -> Iterator[None]:
-    """Another process has `NEIGHBOUR_BYTES` of a die. Called before this process touches one."""
+    """Let another process take `NEIGHBOUR_BYTES` of a die. Enter before this process touches a die."""
     ready, done = os.pipe(), os.pipe()
     if os.fork() == 0:
         torch.npu.set_device(device)
@@ -53,7 +53,7 @@ def neighbour(device: int) -> Iterator[None]:
 
 
 def batch(packed: bool) -> Any:
-    """Two samples of this rank, as verl's workers get them."""
+    """Build a batch of two samples as verl's workers get it."""
     nested = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
     samples = [torch.arange(3, 3 + length) for length in (9, 6)]
     tensors = {
@@ -74,13 +74,13 @@ def batch(packed: bool) -> Any:
 
 
 def plant(is_here: bool) -> None:
-    """Take memory and give it back."""
+    """Allocate memory and free it again."""
     if is_here:
         torch.empty(PLANTED_BYTES, dtype=torch.uint8, device="npu")
 
 
 def step(actor: Any, reference: Any, packed: bool, planted: str) -> dict[str, Any]:
-    """A step whose phase `planted` has the tensor on rank 1."""
+    """Run a step in which phase `planted` allocates an extra tensor on rank 1."""
     found: dict[str, Any] = {"emulator": {}}
 
     def reshard() -> None:
@@ -107,7 +107,7 @@ def step(actor: Any, reference: Any, packed: bool, planted: str) -> dict[str, An
         "update": update,
     }
     for phase in PHASES:
-        torch.npu.empty_cache()  # the emulated die counts what torch keeps, too
+        torch.npu.empty_cache()  # the emulated die also counts memory that torch caches
         with meters.phase(f"{id(actor)} {planted} {phase}"):
             passes[phase]()
             plant(planted == phase != "update" and dist.get_rank() == 1)
@@ -117,7 +117,11 @@ def step(actor: Any, reference: Any, packed: bool, planted: str) -> dict[str, An
 
 
 def cycles(engine: Any, count: int, leaks: bool = False) -> list[list[int]]:
-    """Weights, gradients and optimizer leave the die and return: what torch and the die have free of it each time."""
+    """Offload and load weights, gradients and optimizer `count` times.
+
+    Returns:
+        For each cycle, the bytes allocated by torch and those free on the die, first offloaded and then loaded.
+    """
     found, kept = [], []
     for _ in range(count):
         row = []
@@ -131,7 +135,7 @@ def cycles(engine: Any, count: int, leaks: bool = False) -> list[list[int]]:
 
 
 def digest(engine: Any) -> str:
-    """Of this rank's weights."""
+    """Return a SHA-256 digest of this rank's weights."""
     modules = engine.module if isinstance(engine.module, list) else [engine.module]
     total = hashlib.sha256()
     for parameter in (parameter for module in modules for parameter in module.parameters()):
@@ -141,7 +145,7 @@ def digest(engine: Any) -> str:
 
 
 def found_of(folder: Path, case: Case) -> dict[str, Any]:
-    """The steps of one engine; the first makes what is made once, such as the optimizer's state."""
+    """Run the steps of one engine; the first one creates lasting state, such as the optimizer's."""
     actor = engine_of(folder / case.model, case)
     reference = engine_of(folder / case.model, case, trains=False)
     steps: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""Ranks whose engines update weights, save, and load what other layouts or the stack 2025 saved.
+"""Ranks whose engines update weights, save, and load checkpoints of other layouts or of the stack 2025.
 
-`main(folder)` carries out the tasks of `tasks.json` there, one engine after the other, and writes what a rank finds to
-`<name of the task>.<rank>.json`. Gradients are a function of each weight's value and the number of the update, so that
-they do not depend on the layout. If any task has options of Megatron-core's `optimizer`, its engines train in bfloat16,
-else in float32.
+`main(folder)` carries out the tasks in the folder's `tasks.json`, one engine after the other, and writes a rank's
+results to `<name of the task>.<rank>.json`. Gradients are a function of each weight's value and the number of the
+update, so that they do not depend on the layout. If any task has options of Megatron-core's `optimizer`, its engines
+train in bfloat16, otherwise in float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from verl.workers.config import (
 )
 from verl.workers.engine import EngineRegistry
 
-if "mindspeed" not in sys.modules:  # whose layers are others, and which a program before this one imports
+if "mindspeed" not in sys.modules:  # MindSpeed has layers of its own; a calling program may have imported it
     importlib.import_module("verl_plugin.megatron_core")
 
 # isort: split
@@ -48,9 +48,9 @@ from verl_plugin.resume.ranks import fsdp2_rank, megatron_rank
 
 
 def new_engine(task: dict[str, Any]) -> Any:
-    """verl's engine for a task, which does not clip gradients."""
+    """Build verl's engine for a task, without gradient clipping."""
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
-        os.environ.pop(name, None)  # Megatron-core keeps the choice of the model before
+        os.environ.pop(name, None)  # Megatron-core keeps the previous model's attention backend in these
     eager = {"attn_implementation": "eager"}
     model = HFModelConfig(path=task["model"], load_tokenizer=False, use_remove_padding=False, override_config=eager)
     if task["backend"] == "megatron":
@@ -79,12 +79,12 @@ def new_engine(task: dict[str, Any]) -> Any:
 
 
 def leaves(engine: Any) -> bool:
-    """Whether parameters are on the die within a pass alone, as in verl's training."""
+    """Return whether parameters are on the die only during a pass, as in verl's training."""
     return getattr(engine, "_is_offload_param", False)
 
 
 def update(engine: Any, number: int) -> float:
-    """An update; returns the learning rate of the next one."""
+    """Run an update, and return the learning rate of the next one."""
 
     def gradients(*_: Any, **__: Any) -> dict[str, Any]:
         modules = engine.module if isinstance(engine.module, list) else [engine.module]
@@ -103,7 +103,7 @@ def update(engine: Any, number: int) -> float:
 
 
 def loss(engine: Any) -> float:
-    """Of a fixed sequence."""
+    """Return the loss of a fixed sequence."""
     with torch.no_grad():
         if isinstance(engine.module, list):
             from tests.stack_2026.verl.megatron_program import logits_of  # on Megatron-core's own layers
@@ -116,7 +116,7 @@ def loss(engine: Any) -> float:
 
 
 def write_states(engine: Any, folder: Path) -> None:
-    """Weights and averages of all ranks by HuggingFace name."""
+    """Write all ranks' weights and optimizer averages, by HF name."""
     rank = megatron_rank(engine) if isinstance(engine.module, list) else fsdp2_rank(engine)
     name = file_name(dist.get_rank(), dist.get_world_size())
     written: list[Any] = [None] * dist.get_world_size()
@@ -130,7 +130,7 @@ def write_states(engine: Any, folder: Path) -> None:
 
 @contextmanager
 def planted(fault: str) -> Iterator[None]:
-    """Plant a fault in loading an optimizer on the host: the number of updates, or a tensor by name, is not loaded."""
+    """Make an optimizer on the host skip one value when it loads: the number of updates, or a tensor by name."""
     from verl_plugin.resume.hybrid_optimizer import ResumableHybridOptimizer as Hybrid
 
     right = Hybrid.load_parameter
@@ -148,13 +148,13 @@ def planted(fault: str) -> Iterator[None]:
 
 
 def carry_out(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
-    """Load, update, save, update: each where the task says so."""
+    """Load, update, save and update again, as far as the task asks for it."""
     engine, found, rates = new_engine(task), {}, []
     if task.get("load"):
         try:
             with planted(task["fault"]) if "fault" in task else nullcontext():
                 engine.load_checkpoint(task["load"], del_local_after_load=False)
-        except Exception as error:  # whichever it is, the test reads it
+        except Exception as error:  # the test checks any error
             return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         write_states(engine, folder / f"{task['name']}.loaded")
         if "mindspeed" not in sys.modules:
@@ -163,7 +163,7 @@ def carry_out(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     for number in range(task.get("first", 1), task["last"] + 1):
         rates.append(update(engine, number))
         if number == task.get("save_at"):
-            # Each rank of FSDP2 is at another place of its random numbers; Megatron-core saves one rank's for all.
+            # Give each FSDP2 rank a different random state; Megatron-core saves one rank's for all.
             torch.rand(3 + (dist.get_rank() if task["backend"] == "fsdp2" else 0))
             torch.rand(5, device="npu")
             engine.save_checkpoint(task["save"], global_step=number)
@@ -183,7 +183,7 @@ def main(folder: Path) -> None:
     for task in tasks:
         found = carry_out(folder, task)
         (folder / f"{task['name']}.{rank}.json").write_text(json.dumps(found))
-    for child in multiprocessing.active_children():  # Megatron-core's, which would outlive a forked rank
+    for child in multiprocessing.active_children():  # Megatron-core's children would outlive a forked rank
         child.terminate()
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A training by transformers and torch alone, and its checkpoint as the stack 2025 writes one."""
+"""Reference training with transformers and torch only, and its checkpoint as the stack 2025 writes one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tests.vllm_cases import VOCABULARY
 OPTIMIZER: dict[str, Any] = {
     "lr": 1e-2, "clip_grad": 1e9, "weight_decay": 0.0, "total_training_steps": 20, "lr_warmup_steps": 10,
 }  # fmt: skip
-"""The rate still rises after the few updates of a test."""
+"""The learning rate is still warming up after the few updates of a test."""
 IDS = torch.randint(3, VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(3))
 
 
 def gradient(weight: torch.Tensor, number: int) -> torch.Tensor:
-    """Of one update, element by element; of every size, as the second average has to be."""
+    """Return an update's gradient, a function of each element. Its magnitude varies, so that second averages do too."""
     return torch.sin(weight * 37 + number) * weight.abs()
 
 
 def loss_of(logits: torch.Tensor) -> float:
-    """The mean loss of the fixed sequence; logits: (1, tokens, vocabulary)."""
+    """Return the mean loss of the fixed sequence, from logits of shape (1, tokens, vocabulary)."""
     return float(torch.nn.functional.cross_entropy(logits[0, :-1].double(), IDS[0, 1:]))
 
 
 class Reference:
-    """A model that torch's AdamW updates on the host, in float32."""
+    """Model updated on the host by torch's AdamW, in float32."""
 
     def __init__(self, checkpoint: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -42,7 +42,7 @@ class Reference:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=OPTIMIZER["weight_decay"])
 
     def update(self, number: int) -> None:
-        """The update with this number, from 1 on, whose rate rises as the engines' does."""
+        """Run update `number`, counted from 1, with the learning rate of the engines' warm-up."""
         for group in self.optimizer.param_groups:
             group["lr"] = OPTIMIZER["lr"] * (number - 1) / OPTIMIZER["lr_warmup_steps"]
         for parameter in self.model.parameters():
@@ -50,12 +50,12 @@ class Reference:
         self.optimizer.step()
 
     def loss(self) -> float:
-        """Of the fixed sequence."""
+        """Return the loss of the fixed sequence."""
         with torch.no_grad():
             return loss_of(self.model(input_ids=IDS).logits)
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Weights and averages by state and HuggingFace name, as transformers writes a model."""
+        """Return weights and optimizer averages by state and HF name, as transformers writes a model."""
         found = {"master": self._by_name()}
         weights = {parameter: parameter.detach().clone() for parameter in self.model.parameters()}
         for state in ("exp_avg", "exp_avg_sq"):
@@ -82,7 +82,7 @@ def _is_buffer(name: str) -> bool:
 
 
 def write_checkpoint_of_2025(folder: Path, states: Mapping[str, Mapping[str, torch.Tensor]], steps: int) -> None:
-    """Three ranks' files, each with a third of the rows of every tensor: docs/checkpoints.md."""
+    """Write three ranks' files, each with a third of the rows of every tensor; docs/checkpoints.md has the format."""
     files: dict[str, dict[str, torch.Tensor]] = {f"rank-0000{rank}-of-00003.safetensors": {} for rank in range(3)}
     for state, tensors in states.items():
         for name, value in tensors.items():

@@ -1,9 +1,9 @@
-"""Training ranks and rollout ranks on dies of their own, joined by verl's checkpoint engine `alltoallv`.
+"""Training and rollout ranks on separate dies, joined by verl's checkpoint engine `alltoallv`.
 
-Each side has a world of its own, as verl's trainers and its rollout workers have. The engine comes from verl's registry
-and is used in the order of verl's `CheckpointEngineManager`; training offers its weights through the methods that the
-plugin adds to verl's engines; each rollout rank has the real control socket of a vLLM worker. `main` writes what a rank
-finds to `<trainers>+<workers>.<rank>.json`.
+Each side has its own world, like verl's trainers and its rollout workers. The engine comes from verl's registry and is
+called in the order of verl's `CheckpointEngineManager`; training hands over its weights through the methods that the
+plugin adds to verl's engines; each rollout rank has the real control socket of a vLLM worker. `main` writes a rank's
+results to `<trainers>+<workers>.<rank>.json`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,20 @@ from verl_plugin.alltoallv.settings import AlltoallvSettings
 CULPRIT = 1
 TIMEOUT = 8
 REPLICAS_OF_TRAINERS = 3
-"""vLLM instances on the training dies, which verl's `separate_async` numbers before those of the rollout's own dies."""
+"""vLLM instances on the training dies; verl's `separate_async` numbers them before those on the rollout's own dies."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Sizes of the two sides, and their cases. megatron: sizes of tensor, pipeline and expert parallelism, where
-    Megatron-core trains. dies_per_node: the option of that name."""
+    """Sizes of the two sides, and their cases.
+
+    Attributes:
+        trainers: Number of training ranks.
+        workers: Number of rollout ranks.
+        cases: Cases to run one after another.
+        megatron: Sizes of tensor, pipeline and expert parallelism if Megatron-core trains; None for FSDP2.
+        dies_per_node: The engine's option of that name.
+    """
 
     trainers: int
     workers: int
@@ -84,7 +91,7 @@ RUNS = {
 
 
 class Offering(AlltoallvFSDP2):
-    """verl's engine as far as the plugin uses it."""
+    """A stand-in for verl's engine, as far as the plugin uses it."""
 
     def __init__(self, rank: Rank) -> None:
         self.module = rank.model
@@ -92,7 +99,7 @@ class Offering(AlltoallvFSDP2):
 
 
 def megatron_engine(rank: Any) -> Any:
-    """The same for Megatron-core, which only some runs import."""
+    """Make the stand-in for Megatron-core, which only some runs import."""
     from verl_plugin.alltoallv.megatron_engine import AlltoallvMegatron
 
     engine = AlltoallvMegatron()
@@ -102,14 +109,14 @@ def megatron_engine(rank: Any) -> Any:
 
 
 class Served(Rank):
-    """A rollout rank, which trains nothing."""
+    """Rollout rank that does no training."""
 
     def build(self, checkpoint: Path) -> None:
         pass
 
 
 class Member:
-    """One rank of either side, with its engine, from verl's registry."""
+    """One rank of either side, with its engine from verl's registry."""
 
     def __init__(self, run: Run, store: dist.Store) -> None:
         self.run, self.store = run, store
@@ -122,7 +129,7 @@ class Member:
         )
 
     def join(self) -> None:
-        """As `CheckpointEngineManager.build_process_group`."""
+        """Join the process group as `CheckpointEngineManager.build_process_group` does."""
         self.prepared += 1
         keys = [f"{self.prepared}.{rank}" for rank in range(self.run.trainers + self.run.workers)]
         self.store.set(keys[self.rank], pickle.dumps(self.engine.prepare()))
@@ -132,7 +139,7 @@ class Member:
         self.engine.init_process_group(**{key: values[place] for key, values in sides[not self.trains].items()})
 
     def take(self, case: Case, folder: Path) -> None:
-        """Begin a case."""
+        """Start a case."""
         self.engine = type(self.engine)(BUCKET, self.rank == 0, TIMEOUT) if self.prepared else self.engine
         if self.trains:
             self.side = trainer_of(self.run)(folder, dataclasses.replace(case, tp=1, dp=1, ep=1))
@@ -151,7 +158,7 @@ class Member:
         self.generation = WeightsGeneration()
 
     def update(self, step: int) -> dict[str, Any]:
-        """One update in the order of verl's manager; returns the metrics of a training rank."""
+        """Run one update in the order of verl's manager, and return a training rank's metrics."""
         self.join()
         metrics: dict[str, Any] = {}
         if self.trains:
@@ -163,7 +170,7 @@ class Member:
         return metrics
 
     async def _receive(self, step: int) -> None:
-        """As vLLM's worker takes it from verl's hand-over."""
+        """Take an update from verl's hand-over as vLLM's worker does."""
         importer = None
         try:
             with self.generation.writing():
@@ -193,7 +200,7 @@ def trainer_of(run: Run) -> type:
 
 
 def measured(member: Member) -> dict[str, Any]:
-    """Two updates of a case, the second with grown weights."""
+    """Run two updates of a case, the second with scaled weights, and measure the second."""
     metrics = member.update(1)
     side = member.side
     first = [] if member.trains else side.differing()
@@ -216,7 +223,7 @@ def measured(member: Member) -> dict[str, Any]:
 
 
 def stale(member: Member) -> dict[str, Any]:
-    """One training rank sends the weights of the step before; the next update succeeds."""
+    """Let one training rank send the previous step's weights, and then run an update that succeeds."""
     step = 2 if member.rank == CULPRIT else 3
     found = {"update": told(lambda: member.update(step))}
     if not member.trains:
@@ -229,7 +236,7 @@ def stale(member: Member) -> dict[str, Any]:
 
 
 def dying(member: Member) -> dict[str, Any]:
-    """A training rank dies in the second bucket of an update."""
+    """Let a training rank die in the second bucket of an update."""
     if member.rank == CULPRIT:
         exchange.pack = at_second_pack(die)
     found = {"update": told(lambda: member.update(5))}
@@ -239,7 +246,7 @@ def dying(member: Member) -> dict[str, Any]:
 
 
 def start(run: Run) -> dist.Store:
-    """Give each side a world of its own: the rollout's is verl's, for the host alone."""
+    """Give each side its own world; the rollout's is host-only, as in verl. Return the store of both."""
     rank = int(os.environ["RANK"])
     torch.npu.set_device(rank)
     os.environ["VERL_RAY_JOB_ID"] = f"separate.{os.environ['MASTER_PORT']}"
@@ -271,12 +278,12 @@ def main(folder: Path) -> None:
     run = RUNS[(folder / "run.txt").read_text()]
     rank = int(os.environ["RANK"])
     if (dies := (folder / "dies").exists()) and rank == CULPRIT and (child := os.fork()):
-        os.waitpid(child, 0)  # so that the harness does not see a rank killed, and end the others before they notice
+        os.waitpid(child, 0)  # hides the killed child from the harness, which would end the other ranks too soon
         return
     os.environ["HCCL_EXEC_TIMEOUT"] = str(TIMEOUT // 2)
     handover.MEMBERSHIP_CHECK_S = 2.0
     if run.megatron and rank < run.trainers:
-        trainer_of(run)  # which sets up Megatron when it is imported
+        trainer_of(run)  # importing it sets up Megatron
     member = Member(run, start(run))
     found: dict[str, Any] = {}
     for case in run.cases[:1] if dies else run.cases:
@@ -286,5 +293,5 @@ def main(folder: Path) -> None:
         found["fails"] = dying(member) if dies else stale(member)
     (folder / f"{run.name}.{rank}.json").write_text(json.dumps(found))
     if dies and rank == 0:
-        time.sleep(5)  # it keeps the store, which the others may still ask
+        time.sleep(5)  # this rank hosts the store, which the others may still need
     os._exit(0)

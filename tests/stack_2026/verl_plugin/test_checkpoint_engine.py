@@ -1,4 +1,4 @@
-"""The checkpoint engine in verl's registry, and what it says of a configuration that does not fit."""
+"""The checkpoint engine in verl's registry, and its errors for an invalid configuration."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ import torch
 from post_training.reshard.handover import HandoverError
 from verl_plugin.alltoallv.checkpoint_engine import AlltoallvCheckpointEngine, Member, _worker_number
 
-# As verl's workers do, from the two keys.
+# Load the engine from the two keys, as verl's workers do.
 REGISTRY = """
 from verl.checkpoint_engine import CheckpointEngineRegistry
 from verl.utils.import_utils import import_external_libs
@@ -39,7 +39,7 @@ def test_ranks_that_train_come_first_in_one_group():
 
 @pytest.mark.parametrize(("group", "number"), [("", 5), ("aZx3Qp", 5), ("rollout_standalone_12", 49)])
 def test_worker_found_by_the_number_of_its_replica(monkeypatch, group, number):
-    """verl's replicas on training dies come first, so the place among rollout ranks does not name a worker."""
+    """verl numbers replicas on training dies first, so a place among rollout ranks does not identify a worker."""
     for name, value in (("WG_PREFIX", group), ("WORLD_SIZE", "4"), ("RANK", "1")):
         monkeypatch.setenv(name, value)
     assert _worker_number(5) == number

@@ -1,4 +1,4 @@
-"""What training and a worker say to each other beside the weights, and the layouts of what both have renamed."""
+"""Control messages between training and a worker, and the layouts of weights that vLLM and Megatron renamed."""
 
 import itertools
 import re
@@ -32,7 +32,7 @@ def test_worker_describes_itself_and_learns_of_updates(tmp_path, worker):
     assert inquiry.greet() == DESCRIPTION
     inquiry.ask(Begin(7))
     assert worker.version == 7
-    worker.check()  # this very process trains, and has given nothing up
+    worker.check()  # this process is the trainer, and has not given up
 
 
 def test_update_given_up_ends_the_waiting_once(tmp_path, worker):
@@ -46,7 +46,7 @@ def test_update_given_up_ends_the_waiting_once(tmp_path, worker):
 
 
 def test_update_given_up_before_it_began_ends_no_later_one(tmp_path, worker):
-    """Planning failed, so that the worker was never told of an update which it waits for."""
+    """Abandon an update that the worker waits for but was never told of, as when planning fails."""
     inquiry = Inquiry(tmp_path / "worker.sock")
     inquiry.ask(Abandon(1, "rank 2 has no worker"))
     with pytest.raises(HandoverError, match="gave up update 1"):
@@ -73,7 +73,7 @@ def test_missing_extension_rejected_with_its_key(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("replicas", "data", "tensor"), [(1, 1, 2), (2, 1, 2), (2, 2, 1), (3, 2, 2)])
 def test_worker_answers_the_training_rank_on_its_die(monkeypatch, replicas, data, tensor):
-    """verl numbers workers within a replica, and ranks that train through all of them."""
+    """verl numbers workers within a replica, and training ranks across all replicas."""
     from vllm.distributed import parallel_state
 
     from verl_plugin.alltoallv.worker import AlltoallvExtension, _own_path
@@ -95,7 +95,7 @@ def test_worker_answers_the_training_rank_on_its_die(monkeypatch, replicas, data
 
 
 class Layer(nn.Module):
-    """The parameters of vLLM-Ascend's experts: three of them, with hidden size 4 and width 5."""
+    """The parameters of three vLLM-Ascend experts with hidden size 4 and width 5."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_experts_are_in_file_order_before_and_after_waking():
     before = {name: tensor.clone() for name, tensor in served_weights(layer).items()}
     assert [tuple(tensor.shape) for tensor in before.values()] == [(3, 10, 4), (3, 4, 5)]
     addresses = [parameter.data_ptr() for parameter in layer.parameters()]
-    for name in ("w13_weight", "w2_weight"):  # as vllm_ascend/worker/worker.py wakes them
+    for name in ("w13_weight", "w2_weight"):  # like the wake-up in vllm_ascend/worker/worker.py
         awoken = getattr(layer.mlp.experts, name).transpose(1, 2)
         setattr(layer.mlp.experts, name, nn.Parameter(awoken, requires_grad=False))
     assert all(torch.equal(tensor, before[name]) for name, tensor in served_weights(layer).items())
@@ -136,7 +136,7 @@ def test_first_projections_of_mla_lie_in_one_weight():
 
 @pytest.mark.parametrize("kind", ["weight", "bias"])
 def test_first_projections_of_a_vision_tower_lie_in_one_weight(kind):
-    """vLLM 0.9 kept them apart. Each die has a part of both; a decoder's are one already."""
+    """vLLM 0.9 kept them apart. Each die has a shard of both; a decoder's are already one weight."""
     prefix, rest = "visual.blocks.0.mlp.", ((0, 4),) if kind == "weight" else ()
     gate, up = (Shard(f"{prefix}{name}.{kind}", ((6, 12), *rest), f"{prefix}{name}.{kind}")
                 for name in ("gate_proj", "up_proj"))  # fmt: skip
@@ -158,7 +158,7 @@ def test_first_projections_of_a_vision_tower_lie_in_one_weight(kind):
     ],
 )
 def test_megatron_layers_of_either_kind_are_found(names):
-    """Megatron-core's own layers, and TransformerEngine's."""
+    """Check the names of Megatron-core's own layers and of TransformerEngine's."""
     expert, norm = (f"decoder.layers.0.{name}" for name in names)
     tensors = {expert: torch.empty(10, 4), norm: torch.empty(4)}
     grouped = LocalView((3, 4, 10), (1, (0, 4), (5, 10)), transposed=True)
@@ -174,7 +174,7 @@ def test_megatron_layers_of_either_kind_are_found(names):
 
 @pytest.mark.parametrize(("tp", "cut"), [(1, False), (2, True), (4, True), (2, False)])
 def test_first_projections_are_found_where_this_model_keeps_them(tp, cut):
-    """Megatron-core cuts their rows over tensor parallel ranks, TransformerEngine's layers keep them whole."""
+    """Megatron-core shards their rows over tensor-parallel ranks; TransformerEngine's layers keep them whole."""
     prefix, rows, columns = "decoder.layers.1.self_attention.", {"q": 8, "kv": 4}, 6
     placement = TrainPlacement(tp, 1, 1, 2, (2,))
     names = {"q": ("q_a_proj", "linear_q_down_proj"), "kv": ("kv_a_proj_with_mqa", "linear_kv_down_proj")}
@@ -204,7 +204,7 @@ def test_first_projections_are_found_where_this_model_keeps_them(tp, cut):
 @pytest.mark.parametrize(("tp", "dp", "experts_parallel"), [(1, 1, False), (2, 1, True), (2, 3, True), (4, 2, False)])
 @pytest.mark.parametrize("shared", [None, "whole", "cut"])
 def test_worker_describes_its_placement_and_weights(monkeypatch, tp, dp, experts_parallel, shared):
-    """Two shared experts of width 6, whole on each tensor parallel rank, cut over them, or none."""
+    """Try two shared experts of width 6, whole on each tensor-parallel rank or sharded over them, and none."""
     from verl_plugin.alltoallv import worker as module
 
     model, width = nn.Module(), 12

@@ -1,4 +1,4 @@
-"""A rank that fails in an update: the others name it in time, and no worker samples from what it left."""
+"""If a rank fails in an update, the others name it in time, and no worker samples from incomplete weights."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(folder: Path, way: str) -> list[dict[str, Any]]:
-    """What each surviving rank was told."""
+    """Run the ranks with a fault, and return the results of each surviving rank."""
     (folder / "way.txt").write_text(way)
     run_ranks("tests.stack_2026.verl_plugin.failing_program", WORLD, folder, timeout=240)
     found = [json.loads((folder / f"failing.{rank}.json").read_text()) for rank in SURVIVORS]

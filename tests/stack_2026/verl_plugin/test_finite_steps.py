@@ -14,17 +14,17 @@ SKIPPED = {"error": "", "counted": 1, "norm is finite": False, "changed": False,
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks found."""
+    """Results of each of two ranks."""
     folder = tmp_path_factory.mktemp("finite")
     write_checkpoint("qwen3moe", folder / "qwen3moe")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         run_ranks("tests.stack_2026.verl_plugin.finite_steps_program", 2, folder, timeout=300)
     return [json.loads((folder / f"finite.{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_update_with_nonfinite_gradients_skipped_everywhere(ranks):
-    """One element of one rank: dense, of an expert, or all finite and only their norm is not."""
+    """Spoil one element on one rank, of a dense weight or an expert, or overflow only the norm of finite gradients."""
     for found in ranks:
         assert found["parts"] == 2
         assert found["first"] == found["next"] == STEPPED
@@ -44,7 +44,7 @@ def test_nonfinite_weights_named_after_a_skipped_update(ranks):
 
 
 def test_upstream_steps_to_weights_that_are_nan(ranks):
-    """The control. Upstream counts nothing."""
+    """Control: verl's own engine steps, and counts nothing."""
     for found in ranks:
         first, second = found["stock"]
         assert first == STEPPED | {"counted": None}

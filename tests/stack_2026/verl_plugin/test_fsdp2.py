@@ -1,4 +1,4 @@
-"""FSDP2's shards to the rollout's layout: exact against transformers' files, at the byte bound, in two buckets."""
+"""Resharding from FSDP2 to the rollout's layout matches transformers' files, with minimal bytes and two buckets."""
 
 import json
 from pathlib import Path
@@ -22,14 +22,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=sorted(CASES))
 def found(request: pytest.FixtureRequest, checkpoints: Path) -> list[dict[str, Any]]:
-    """What each rank found, by the name of the case."""
+    """Results of each rank, by name of the case."""
     world = request.param
     run_ranks("tests.stack_2026.verl_plugin.fsdp_program", world, checkpoints, timeout=300)
     return [json.loads((checkpoints / f"{world}.{rank}.json").read_text()) for rank in range(world)]
 
 
 def cases_of(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """For each case its ranks."""
+    """Return the results of all ranks for each case."""
     return [[rank[case.name] for rank in found] for case in CASES[len(found)]]
 
 
@@ -39,7 +39,11 @@ def test_every_rollout_weight_is_that_of_transformers(found):
 
 
 def test_bytes_received_are_the_bound_and_senders_share(found):
-    """Of a shard that one rank alone holds, that rank sends everything: what it owes decides how even senders are."""
+    """Check bytes received, and how evenly they are sent.
+
+    A shard that only one rank has is sent by that rank alone, so the layout decides the balance. Replicas, or two
+    ranks, share the sending evenly.
+    """
     for case, ranks in zip(CASES[len(found)], cases_of(found), strict=True):
         assert [rank["bytes_received"] for rank in ranks] == [rank["bound"] for rank in ranks]
         sent = [rank["bytes_sent"] for rank in ranks]
@@ -52,7 +56,7 @@ def test_bytes_received_are_the_bound_and_senders_share(found):
 def test_two_buckets_of_memory_and_few_collectives(found):
     for ranks in cases_of(found):
         for rank in ranks:
-            # The allocator of a device rounds each block up to 512 bytes.
+            # The device's allocator rounds each block up to 512 bytes.
             assert rank["peak"] <= rank["staging_bytes"] + 4 * 512 <= 2 * BUCKET + 4 * 512
             assert rank["collectives"] <= MOST_COLLECTIVES
 

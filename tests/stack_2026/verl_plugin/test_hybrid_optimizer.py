@@ -1,4 +1,4 @@
-"""An optimizer on the host (`optimizer_cpu_offload`) resumes bit for bit; each fault turns a check red."""
+"""An optimizer on the host (`optimizer_cpu_offload`) resumes bit for bit; each planted fault is detected."""
 
 import json
 import shutil
@@ -22,26 +22,26 @@ JOB = "deepseek_v3_671b_256_dies"
 MODEL = "deepseek"
 FAULTS = (STEPS, "exp_avg", "exp_avg_sq", "param")
 OPTIONS = dict(compose_job(JOB).actor_rollout_ref.actor.optim.override_optimizer_config)
-"""Those of the job of 256 dies."""
+"""Optimizer options of the 256-die job."""
 WITHOUT: dict[str, Any] = {"optimizer": {}, "leaves": True}
-"""The same in bfloat16 with all of the optimizer on the dies."""
+"""The same training in bfloat16, with the whole optimizer on the dies."""
 HALF = {"optimizer_offload_fraction": 0.5}
 ON_DIES = {"use_precision_aware_optimizer": False}
-"""The float32 weights are on the dies too, as copies of the host's."""
+"""Float32 weights are on the dies too, as copies of the host's."""
 LOADED, UPDATES = 3, 2
-"""Of `hybrid_program`."""
+"""Numbers of updates in `hybrid_program`: those that it loads, and those that it makes."""
 TENSORS = {"tensor_model": 2, "expert_model": 1, "expert_tensor": 2}
 
 
 def on_host(**other: Any) -> dict[str, Any]:
-    """A task's options: the job's, whose parameters and state leave the dies after each pass."""
+    """Return a task's options: the job's, with parameters and state offloaded after each pass."""
     return {"optimizer": OPTIONS | other, "leaves": True}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         made = Runs(tmp_path_factory.mktemp("hybrid"))
         reference = Reference(made.folder / MODEL)
         for number in range(1, SAVED + 1):
@@ -74,7 +74,11 @@ def carry_out_all(runs: Runs) -> None:
 
 
 def steps(runs: Runs, name: str) -> int:
-    """Updates of every weight of all ranks; CheckpointError where they differ."""
+    """Return the number of updates of the weights on all ranks.
+
+    Raises:
+        CheckpointError: The weights have different numbers of updates.
+    """
     shapes = table_for(read_object(runs.folder / MODEL / "config.json")).shapes
     return steps_of(open_training_files(runs.folder / name, shapes))
 
@@ -117,7 +121,7 @@ def test_checkpoint_of_2025_is_loaded_whole(runs):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_in_loading_changes_states_and_weights(runs, fault):
-    """The state that was not loaded differs, and so do weights after the next updates."""
+    """Check that the state that was not loaded differs, and that weights differ after the next updates."""
     name = f"host_{fault}"
     if fault == STEPS:
         assert steps(runs, f"{name}.loaded") != SAVED
@@ -134,7 +138,7 @@ def test_updates_counted_in_a_group_go_on(tmp_path):
 
 
 def test_host_updates_as_the_dies_do(runs):
-    """All updates, in kernels of their own: bit for bit wherever the host makes them, and rounded alike on the dies."""
+    """Compare all updates: bit for bit between two runs on the host, and within rounding with the dies' kernels."""
     host, weights, dies = (runs.states(f"{name}.last", MODEL) for name in ("host", "weights", "dies"))
     assert all(torch.equal(host[name], weights[name]) for name in host)
     assert max((host[name] - dies[name]).abs().max().item() for name in host) < 1e-6

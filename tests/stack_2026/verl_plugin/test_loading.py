@@ -1,4 +1,4 @@
-"""A rank that cannot read a checkpoint ends the load on all ranks: none waits for it in a collective."""
+"""A rank that cannot read a checkpoint ends the load on all ranks, so that none waits for it in a collective."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def fail(*_: Any) -> None:
 
 @pytest.fixture
 def told(monkeypatch) -> list[str]:
-    """What this rank, one of two, tells the other at each agreement."""
+    """The errors that this rank, one of two, sends to the other at each agreement; empty texts are successes."""
     said: list[str] = []
 
     def gather(into: list[Any], own: str) -> None:
@@ -59,7 +59,7 @@ def test_fault_of_another_rank_ends_the_load_here(monkeypatch):
 
 
 def warmed_up() -> Any:
-    """A schedule of two groups of parameters, with another rate at each of its first steps."""
+    """Make a schedule for two parameter groups, whose learning rates change at each of the first steps."""
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     groups = [{"params": [each], "lr": rate} for each, rate in zip(parameters, (1e-3, 5e-4), strict=True)]
     rules = [lambda step: min(1.0, step / 9), lambda step: 0.9**step]
@@ -95,7 +95,7 @@ def test_schedule_of_megatron_counts_from_the_beginning():
 
 
 class UpstreamManager:
-    """verl's manager, which records its calls."""
+    """Stand-in for verl's manager that records its calls."""
 
     model, optimizer, lr_scheduler = "model", "optimizer", "schedule"
 
@@ -108,7 +108,7 @@ class UpstreamManager:
 
 @pytest.mark.parametrize(("saved", "loads"), [(None, "verl"), (2, "verl"), (3, "other ranks"), (1, "other ranks")])
 def test_checkpoint_goes_to_whoever_can_load_it(monkeypatch, tmp_path, told, saved, loads):
-    """Two ranks: verl loads what as many have saved, and what no FSDP engine saved."""
+    """On two ranks, verl loads checkpoints that two ranks saved, and those that no FSDP engine saved."""
     folder, manager, filled = tmp_path / "global_step_12" / "actor", UpstreamManager(), []
     folder.mkdir(parents=True)
     if saved:

@@ -1,4 +1,4 @@
-"""Megatron-core's parameters to the rollout's layout, spread over ranks in several ways: as of `test_fsdp2`."""
+"""Resharding from Megatron-core's layouts to the rollout's, with the checks of `test_fsdp2`."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, write_models
 
-# Those of `megatron_program`, whose import would set up Megatron in this process.
+# Runs of `megatron_program` and their numbers of ranks; importing it would set up Megatron in this process.
 RUNS = {"one": 1, "experts": 2, "experts over four": 4, "tensors": 2, "tensors and layers": 4}
 MOST_SENT, MOST_COLLECTIVES = 1.05, 40
 
@@ -23,7 +23,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("name", "world"), RUNS.items())
 def test_weights_are_transformers_and_upstreams_at_the_bound(checkpoints, monkeypatch, name, world):
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
     (checkpoints / "run.txt").write_text(name)
     run_ranks("tests.stack_2026.verl_plugin.megatron_program", world, checkpoints, timeout=400)
     ranks = [json.loads((checkpoints / f"megatron.{name}.{rank}.json").read_text()) for rank in range(world)]
@@ -33,7 +33,7 @@ def test_weights_are_transformers_and_upstreams_at_the_bound(checkpoints, monkey
 
 
 def check(ranks: list[dict[str, Any]], even: bool) -> None:
-    """even: whether all ranks own as much; stages do not, as one has the embedding and one the output layer."""
+    """Check weights, bytes and memory. `even`: all ranks have as much; stages do not (embedding, output layer)."""
     assert [rank["first"] + rank["second"] + rank["upstream"] + rank["moved"] for rank in ranks] == [[]] * len(ranks)
     assert [rank["bytes_received"] for rank in ranks] == [rank["bound"] for rank in ranks]
     sent = [rank["bytes_sent"] for rank in ranks]

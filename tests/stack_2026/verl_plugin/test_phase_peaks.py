@@ -1,4 +1,4 @@
-"""Each phase of a step has the memory that it takes, beside what other processes of the die hold."""
+"""Each phase of a step reports its own memory peak, including memory of other processes on the die."""
 
 import json
 from typing import Any
@@ -10,19 +10,19 @@ from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.phase_peaks_program import CYCLES, ENGINES, NEIGHBOUR_BYTES, PHASES, PLANTED_BYTES
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
-# torch's allocator takes memory from a die in segments of at most 20 MiB beyond what large tensors need.
+# torch's allocator reserves die memory in segments of at most 20 MiB beyond what large tensors need.
 SEGMENTS = 40 << 20
 STEPS = [(engine, planted) for engine in ENGINES for planted in PHASES]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks found."""
+    """Results of each of two ranks."""
     folder = tmp_path_factory.mktemp("peaks")
     for model in {case.model for case in ENGINES.values()}:
         write_checkpoint(model, folder / model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
         run_ranks("tests.stack_2026.verl_plugin.phase_peaks_program", 2, folder, timeout=300)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
@@ -35,7 +35,7 @@ def peaks(rank: dict[str, Any], engine: str, planted: str) -> dict[str, int]:
 
 @pytest.mark.parametrize(("engine", "planted"), STEPS)
 def test_tensor_shows_in_the_phase_that_holds_it_alone(ranks, engine, planted):
-    """Rank 1 has it; the metrics of both are those of the fullest die."""
+    """Rank 1 allocates the tensor; both ranks report the metrics of the fullest die."""
     for rank in ranks:
         found, plain = peaks(rank, engine, planted), peaks(rank, engine, "none")
         assert found.pop(planted) - plain.pop(planted) > PLANTED_BYTES - (8 << 20)
@@ -44,7 +44,7 @@ def test_tensor_shows_in_the_phase_that_holds_it_alone(ranks, engine, planted):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_peaks_are_the_emulated_dies_own(ranks, engine):
-    """The die's meter has this process's memory by segments, and nothing of the other process."""
+    """The die's meter counts this process's memory in segments, and excludes the other process."""
     for planted in ("none", *PHASES):
         found = peaks(ranks[0], engine, planted)
         for phase in PHASES:
@@ -58,7 +58,7 @@ def test_nothing_is_left_that_was_not_at_the_peak(ranks, engine):
     for phase in (*PHASES, "idle"):
         left, peak = metrics[ALLOCATED_BYTES_PREFIX + phase], metrics[PEAK_BYTES_PREFIX + phase]
         assert NEIGHBOUR_BYTES < left <= peak
-    assert "memory/peak_bytes/rollout" not in metrics  # no worker has been there
+    assert "memory/peak_bytes/rollout" not in metrics  # no worker has run that phase
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -67,5 +67,5 @@ def test_fifty_departures_of_training_leave_no_memory_behind(ranks, engine):
         rows = rank[engine]["cycles"]
         assert rows == rows[:1] * CYCLES and rank[engine]["same"]
         away, _, back, _ = rows[0]
-        assert away < back  # what stays is the reference
-        assert len({tuple(row) for row in rank[engine]["leaks"]}) == 3  # a tensor kept in each would show
+        assert away < back  # only the reference stays
+        assert len({tuple(row) for row in rank[engine]["leaks"]}) == 3  # control: a leaked tensor shows up

@@ -1,4 +1,4 @@
-"""Two keys of verl switch the hand-over on; without them verl is as it was."""
+"""Two keys of verl enable the hand-over; without them verl is unchanged."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ for backend in ("fsdp2", "fsdp", "megatron"):
     print(backend, EngineRegistry.get_engine_cls("language_model", backend).__name__)
 """
 
-# The class that verl takes, and whether the methods of both extensions are in it.
+# Prints the class that verl uses, and whether it has the methods of both extensions.
 BOTH = """
 import verl_plugin.megatron_core, verl_plugin.megatron_float32, verl_plugin.alltoallv.engines
 from verl.workers.engine import EngineRegistry, MindspeedEngineWithLMHead
@@ -25,7 +25,7 @@ print(*(base.__name__ for base in engine.__mro__[:4]), issubclass(engine, Mindsp
 
 
 def engines_with(module: str) -> dict[str, str]:
-    """The engine of each backend in a fresh process that has imported `module`."""
+    """Return the engine class of each backend in a fresh process that has imported `module`."""
     command = [sys.executable, "-W", "ignore", "-c", ENGINES.format(module=module)]
     run = subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=300, check=True)
     rows = [line.split() for line in run.stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""Answers have seeds of their own, and come in the order of their prompts whatever their random names are."""
+"""Each answer has its own seed, and answers come in the order of their prompts regardless of their random names."""
 
 import asyncio
 import copy
@@ -38,7 +38,7 @@ def test_each_answer_has_a_seed_of_its_own():
 
 
 def test_each_turn_of_an_answer_draws_with_its_own_seed():
-    """Of two answers at once, whose turns alternate; the loop has a copy of the client, as Hydra hands it."""
+    """Generate two answers at once with alternating turns; the loop gets a copy of the client, as from Hydra."""
     asked: dict[int, list[int]] = {1: [], 2: []}
 
     class Client:
@@ -66,7 +66,7 @@ def test_each_turn_of_an_answer_draws_with_its_own_seed():
 
 
 def buffer_of(monkeypatch, items, sampler_kwargs) -> OrderedReplayBuffer:
-    """The buffer over a queue that holds these names and tags."""
+    """Make a replay buffer over a queue that has these names and tags."""
     queue = SimpleNamespace(kv_list=lambda *_: {"train": dict(items)}, kv_clear=lambda **_: None)
     monkeypatch.setattr(upstream, "tq", queue)
     monkeypatch.setattr(replay_buffer, "tq", queue)
@@ -78,7 +78,7 @@ def buffer_of(monkeypatch, items, sampler_kwargs) -> OrderedReplayBuffer:
 
 @pytest.fixture(params=range(3))
 def batch(request, monkeypatch) -> KVBatchMeta:
-    """Of prompts with random names, whose answers arrived in a random order."""
+    """A batch of prompts with random names, whose answers arrived in random order."""
     chosen = random.Random(request.param)
     names = [f"{chosen.getrandbits(64):x}" for _ in range(PROMPTS)]
     prompts = {
@@ -102,7 +102,7 @@ def test_answers_come_in_the_order_of_their_prompts(batch):
 @pytest.mark.parametrize("asked", [1, 5, 9, 12])
 @pytest.mark.parametrize("seed", range(3))
 def test_prompts_come_by_step_and_in_the_order_of_each(monkeypatch, asked, seed):
-    """More have finished than are asked for, of several steps; the naive reference is a list."""
+    """Finish more prompts than are asked for, from several steps, and compare with a sorted list."""
     chosen = random.Random(seed)
     expected = [(step, place) for step in (2, 3, 10) for place in range(4)]
     names = {f"{chosen.getrandbits(64):x}": each for each in expected}
@@ -128,7 +128,7 @@ CONFIG = SimpleNamespace(
 
 @pytest.mark.parametrize("validate", [False, True])
 def test_worker_samples_each_answer_by_step_place_and_number(monkeypatch, validate):
-    """verl's own way from a prompt to its answers, which are not generated."""
+    """Run verl's own code from a prompt to its answers, without generating them."""
     asked: dict[str, list[int]] = {}
 
     async def answer(worker, sampling_params, trajectory, *, uid, session_id, **named):
@@ -139,7 +139,7 @@ def test_worker_samples_each_answer_by_step_place_and_number(monkeypatch, valida
     async def put(**_):
         pass
 
-    # Ray has given its subclass of verl's worker methods of its own.
+    # Ray's subclass of verl's worker adds methods of its own.
     monkeypatch.setattr(AgentLoopWorkerTQ.__ray_metadata__.modified_class, "_run_agent_loop", answer)
     monkeypatch.setattr(agent_loop_tq, "tq", SimpleNamespace(async_kv_put=put))
     worker = object.__new__(SeededAgentLoopWorker)

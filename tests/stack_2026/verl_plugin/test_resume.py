@@ -1,4 +1,4 @@
-"""Engines resume bit for bit, on any layout, and from checkpoints of the stack 2025; each fault turns a check red."""
+"""Engines resume bit for bit, on any layout, and from checkpoints of the stack 2025; each planted fault is detected."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ STATES = ("master", "exp_avg", "exp_avg_sq")
 
 
 class Runs:
-    """The tasks of all tests, carried out by as few groups of ranks as there are layouts."""
+    """The tasks of all tests, run by one group of ranks per layout."""
 
     program = "tests.stack_2026.verl_plugin.resume_program"
 
@@ -42,11 +42,11 @@ class Runs:
         return task | more
 
     def save(self, backend: str, model: str, name: str = "", **more: Any) -> dict[str, Any]:
-        """Updates, a save, and more updates."""
+        """Return a task that updates, saves, and updates again."""
         return self.task(backend, name or backend, model, save_at=SAVED, save=self.step(name or backend), **more)
 
     def load(self, backend: str, name: str, source: str | Path, **more: Any) -> dict[str, Any]:
-        """Going on behind a save."""
+        """Return a task that continues from a checkpoint."""
         return self.task(backend, name, load=str(source), first=SAVED + 1, **more)
 
     def step(self, name: str) -> str:
@@ -56,7 +56,7 @@ class Runs:
         return json.loads((self.folder / f"{name}.{rank}.json").read_text())
 
     def states(self, name: str, model: str) -> dict[str, torch.Tensor]:
-        """The full tensors that a task's ranks held."""
+        """Return the full tensors of a task's ranks."""
         shapes = table_for(read_object(self.folder / model / "config.json")).shapes
         sources = open_training_files(self.folder / name, shapes).sources
         found = {}
@@ -74,21 +74,21 @@ class Runs:
 
 
 def apart(found: dict[str, torch.Tensor], wanted: dict[str, dict[str, torch.Tensor]]) -> float:
-    """How far weights are at most from those of the reference."""
+    """Return the largest difference of weights to the reference's."""
     return max((found[f"master/{name}"] - value.view(found[f"master/{name}"].shape)).abs().max().item()
                for name, value in wanted["master"].items())  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """By model: the loss behind the save and the states behind the update after it."""
+    """By model: the loss after the save, and the states after the next update."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, references: dict[str, Any]) -> Runs:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         made = Runs(tmp_path_factory.mktemp("resume"))
         for model in ("qwen3", "deepseek"):
             reference = Reference(made.folder / model)
@@ -105,7 +105,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, references: dict[str, Any]) -
 
 
 def plant(runs: Runs, states: dict[str, dict[str, torch.Tensor]]) -> None:
-    """Checkpoints of the stack 2025 with a fault each."""
+    """Write checkpoints of the stack 2025 with one fault each."""
     swapped = states | {"exp_avg": states["exp_avg_sq"], "exp_avg_sq": states["exp_avg"].copy()}
     swapped["exp_avg_sq"] = {name: value.abs() for name, value in swapped["exp_avg_sq"].items()}
     write_checkpoint_of_2025(Path(runs.step("swapped")), swapped, SAVED)

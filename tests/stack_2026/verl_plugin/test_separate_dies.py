@@ -1,4 +1,4 @@
-"""verl's checkpoint engine `alltoallv`: exact against transformers' files, each byte once to the die that serves it."""
+"""verl's checkpoint engine `alltoallv` delivers transformers' weights, and each byte once to the die that serves it."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(folder: Path, name: str, silent: tuple[int, ...] = ()) -> list[dict[str, Any]]:
-    """What each rank found, those that train first."""
+    """Run a layout, and return the results of each rank, training ranks first."""
     (folder / "run.txt").write_text(name)
     world = sum(map(int, name.rpartition(".")[2].split("+")))
     run_ranks(PROGRAM, world, folder, timeout=300)
@@ -35,7 +35,7 @@ def two_and_two(checkpoints: Path) -> list[dict[str, Any]]:
 
 
 def check(ranks: list[dict[str, Any]], trainers: int, even: bool = True) -> None:
-    """What holds for every case."""
+    """Check a case's weights, bytes, memory and collectives."""
     assert [rank["first"] + rank["second"] + rank["moved"] for rank in ranks] == [[]] * len(ranks)
     assert [rank["bytes_received"] for rank in ranks] == [rank["bound"] for rank in ranks]
     assert all(rank["bound"] == 0 for rank in ranks[:trainers]) and all(rank["bound"] for rank in ranks[trainers:])
@@ -45,7 +45,7 @@ def check(ranks: list[dict[str, Any]], trainers: int, even: bool = True) -> None
     assert not even or max(sent) * len(sent) <= MOST_SENT * sum(sent)
     assert [rank["metrics"]["alltoallv/bytes_sent"] for rank in ranks[:trainers]] == sent
     for rank in ranks:
-        # The allocator of a device rounds each block up to 512 bytes.
+        # The device's allocator rounds each block up to 512 bytes.
         assert rank["peak"] <= rank["staging_bytes"] + 4 * 512 <= 2 * BUCKET + 4 * 512
         assert rank["collectives"] <= MOST_COLLECTIVES
 
@@ -66,8 +66,8 @@ def test_sides_may_differ_in_size(checkpoints, name, trainers):
 
 @pytest.mark.parametrize("name", ["megatron112.2+2", "megatron211.2+1", "megatron121.2+1"])
 def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch, name):
-    """Experts, tensors or layers over two dies; of stages one has more than the other."""
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    """Split experts, tensors or layers over two dies. Pipeline stages send different amounts."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
     found = ran(checkpoints, name)
     assert len(found[0]) == 2
     for case in found[0]:
@@ -76,8 +76,8 @@ def test_megatron_sends_from_dies_of_its_own(checkpoints, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["nodes2.2+2", "megatron121.nodes2.2+2"])
 def test_weights_that_two_dies_of_a_node_need_enter_it_once(checkpoints, monkeypatch, name):
-    """Both workers are on one node, and pass on to each other what is not theirs alone."""
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asserts it
+    """Both workers are on one node, and forward to each other the weights that both need."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
     found = ran(checkpoints, name)
     for case in (case for case in found[0] if case != "fails"):
         ranks = [rank[case] for rank in found]

@@ -1,4 +1,4 @@
-"""What a sleeping vLLM worker keeps: all that is in use in the pool of weights, but for what an update writes whole."""
+"""A sleeping vLLM worker keeps the used blocks of the weight pool, except those that an update fully rewrites."""
 
 import sys
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ POOL = [Block(1 << 20, 1 << 12), Block(1 << 21, 1 << 12)]
 
 
 class At(torch.Tensor):
-    """A tensor that says it lies at another address."""
+    """A tensor that reports another address."""
 
     address: int
 
@@ -31,7 +31,7 @@ def tensor_at(address: int, elements: int) -> torch.Tensor:
 
 
 def segment(address: int, blocks: list[tuple[int, int, str]]) -> dict:
-    """blocks: size, the part of it that was asked for, and state, one behind the other."""
+    """Make a segment of consecutive blocks, given as (size, requested size, state)."""
     listed, position = [], address
     for size, requested, state in blocks:
         listed.append({"address": position, "size": size, "requested_size": requested, "state": state})
@@ -90,7 +90,7 @@ def test_kept_and_given_up_are_all_that_is_in_use(drawn):
 
 @given(st.data())
 def test_kept_blocks_are_those_of_a_naive_reading(data):
-    """Segments within pools, at their ends and outside; tensors at any block, several at one, in any order."""
+    """Draw segments within pools, at their ends and outside, and tensors at any block, several at one, in any order."""
     pools = [Block(1 << 12, 512), Block(1 << 13, 64)]
     places = st.sampled_from([(1 << 12) - 64, 1 << 12, (1 << 12) + 64, (1 << 12) + 448, (1 << 12) + 512, 1 << 13])
     states = st.sampled_from(["inactive", "active_allocated"])
@@ -110,7 +110,7 @@ def test_kept_blocks_are_those_of_a_naive_reading(data):
 
 
 class Device:
-    """Memory of a device, which a worker that sleeps loses: bytes by address, and what is copied."""
+    """A fake device whose memory is lost in sleep; records bytes by address, copies and calls."""
 
     def __init__(self, monkeypatch) -> None:
         self.bytes: dict[int, bytes] = {}
@@ -157,7 +157,7 @@ def sleeper_of(
 
 
 def test_every_kept_block_comes_back_where_it_was(device):
-    """Blocks of several sizes, twice, the second time more of them; what an update writes is given up."""
+    """Sleep and wake twice with blocks of several sizes, more of them the second time; the rewritten one is lost."""
     sleeper, worker, discarded = sleeper_of(device, [])
     for sizes in ([3, 50, 7], [64, 1, 2, 90]):
         device.bytes = {1000 * place + 8: bytes([place + 1]) * size for place, size in enumerate(sizes)}
@@ -182,7 +182,7 @@ def test_worker_sleeps_as_upstream_without_a_known_update(device):
     device.blocks, device.bytes = [Block(8, 4)], {8: b"abcd"}
     sleeper, worker, discarded = sleeper_of(device, [])
     worker.sleep()
-    worker.sleep(level=1)  # verl asks a second time
+    worker.sleep(level=1)  # verl calls it a second time
     assert (device.slept[1:], len(discarded)) == ([2, 1], 1)
     worker.wake_up()
     assert device.bytes == {8: b"abcd"} and sleeper.kept_bytes == 0

@@ -1,4 +1,4 @@
-"""Folders of steps: a complete one is found, and one of an ended save is named and passed over."""
+"""The latest complete folder of a step is found, and one of an interrupted save is named and skipped."""
 
 import pytest
 
@@ -104,7 +104,7 @@ def test_settings_that_lose_checkpoints_or_order_rejected(tmp_path, change, says
 
 
 def on_host(checkpoints, libraries, reshardable=True, **changes):
-    """A job on Megatron-core whose optimizer is the host's."""
+    """Return a Megatron-core job's configuration with the optimizer on the host."""
     found = config(checkpoints, "disable", **changes)
     found["actor_rollout_ref"] |= {
         "model": {"external_lib": libraries},

@@ -1,4 +1,4 @@
-"""A tokenizer with which verl's agent loop ends is rejected before Ray starts, by the error that its worker has."""
+"""A tokenizer that would end verl's agent loop is rejected before Ray starts, with the error of the worker."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ NONE = "{% for message in messages %}{% endfor %}"
 
 
 def write_model(folder: Path, family: str, end: str | None = None, template: str | None = "own") -> Path:
-    """A folder as published: a config.json, and a tokenizer whose end token has a name, by default the published."""
+    """Write a model folder: config.json, and a tokenizer whose end token is named `end`, by default as published."""
     tokenizer = build_tokenizer(end or PUBLISHED_ENDS[family])
     if template != "own":
         tokenizer.chat_template = template
@@ -29,7 +29,7 @@ def write_model(folder: Path, family: str, end: str | None = None, template: str
 
 
 def error_of_a_worker(folder: Path, family: str) -> str:
-    """What verl's own agent loop raises with a folder's tokenizer; empty where it starts."""
+    """Return the error of verl's own agent loop with a folder's tokenizer, or "" if it starts."""
     from verl.utils.tokenizer import hf_tokenizer
 
     config = SimpleNamespace(

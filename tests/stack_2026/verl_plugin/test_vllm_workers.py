@@ -1,4 +1,4 @@
-"""vLLM's own workers take weights from FSDP2 ranks on their dies: what they generate is what transformers does."""
+"""vLLM's own workers take weights from FSDP2 ranks on their dies, and generate the tokens that transformers does."""
 
 import dataclasses
 import json
@@ -16,11 +16,11 @@ from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
 pytestmark = pytest.mark.slow
 CASES = [
-    # Absorbed weights of MLA, a dense layer, experts; through verl's bucket.
+    # Absorbed weights of MLA, a dense layer and experts, through verl's bucket.
     Case("deepseek", cycles=50),
-    # Experts over two dies, which are awoken transposed; verl hands the staging memory itself over.
+    # Experts over two dies, which are transposed on waking; verl hands over the staging memory itself.
     Case("qwen3moe", dies=2, experts_parallel=True, bucket=1),
-    # A vision tower, whose heads and widths are cut over the dies.
+    # A vision tower, whose heads and widths are sharded over the dies.
     Case(IMAGES, dies=2),
 ]
 FORGETFUL = dataclasses.replace(CASES[0], cycles=0, keeps=False)
@@ -30,7 +30,7 @@ SHIFTED = dataclasses.replace(CASES[2], shifted=True)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the workers of all cases wrote what they generated."""
+    """The folder with the results of the workers of all cases."""
     made = tmp_path_factory.mktemp("workers")
     cases = [*CASES, FORGETFUL, COPYING, SHIFTED]
     for model in {case.model for case in cases} - {IMAGES}:
@@ -55,12 +55,12 @@ def test_tokens_after_each_update_are_those_of_transformers(folder, case):
     for update, expected in enumerate(all_expected):
         assert [len(tokens) for tokens in expected] == [TOKENS] * len(PROMPTS)
         assert [worker["tokens"] for worker in served(folder, case, update)] == [expected] * case.dies
-    assert all_expected[0] != all_expected[1]  # weights that did not arrive would show
+    assert all_expected[0] != all_expected[1]  # exposes weights that were not received
 
 
 @pytest.mark.parametrize("update", range(UPDATES))
 def test_weights_with_a_vision_tower_are_those_vllm_loads(folder, update):
-    """Bit for bit; the worker that writes a shard 16 bytes off reports it."""
+    """Compare bit for bit, and check that a worker that writes a shard 16 bytes off reports it."""
     assert [worker["differing"] for worker in served(folder, CASES[2], update)] == [[], []]
     errors = [(folder / f"{SHIFTED.name}.{die}.error").read_text() for die in range(SHIFTED.dies)]
     assert "weights differ from training's after update 1: visual.patch_embed.proj.weight" in errors[0]
@@ -82,7 +82,7 @@ def test_random_weights_are_not_sampled_from(folder):
 def test_a_worker_that_sleeps_copies_next_to_nothing(folder, case):
     before, after = ([worker["copied"] for worker in served(folder, case, update)] for update in range(UPDATES))
     weights = [worker["weights"] for worker in served(folder, case, 0)]
-    # Before the first update nobody knows what updates write, and upstream's way copies all.
+    # Before the first update it is unknown what updates write, so upstream's sleep copies everything.
     assert all(copied > size for copied, size in zip(before, weights, strict=True))
     assert all(0 < copied < size for copied, size in zip(after, weights, strict=True))
     assert all(copied < whole / 3 for copied, whole in zip(after, before, strict=True))
@@ -102,4 +102,4 @@ def test_without_what_no_update_writes_tokens_are_others(folder):
 def test_fifty_cycles_take_no_memory(folder):
     memory = json.loads((folder / f"{CASES[0].name}.0.memory.json").read_text())
     assert len(memory) == 50
-    assert memory == memory[:1] * 50  # bytes that torch has allocated and reserved, and those free on the die
+    assert memory == memory[:1] * 50  # bytes that torch has allocated and reserved, and free bytes on the die

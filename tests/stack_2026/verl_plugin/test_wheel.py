@@ -1,4 +1,4 @@
-"""The wheel `verl-alltoallv`: what it holds, and an update of verl's own engine with nothing else of this project."""
+"""The wheel `verl-alltoallv`: its files, and an update of verl's own engine with nothing else of this project."""
 
 import ast
 import email
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "verl_plugin" / "alltoallv"
 PROGRAM = Path(__file__).with_name("wheel_program.py")
-# Megatron models of the stack 2025, which the layouts of their families import where they build one.
+# Megatron models of the stack 2025, which the families only import to build a model.
 BUILDERS = ("post_training.models.megatron", "post_training.models.mindspeed")
-# No import names it: families are found in their folder.
+# No import names this file: families are discovered by folder.
 UNNOTICED = "post_training/models/qwen3.py"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the files that git knows, since building leaves files there; nothing is downloaded."""
+    """The wheel, built offline from a copy of the files known to git, since building leaves files behind."""
     sources, made = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "verl_plugin", "post_training"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and nothing else."""
+    """Folder with only the wheel installed."""
     folder = tmp_path_factory.mktemp("site")
     install = ["install", "-q", "--no-index", "--no-deps", "--target", str(folder), str(wheel)]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True, timeout=300)
@@ -60,7 +60,7 @@ def source(module: str) -> Path | None:
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Every module that a file may name in an import, and names in modules, which are none."""
+    """Yield every name that a file may import as a module; some are names inside modules."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -70,7 +70,7 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def closure() -> set[str]:
-    """The files that the plugin and the families of models need, by path in the checkout."""
+    """Return the files that the plugin and the model families need, by path in the checkout."""
     families = (ROOT / "post_training" / "models").glob("*.py")
     waiting = [f"verl_plugin.alltoallv.{file.stem}" for file in FOLDER.glob("*.py") if file.stem != "__init__"]
     waiting += [f"post_training.models.{file.stem}" for file in families if "\nFAMILY = " in file.read_text()]
@@ -109,14 +109,14 @@ def test_metadata_names_version_licence_and_needs(wheel):
 
 
 def test_installing_it_replaces_nothing(wheel):
-    """With verl among what it needs, pip would install another torch here."""
+    """If the wheel required verl, pip would install another torch here."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", str(wheel)]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert run.stdout.splitlines()[-1] == "Would install verl-alltoallv-0.1.0"
 
 
 def started(site: Path, checkpoint: Path) -> subprocess.Popen[str]:
-    """The program with the wheel on its path and no folder of this project."""
+    """Start the program with the wheel on its path, and no folder of this project."""
     kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path) != ROOT]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(site), *kept]),
@@ -129,7 +129,7 @@ def started(site: Path, checkpoint: Path) -> subprocess.Popen[str]:
 
 
 def test_update_with_the_wheel_alone_and_none_without_a_file(site, tmp_path):
-    """The second run lacks one file, and has to fail."""
+    """Control: the second run lacks one file and must fail."""
     write_checkpoint("qwen3", tmp_path / "qwen3")
     incomplete = tmp_path / "incomplete"
     shutil.copytree(site, incomplete)

@@ -1,10 +1,10 @@
-"""Two ranks of verl's own FSDP2 engine hand their weights over, with nothing of this project but its wheel.
+"""Hand weights over on two ranks of verl's own FSDP2 engine, with only this project's wheel installed.
 
     python wheel_program.py CHECKPOINT SITE
 
-It is started by its path, so that no folder of this project is on the path; SITE is the folder in which the wheel is
-installed. Prints the keys that the one line of configuration sets, and exits with 1 and a sentence for a weight that is
-not transformers'. Each rank has the stand-in of its die's vLLM worker, which serves the whole model.
+Start it by its path, so that sys.path has no folder of this project. SITE is the folder with the installed wheel.
+It prints the keys that the one line of configuration sets, and the weights that differ from transformers'; if any do,
+it exits with 1. Each rank has a stand-in for its die's vLLM worker, which serves the whole model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FUSED = {
 
 
 def configured() -> dict[str, object]:
-    """What the one line makes of verl's default configuration."""
+    """Return the keys that the one line of configuration sets in verl's default configuration."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         found = compose("ppo_trainer", overrides=["+weight_transfer=alltoallv"]).actor_rollout_ref
     engine = found.rollout.checkpoint_engine
@@ -45,7 +45,7 @@ def configured() -> dict[str, object]:
 
 
 def served(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """vLLM's weights of the whole model, in bfloat16, put together from transformers' file."""
+    """Return vLLM's bfloat16 weights of the whole model, assembled from transformers' file."""
     full = safetensors.torch.load_file(checkpoint / "model.safetensors")
     for layer in sorted({name.rpartition(".self_attn.")[0] for name in full if ".self_attn.q_proj." in name}):
         for fused, parts in FUSED.items():
@@ -55,7 +55,7 @@ def served(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def run(rank: int, checkpoint: Path, library: str) -> list[str]:
-    """One rank's update; returns the weights that differ."""
+    """Run one rank's update, and return the names of weights that differ."""
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl", rank=rank, world_size=WORLD)
     model = HFModelConfig(path=str(checkpoint), load_tokenizer=False, external_lib=library)
@@ -90,7 +90,7 @@ def run(rank: int, checkpoint: Path, library: str) -> list[str]:
 
 
 def main(checkpoint: Path, site: Path) -> int:
-    """Compose, then one update on forked ranks; returns the exit status."""
+    """Compose the configuration, run one update on forked ranks, and return the exit status."""
     keys = configured()
     print(json.dumps(keys), flush=True)
     import verl_plugin.alltoallv.engines

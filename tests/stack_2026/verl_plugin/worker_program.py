@@ -1,7 +1,7 @@
-"""Training ranks with FSDP2 and real vLLM workers on the same dies, without verl's trainer: two updates each.
+"""Run two updates between FSDP2 training ranks and real vLLM workers on the same dies, without verl's trainer.
 
 The first half of the ranks are vLLM's, the second half train. `main` runs one rank of the case that the environment
-names; the workers write to FOLDER how many of their tokens are transformers' with the weights of each update.
+names. After each update the workers write their tokens to FOLDER, and training those of transformers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.vllm_cases import import_once
 EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
 TOKENS, UPDATES, GREW = 8, 2, 1.25
 IMAGES = images_program.WIDE
-"""Reads images: the model and the prompts of `images_program`."""
+"""The model that reads images, with the prompts of `images_program`."""
 PROMPTS = [[1, 3, 10 + number, 40 + 3 * number, 17, *range(4, 4 + 5 * number)] for number in range(4)]
 
 
@@ -33,16 +33,16 @@ class Case:
     """One run.
 
     Attributes:
-        model: of `tests.stack_2026.vllm_ascend.models.MODELS`, or `IMAGES`.
-        dies: each has a worker and a training rank.
-        experts_parallel: in the rollout.
-        dtype: of the rollout; training holds float32.
-        shared_memory: verl's hand-over without IPC.
-        bucket: verl's own, in MiB.
-        discards: the worker gives its weights up when it sleeps, from the first update on.
-        keeps: and what no update writes is kept, as it should be.
-        cycles: of sleep and update that follow, in which nothing is generated.
-        shifted: the first worker reads a part of what comes from another die 16 bytes further on; one update.
+        model: Name in `tests.stack_2026.vllm_ascend.models.MODELS`, or `IMAGES`.
+        dies: Number of dies; each has a worker and a training rank.
+        experts_parallel: Whether the rollout uses expert parallelism.
+        dtype: The rollout's dtype; training uses float32.
+        shared_memory: Whether verl hands over through shared memory instead of IPC.
+        bucket: Size of verl's own bucket in MiB.
+        discards: Whether the worker discards its weights in sleep, from the first update on.
+        keeps: Whether it then keeps the memory that no update writes, as it should; False plants a fault.
+        cycles: Number of further cycles of sleep and update, without generation.
+        shifted: Whether the first worker reads part of another die's weights 16 bytes too far; makes one update only.
     """
 
     model: str
@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
 
 
 def engine_options(case: Case) -> dict[str, Any]:
-    """Arguments of vllm.LLM."""
+    """Return the arguments of vllm.LLM."""
     options: dict[str, Any] = {"load_format": "dummy", "enforce_eager": True, "enable_sleep_mode": True}
     if case.dies > 1:
         options |= {"tensor_parallel_size": case.dies, "distributed_executor_backend": "external_launcher"}
@@ -98,7 +98,7 @@ def engine_options(case: Case) -> dict[str, Any]:
 
 
 def serve(case: Case, folder: Path, place: int) -> None:
-    """A worker: takes each update after it slept, and generates."""
+    """Run a worker, which takes each update after sleeping, and then generates."""
     import torch
     from vllm import LLM, SamplingParams
 
@@ -140,7 +140,7 @@ def serve(case: Case, folder: Path, place: int) -> None:
 
 
 def sleep_and_take_update(llm: Any, case: Case) -> int:
-    """What verl does between two rollouts. Returns the bytes that sleeping copied to the host."""
+    """Sleep and take an update, as verl does between rollouts. Return the bytes that sleeping copied to the host."""
     from npu_emulator import meters
 
     before = meters.snapshot()["copies"]["device_to_host"]["bytes"]
@@ -153,14 +153,14 @@ def sleep_and_take_update(llm: Any, case: Case) -> int:
 
 
 def requests_of(case: Case, folder: Path) -> list[dict[str, Any]]:
-    """The requests to vLLM."""
+    """Return the requests to vLLM."""
     if case.model != IMAGES:
         return [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     return images_program.vllm_requests(processor_of(folder / case.model))[: len(PROMPTS)]
 
 
 def encoded_prompts(case: Case, folder: Path) -> list[dict[str, Any]]:
-    """The same prompts as transformers takes them."""
+    """Return the same prompts in the form that transformers takes."""
     import torch
 
     if case.model != IMAGES:
@@ -190,7 +190,7 @@ def differing_from_own_load(model: Any, checkpoint: Path, scale: float) -> list[
 
 
 def read_further_on() -> None:
-    """Let this worker write a part of what comes from other dies 16 bytes from where it belongs."""
+    """Make this worker read part of the weights from other dies 16 bytes too far."""
     from tests.stack_2026.verl_plugin.fsdp_program import FAULTS
     from verl_plugin.alltoallv import worker
 
@@ -210,7 +210,7 @@ def error_of_update(llm: Any, case: Case) -> str:
 
 
 def sampling_refused(llm: Any) -> str:
-    """What vLLM is told when it asks for logits now; empty if it gets them."""
+    """Return the error if vLLM asks for logits now, or "" if it gets them."""
     import torch
 
     try:
@@ -226,7 +226,7 @@ def driver_model(llm: Any) -> Any:
 
 
 def train(case: Case, folder: Path, place: int) -> None:
-    """A training rank: hands its weights over, lets them grow, and hands them over again."""
+    """Run a training rank, which hands its weights over, scales them, and hands them over again."""
     import torch
     import torch.distributed as dist
     import torch_npu  # noqa: F401
@@ -271,7 +271,7 @@ def train(case: Case, folder: Path, place: int) -> None:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """What FSDP2 shards by itself, as verl does: layers of the decoder, and of a vision tower."""
+    """Return the modules that are sharded one by one, as verl does: layers of the decoder and of a vision tower."""
     inner = model.model
     if not hasattr(inner, "visual"):
         return list(inner.layers)
@@ -287,7 +287,7 @@ def grow(model: Any) -> None:
 
 
 def greedy_tokens(model: Any, prompt: dict[str, Any], count: int = TOKENS) -> list[int]:
-    """Return the tokens that transformers chooses behind a prompt."""
+    """Return the tokens that transformers chooses after a prompt."""
     import torch
 
     given, length = dict(prompt), prompt["input_ids"].shape[1]
@@ -310,7 +310,7 @@ def wait_for(path: Path) -> None:
 
 
 def run(folder: Path, cases: list[Case]) -> None:
-    """Run cases one after another. Exits with an error when a rank failed."""
+    """Run cases one after another. Exit with an error if a rank failed."""
     import_once(IMPORTED_ONCE)
     for number, case in enumerate(cases):
         os.environ |= {

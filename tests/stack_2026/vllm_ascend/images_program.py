@@ -1,6 +1,9 @@
-"""Generates from images with unmodified vLLM 0.23 and vLLM-Ascend 0.23: tokens are compared with transformers'.
+"""Generate from images with unmodified vLLM 0.23 and vLLM-Ascend 0.23.
 
-``python -m tests.stack_2026.vllm_ascend.images_program FOLDER [NAME ...]`` runs cases as `program` does, or all.
+Compares the tokens with transformers'. Cases run as those of `program`; by
+default all of them:
+
+    python -m tests.stack_2026.vllm_ascend.images_program FOLDER [NAME ...]
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ IMPORTED_ONCE = (
     "vllm.model_executor.models.qwen2", "vllm.model_executor.models.qwen2_5_vl",
 )  # fmt: skip
 RANKS = {"tp1": 1, "tp2": 2}
-# The second has heads as wide as published, for which vLLM-Ascend calls another kernel for positions of three parts.
+# WIDE has heads of the published width, for which vLLM-Ascend calls another kernel for three-part positions (M-RoPE).
 TINY, WIDE = "qwen2.5vl", "qwen2.5vl-wide"
 PROMPTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One engine, in float32; attributes as of `program.Case`."""
+    """One engine in float32; attributes as in `program.Case`."""
 
     model: str = TINY
     layout: str = "tp1"
@@ -58,11 +61,11 @@ CASES = {
 
 
 def engine_options(case: Case) -> dict[str, Any]:
-    """What the case means as arguments of vllm.LLM."""
+    """Return the case's arguments of vllm.LLM."""
     options: dict[str, Any] = {"enforce_eager": case.graph == "eager"}
     if case.graph != "eager":
         options["compilation_config"] = {"cudagraph_mode": case.graph, "cudagraph_capture_sizes": CAPTURED_SIZES}
-    if case.sleeps:  # vLLM-Ascend refuses to wake with weights in tiles
+    if case.sleeps:  # vLLM-Ascend cannot wake with tiled weights
         options["additional_config"] = {"weight_nz_mode": 0}
     if case.chunks:
         options |= {"max_num_batched_tokens": 24, "enable_chunked_prefill": True}
@@ -77,7 +80,7 @@ def engine_options(case: Case) -> dict[str, Any]:
 
 
 def write_model(name: str, folder: Path) -> None:
-    """Write a random model with its processor. That of the wide one is transformers 5's own file, not as published."""
+    """Write a random model with its processor. The wide model's file is transformers 5's, not as published."""
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -97,11 +100,11 @@ def write_model(name: str, folder: Path) -> None:
 
 
 def weights_of(model: Any, served: Any, ranks: int, rank: int) -> dict[str, Any]:
-    """This rank's weights against the file's, in the layout by which alltoallv moves them.
+    """Compare this rank's weights with the file's, in the layout that alltoallv transfers.
 
     Returns:
-        `differing`: names of those with other bytes. `unplaced`: of those that the layout does not have. `elements`:
-        how many more the layout has than the rank.
+        `differing`: names of weights with other bytes. `unplaced`: names that the layout lacks. `elements`: how many
+        more elements the layout has than the rank.
     """
     import torch
 
@@ -130,7 +133,7 @@ def weights_of(model: Any, served: Any, ranks: int, rank: int) -> dict[str, Any]
 
 
 def flat_positions(tokens: Any) -> Any:
-    """Positions of text, [3, 1, tokens]: those of an image's patches are rows and columns."""
+    """Return positions as for text, [3, 1, tokens]; an image's patches would have rows and columns."""
     import torch
 
     return torch.arange(tokens.shape[1]).expand(3, 1, -1)
@@ -149,7 +152,7 @@ def main(folder: Path) -> None:
 
 
 def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
-    """Generate twice; the first rank compares with transformers, each its weights with the file's."""
+    """Generate twice. The first rank compares with transformers, and each rank its weights with the file's."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
     from vllm import LLM, SamplingParams
 
@@ -174,12 +177,12 @@ def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
 
 
 def image_prompts(processor: Any, seed: int = 0) -> list[tuple[str, list[Any]]]:
-    """The text of each prompt with its images; the texts are the same for each seed."""
+    """Return the text of each prompt with its images; the seed only changes the images."""
     return [(ask(processor, number, images), images) for number, images in enumerate(draw_images(seed))]
 
 
 def vllm_requests(processor: Any) -> list[dict[str, Any]]:
-    """The prompts as verl gives them to vLLM, with one token for each image."""
+    """Return the prompts as verl gives them to vLLM, with one token for each image."""
     return [
         {"prompt_token_ids": processor.tokenizer.encode(text), "multi_modal_data": {"image": images}}
         for text, images in image_prompts(processor)
@@ -187,13 +190,13 @@ def vllm_requests(processor: Any) -> list[dict[str, Any]]:
 
 
 def encoded_prompts(processor: Any, seed: int = 0) -> list[Any]:
-    """The prompts as transformers takes them."""
+    """Return the prompts in the form that transformers takes."""
     pairs = image_prompts(processor, seed)
     return [processor(text=[text], images=images, return_tensors="pt") for text, images in pairs]
 
 
 def comparisons(model: Any, processor: Any, outputs: list[Any], again: list[Any]) -> dict[str, Any]:
-    """Compare with transformers on the same images; and the controls: other images, and the positions of text."""
+    """Compare with transformers on the same images, and on the controls: other images, and text positions."""
     right = encoded_prompts(processor)
     return {
         "first": compare(model, right, outputs),
@@ -204,7 +207,7 @@ def comparisons(model: Any, processor: Any, outputs: list[Any], again: list[Any]
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Results of the first rank, and of all ranks what is wrong with the weights."""
+    """Return the first rank's results, with the wrong weights of all ranks."""
     wrong = ("differing", "unplaced")
     return parts[0] | {kind: [name for part in parts for name in part[kind]] for kind in wrong}
 
@@ -216,7 +219,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     os.environ["NPU_EMULATOR_DEVICES"] = str(max(RANKS.values()))
-    os.environ.pop("TORCHDYNAMO_DISABLE", None)  # a rehearsal traces nothing; pieces of a model are found by tracing it
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)  # rehearsals set it; piecewise graphs need tracing
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DISABLE_COMPILE_CACHE": "1"}
     os.environ["VLLM_CACHE_ROOT"] = str(options.folder / "compiled")
     import_once(IMPORTED_ONCE)

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the models that vLLM-Ascend 0.23 is held to, in transformers 5's configurations."""
+"""Tiny random checkpoints of the models that vLLM-Ascend 0.23 is tested with, in transformers 5's configurations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def qwen25() -> Any:
 
 
 def qwen3() -> Any:
-    """A head is wider than its share of the hidden size, as in published models."""
+    """Return a Qwen3 whose heads are wider than their share of the hidden size, as in published models."""
     from transformers import Qwen3Config
 
     return Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=128)
@@ -37,7 +37,7 @@ def qwen3_moe() -> Any:
 
 
 def deepseek() -> Any:
-    """DeepSeek-V3 with the widths of latent attention that the fused kernels take, and experts in groups."""
+    """Return a DeepSeek-V3 with the MLA widths that the fused kernels accept, and experts in groups."""
     from transformers import DeepseekV3Config
 
     return DeepseekV3Config(

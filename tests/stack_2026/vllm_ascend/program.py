@@ -1,9 +1,13 @@
-"""Generates with unmodified vLLM 0.23 and vLLM-Ascend 0.23, and says how its tokens compare with transformers'.
+"""Generate with unmodified vLLM 0.23 and vLLM-Ascend 0.23.
 
-``python -m tests.stack_2026.vllm_ascend.program FOLDER [all | NAME ...]`` runs cases one after another: by default
-those of `SELECTED`, `FAULTY`, `IMPOSSIBLE` and `MENDED`. It imports everything once and forks the ranks of each case.
-Checkpoints and ``found.json``, the results by case, are written to FOLDER; cases that are there and did not fail are
-not run again.
+Compares the tokens with transformers'. Runs cases one after another, by default
+those of `SELECTED`, `FAULTY`, `IMPOSSIBLE` and `MENDED`:
+
+    python -m tests.stack_2026.vllm_ascend.program FOLDER [all | NAME ...]
+
+It imports everything once and forks the ranks of each case. Checkpoints and
+``found.json``, the results by case, are written to FOLDER; cases that have a
+result there and did not fail are not run again.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from tests.vllm_cases import (
 
 PROMPTS = 6
 TOKENS = 16
-CAPTURED_SIZES = [1, 2, 4, 8]  # tokens of a step that runs in graphs
+CAPTURED_SIZES = [1, 2, 4, 8]  # batch sizes in tokens that run in graphs
 SMALL = 1e-4
 BFLOAT16_PROMPTS = 0.02
 IMPORTED_ONCE = (
@@ -52,17 +56,17 @@ class Case:
     """One engine.
 
     Attributes:
-        model: of `MODELS`.
-        layout: how it is spread over dies; `ep` spreads the experts of a mixture, or gives dense models none.
+        model: Name in `MODELS`.
+        layout: Key of `RANKS`; `ep` spreads a mixture's experts over the dies, and has no effect on dense models.
         graph: "eager", or vLLM's cudagraph_mode.
-        chunks: prompts are computed in steps of at most 24 tokens.
-        prefix_cache: prompts begin alike, and what they share is computed once.
-        sleeps: between the two times that it generates.
-        nz: weights are kept in tiles, as vLLM-Ascend does unless it is told otherwise; for cases that sleep.
-        dtype: of weights and activations.
-        exact: MLA keeps float32 in prefill, see `keep_float32`: a control for what is rounded.
-        fault: what is wrong in this run, see `disturbed`: its tokens must differ.
-        mended: the worker is this project's.
+        chunks: Whether prompts are computed in steps of at most 24 tokens.
+        prefix_cache: Whether prompts share a prefix, which is computed once.
+        sleeps: Whether the engine sleeps between its two generations.
+        nz: Whether weights stay in NZ tiles, vLLM-Ascend's default; only for cases that sleep.
+        dtype: Dtype of weights and activations.
+        exact: Whether MLA keeps float32 in prefill (see `keep_float32`), as a control for rounding.
+        fault: Fault planted in this run (see `disturbed`); its tokens must differ.
+        mended: Whether the worker is this project's.
     """
 
     model: str
@@ -85,9 +89,9 @@ class Case:
 
 
 def type_of(model: str, reads_cache: bool) -> str:
-    """The type in which vLLM-Ascend, left alone, can compute a model whose prompts begin in the cache, or do not.
+    """Return the dtype in which unmodified vLLM-Ascend can compute a model, with or without reading the prefix cache.
 
-    DeepSeek's queries are made bfloat16 there, and keys from the cache are left as they are (attention/mla_v1.py).
+    It casts DeepSeek's queries to bfloat16, but not the keys from the cache (attention/mla_v1.py).
     """
     return "bfloat16" if model == "deepseek" and reads_cache else "float32"
 
@@ -111,30 +115,30 @@ EVERYTHING = [
 
 
 def settings_of(case: Case) -> frozenset[Any]:
-    """What the case says about each thing that cases differ in."""
+    """Return the case's attributes as a set of (name, value) pairs."""
     return frozenset(dataclasses.asdict(case).items())
 
 
-SELECTED = covering(EVERYTHING, settings_of)  # few, in which any two settings meet
+SELECTED = covering(EVERYTHING, settings_of)  # few cases, which cover each pair of settings
 IMPOSSIBLE = {
     Case("qwen3", "dp2ep"): "Offline data parallel mode is not supported/useful for dense models",
     Case("qwen3", sleeps=True, nz=True): "FRACTAL_NZ mode is enabled",
-    # Weights of experts are transposed when the engine wakes, as if they had been loaded anew (vllm-ascend#11548).
+    # Waking transposes experts' weights as if they had just been loaded (vllm-ascend#11548).
     Case("qwen3moe", sleeps=True): "mat1 and mat2 shapes cannot be multiplied",
     Case("deepseek", "tp2ep", sleeps=True, exact=True): "mat1 and mat2 shapes cannot be multiplied",
 }
-# What upstream computes wrongly, and why. Where experts are combined, each expert of another rank stands for row 1 of
-# the experts' outputs, times a weight of 0: device/device_op.py takes the absolute value of the index -1. A row that is
-# not finite makes every token not finite that way.
+# Cases that upstream computes wrongly, and why. When experts are combined, each expert of another rank reads row 1 of
+# the experts' outputs with weight 0, as device/device_op.py takes the absolute value of the index -1. If that row is
+# not finite, every token becomes non-finite.
 WRONG = {
     Case("qwen3moe", "dp2ep", "PIECEWISE", chunks=True, prefix_cache=True): "a graph's padded row is not finite",
     Case("deepseek", "dp2ep", "FULL_AND_PIECEWISE", chunks=True, exact=True): "a row of the idle rank is not finite",
     Case("deepseek", "dp2ep", "FULL_DECODE_ONLY", chunks=True, exact=True): "a row of the idle rank is not finite",
-    # Its log-prob is right, and transformers' best token is over 0.3 above; 96 of 96 with the prefix cached.
+    # The log-prob is right, but transformers' best token is over 0.3 above; 96 of 96 with the prefix cached.
     Case("deepseek", "tp2ep", chunks=True, prefix_cache=True, dtype="bfloat16"): "one token of 96, cause not known",
 }
 MENDED = {case: dataclasses.replace(case, mended=True) for case in WRONG if case.layout == "dp2ep"}
-LOST = next(iter(MENDED))  # the control that is run by default
+LOST = next(iter(MENDED))  # the control that runs by default
 FAULTY = [
     Case("qwen3", graph="FULL_AND_PIECEWISE", fault="no update"),
     Case("qwen3", graph="PIECEWISE", fault="no replay"),
@@ -143,19 +147,19 @@ CASES = {case.name: case for case in [*EVERYTHING, *FAULTY, *IMPOSSIBLE, *MENDED
 
 
 def engine_options(case: Case) -> dict[str, Any]:
-    """What the case means as arguments of vllm.LLM."""
+    """Return the case's arguments of vllm.LLM."""
     options: dict[str, Any] = {"enforce_eager": case.graph == "eager"}
     if case.graph != "eager":
         options["compilation_config"] = {"cudagraph_mode": case.graph, "cudagraph_capture_sizes": CAPTURED_SIZES}
-    if case.sleeps and not case.nz:  # vLLM-Ascend refuses to wake with weights in tiles
+    if case.sleeps and not case.nz:  # vLLM-Ascend cannot wake with tiled weights
         options["additional_config"] = {"weight_nz_mode": 0}
     if case.chunks:
         options |= {"max_num_batched_tokens": 24, "enable_chunked_prefill": True}
     if case.layout.startswith("dp"):
-        # An engine in the process of its caller gets out of step with the other ranks where their schedules differ and
-        # steps are scheduled ahead: one asks whether all have finished while another awaits it in a step.
+        # With steps scheduled ahead, an engine in its caller's process gets out of step with ranks whose schedules
+        # differ: one asks whether all have finished while another waits for it in a step.
         options |= {"async_scheduling": False}
-        if case.graph != "eager":  # graphs are counted by the process that runs them
+        if case.graph != "eager":  # each process counts the graphs that it runs
             options |= {"distributed_executor_backend": "uni"}
     if case.layout.startswith("tp") and RANKS[case.layout] > 1:
         options |= {"tensor_parallel_size": RANKS[case.layout], "distributed_executor_backend": "external_launcher"}
@@ -172,7 +176,7 @@ def engine_options(case: Case) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def disturbed(fault: str) -> Iterator[None]:
-    """Let replays of graphs, or updates of the attention in them, do nothing."""
+    """Make graph replays, or updates of the attention in graphs, do nothing."""
     import torch
 
     if fault == "no replay":
@@ -183,7 +187,7 @@ def disturbed(fault: str) -> Iterator[None]:
 
 
 def keep_tasks() -> None:
-    """Let every update of captured tasks leave them as they are; the events that replays wait for are recorded."""
+    """Make updates of captured tasks do nothing except record the events that replays wait for."""
     import torch
     from vllm_ascend.compilation.acl_graph import get_graph_params
     from vllm_ascend.worker import model_runner_v1
@@ -197,7 +201,7 @@ def keep_tasks() -> None:
 
 
 class Float32Torch:
-    """torch, with float32 where a module asks for bfloat16."""
+    """torch, with `bfloat16` replaced by float32."""
 
     def __getattr__(self, name: str) -> Any:
         import torch
@@ -206,9 +210,9 @@ class Float32Torch:
 
 
 def keep_float32() -> None:
-    """Let vLLM-Ascend's MLA compute prompts in the model's type: it casts them to bfloat16 otherwise.
+    """Make vLLM-Ascend's MLA compute prompts in float32 instead of casting them to bfloat16.
 
-    The emulated kernel takes float32, which CANN's does not. All else that runs is upstream's.
+    The emulated kernel accepts float32, which CANN's does not. Everything else that runs is upstream's.
     """
     from vllm_ascend.attention import mla_v1
 
@@ -216,7 +220,7 @@ def keep_float32() -> None:
 
 
 def sampled(llm: Any, requests: list[dict[str, Any]]) -> dict[str, bool]:
-    """Whether sampling with a seed gives the same tokens again, and with another seed others."""
+    """Return whether sampling repeats its tokens with the same seed, and changes them with another seed."""
     from vllm import SamplingParams
 
     def tokens(seed: int) -> list[list[int]]:
@@ -241,7 +245,7 @@ def main(folder: Path) -> None:
 
 
 def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
-    """Generate twice, and compare with transformers. Results, if this rank has prompts of its own or is the first."""
+    """Generate twice, and compare with transformers. Return {} if this rank shares its prompts and is not the first."""
     from transformers import AutoModelForCausalLM
     from vllm import LLM, SamplingParams
 
@@ -279,7 +283,7 @@ def generate(folder: Path, case: Case, rank: int) -> dict[str, Any]:
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Results of all ranks that had prompts of their own."""
+    """Combine the results of all ranks that had prompts of their own."""
     sums = ("equal", "close", "of", "again", "again close", "wrong prompt", "cached")
     total = {key: sum(part[key] for part in parts) for key in sums}
     total |= {key: max(part[key] for part in parts) for key in ("worst", "rounding", "seconds", "freed in sleep")}
@@ -288,10 +292,10 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tolerance(case: Case, results: dict[str, Any]) -> float:
-    """How far log-probs may be from transformers' in float32.
+    """Return the largest allowed difference of log-probs to transformers' in float32.
 
-    In 16 bits twice as far as transformers' own in the same type. In float32 `SMALL`, but for DeepSeek, whose prompts
-    vLLM-Ascend computes in bfloat16.
+    In 16 bits it is twice transformers' own rounding in that dtype. In float32 it is `SMALL`, except for DeepSeek,
+    whose prompts vLLM-Ascend computes in bfloat16.
     """
     if case.dtype != "float32":
         return 2 * float(results["rounding"])
@@ -299,9 +303,9 @@ def tolerance(case: Case, results: dict[str, Any]) -> float:
 
 
 def is_right(case: Case, results: dict[str, Any]) -> bool:
-    """Whether all tokens are transformers' and another prompt gives others; with a fault, whether it shows.
+    """Return whether all tokens equal transformers' and another prompt's differ; with a fault, whether it shows.
 
-    What cannot run is right where upstream says so.
+    An impossible case is right if upstream rejects it with the listed reason.
     """
     if case in IMPOSSIBLE:
         return any(IMPOSSIBLE[case] in reason for reason in results.get("reasons", []))
@@ -331,7 +335,7 @@ if __name__ == "__main__":
     if unknown:
         parser.error(f"there is no case {unknown[0]!r}; known are {', '.join(CASES)}")
     os.environ["NPU_EMULATOR_DEVICES"] = str(max(RANKS.values()))
-    os.environ.pop("TORCHDYNAMO_DISABLE", None)  # a rehearsal traces nothing; pieces of a model are found by tracing it
+    os.environ.pop("TORCHDYNAMO_DISABLE", None)  # rehearsals set it; piecewise graphs need tracing
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_DISABLE_COMPILE_CACHE": "1"}
     os.environ["VLLM_CACHE_ROOT"] = str(options.folder / "compiled")
     import_once(IMPORTED_ONCE)

@@ -39,7 +39,7 @@ def test_other_images_and_positions_of_text_show(found, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_layout_of_alltoallv_finds_the_weights_that_vllm_loaded(found, name):
-    """Bit for bit, tower included, on each rank; the layout names all weights of the file."""
+    """Compare bit for bit on each rank, vision tower included; the layout names all weights of the file."""
     assert found[name]["differing"] == [] and found[name]["unplaced"] == []
     assert found[name]["elements"] == 0
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(folder: Path, *cases: str, seconds: float = 1500) -> dict[str, dict[str, Any]]:
-    """What was found in the cases, which `folder` keeps; without any, in those that are selected."""
+    """Run cases, by default the selected ones, and return their results by name; `folder` keeps them."""
     run_vllm("tests.stack_2026.vllm_ascend.program", folder, *cases, seconds=seconds)
     return json.loads((folder / "found.json").read_text())
 
@@ -81,7 +81,7 @@ def test_cache_of_prefixes_is_used_where_it_is_on(found, case):
 
 @pytest.mark.parametrize("case", [case for case in SELECTED if case.sleeps], ids=ids)
 def test_sleeping_engine_frees_its_weights(found, case):
-    """`again` of these cases is what they generated after sleep, in the graphs captured before."""
+    """Check the freed bytes. `again` of these cases was generated after sleep, in graphs captured before it."""
     assert found[case.name]["freed in sleep"] > 16 << 20
 
 
@@ -93,12 +93,12 @@ def test_upstream_rejects_what_is_listed_as_impossible(found, case):
 
 @pytest.mark.parametrize("case", MENDED.values(), ids=ids)
 def test_no_token_is_lost_with_this_projects_worker(found, case):
-    """Upstream's worker loses tokens in these settings (`WRONG`)."""
+    """With upstream's worker, these settings (`WRONG`) lose tokens."""
     assert is_right(case, found[case.name]), found[case.name]
 
 
 def test_upstreams_worker_loses_tokens(found):
-    """The control; if it turns right, upstream has mended it."""
+    """Control: if it passes, upstream has fixed the bug."""
     assert not is_right(LOST, found[LOST.name]) and LOST in WRONG
 
 

@@ -1,4 +1,4 @@
-"""Sleep mode on the published torch_npu, whose queue of tasks runs behind Python."""
+"""Sleep mode on the published torch_npu, whose task queue lags behind Python."""
 
 import signal
 

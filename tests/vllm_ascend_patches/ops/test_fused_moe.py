@@ -1,4 +1,4 @@
-"""vLLM-Ascend's experts choose by the overlay's deal where the feature is on, and by the router where it is off."""
+"""vLLM-Ascend selects experts by the overlay's deal if the feature is on, and by the router if it is off."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from vllm_ascend_patches.ops import fused_moe
 
 
 class Method(SimpleNamespace):
-    """Stands for vLLM-Ascend's: remembers the logits that it is to choose by."""
+    """Stand-in for vLLM-Ascend's quantization method that records the router logits it is given."""
 
     def apply(self, router_logits, **options):
         self.seen = router_logits

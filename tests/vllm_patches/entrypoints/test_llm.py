@@ -1,4 +1,4 @@
-"""What reaches the vLLM engine of the arguments that verl passes."""
+"""The arguments that reach the vLLM engine, of those that verl passes."""
 
 import dataclasses
 from unittest.mock import MagicMock

@@ -1,4 +1,4 @@
-"""MindSpeed's part of the cross entropy in the logits' own memory, with Megatron's own as the referee."""
+"""MindSpeed's part of the cross entropy, computed in the logits' memory, equals Megatron's own."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def never(*_: object) -> None:
 
 @pytest.mark.parametrize("first", [0, 6, 12], ids="shard from {}".format)
 def test_parts_equal_megatron(first):
-    """Of labels in a rank's shard of six, below and above it."""
+    """Use labels inside, below and above a rank's vocabulary shard of six."""
     from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 
     generator = torch.Generator().manual_seed(2)
@@ -41,7 +41,7 @@ def test_labels_left_as_they_are():
 
 
 def test_other_types_left_to_mindspeed():
-    """Each step would round in bfloat16."""
+    """In bfloat16 each step would round, so the patch leaves it to MindSpeed."""
     logits = torch.randn(2, 8).bfloat16()
     kept = logits.clone()
     given = calculate_predicted_logits(lambda *given: given, logits, torch.tensor([1, 2]), logits.amax(-1), 0, 8)

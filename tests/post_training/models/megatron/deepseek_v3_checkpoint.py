@@ -1,4 +1,4 @@
-"""A small random DeepSeek-V3 checkpoint whose every weight matters, and the reference results of transformers on it."""
+"""A small random DeepSeek-V3 checkpoint in which every weight matters, and transformers' reference results on it."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ VOCABULARY = 64
 
 
 def configuration() -> DeepseekV3Config:
-    """DeepSeek-V3's routing (256 experts, 4 of 8 groups, 8 experts a token) and YaRN at small widths."""
+    """Return DeepSeek-V3's routing (256 experts, 4 of 8 groups, 8 experts a token) and YaRN, at small widths."""
     return DeepseekV3Config(
         architectures=["DeepseekV3ForCausalLM"],
         vocab_size=VOCABULARY,
@@ -52,7 +52,7 @@ def configuration() -> DeepseekV3Config:
 
 
 def build_model(seed: int = 0) -> DeepseekV3ForCausalLM:
-    """fp32 with norm weights away from 1 and expert biases around 5, as DeepSeek publishes them."""
+    """Build the model in fp32, with norm weights away from 1 and expert biases near 5, as DeepSeek's published ones."""
     torch.manual_seed(seed)
     model = DeepseekV3ForCausalLM._from_config(configuration(), attn_implementation="eager").float().eval()
     for name, parameter in model.named_parameters():
@@ -65,7 +65,7 @@ def build_model(seed: int = 0) -> DeepseekV3ForCausalLM:
 
 
 def make_batch(seed: int = 1) -> dict[str, torch.Tensor]:
-    """Four left-padded sequences as verl makes them, and a random coefficient for every logit of a valid token."""
+    """Make four left-padded sequences as verl does, and a random coefficient for every logit of a valid token."""
     generator = torch.Generator().manual_seed(seed)
     length, valid = 20, [20, 13, 7, 16]
     mask = torch.zeros(len(valid), length, dtype=torch.bool)
@@ -81,7 +81,7 @@ def make_batch(seed: int = 1) -> dict[str, torch.Tensor]:
 
 
 def write_checkpoint_and_reference(folder: Path) -> None:
-    """``checkpoint/`` and ``reference.pt``: batch, logits and gradients of sum(logits * coefficients)."""
+    """Write ``checkpoint/`` and ``reference.pt``: batch, logits and gradients of sum(logits * coefficients)."""
     model = build_model()
     model.save_pretrained(folder / "checkpoint")
     batch = make_batch()

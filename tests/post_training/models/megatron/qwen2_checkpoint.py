@@ -9,7 +9,7 @@ from tests.post_training.models.megatron.deepseek_v3_checkpoint import VOCABULAR
 
 
 def write_dense_checkpoint_and_reference(folder: Path) -> None:
-    """``dense_checkpoint/`` and ``dense_reference.pt``: logits, and the gradients of the first and the last weight."""
+    """Write ``dense_checkpoint/`` and ``dense_reference.pt``: logits, and gradients of the first and last weights."""
     torch.manual_seed(5)
     config = Qwen2Config(
         architectures=["Qwen2ForCausalLM"],

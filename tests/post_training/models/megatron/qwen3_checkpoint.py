@@ -1,4 +1,4 @@
-"""Small random checkpoints of Qwen3 and Qwen3-MoE whose every weight matters, and transformers' results on them."""
+"""Small random Qwen3 and Qwen3-MoE checkpoints in which every weight matters, and transformers' results on them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3Mo
 from tests.post_training.models.megatron.deepseek_v3_checkpoint import VOCABULARY, make_batch
 
 LAYERS = 4
-# A head is wider than its share of the hidden size, as in the published models.
+# Heads are wider than their share of the hidden size, as in the published models.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128,
@@ -18,7 +18,7 @@ SIZES: dict[str, Any] = {
 
 
 def build_model(name: str) -> PreTrainedModel:
-    """`qwen3` or `qwen3_moe` in fp32, with norm weights away from 1."""
+    """Build `qwen3` or `qwen3_moe` in fp32, with norm weights away from 1."""
     torch.manual_seed(5)
     if name == "qwen3":
         made = Qwen3ForCausalLM, Qwen3Config(architectures=["Qwen3ForCausalLM"], **SIZES)
@@ -40,9 +40,10 @@ def build_model(name: str) -> PreTrainedModel:
 
 
 def write_checkpoint_and_reference(name: str, folder: Path) -> set[str]:
-    """``checkpoint/`` and ``reference.pt``: batch, logits and gradients of sum(logits * coefficients).
+    """Write ``checkpoint/`` and ``reference.pt``: batch, logits and gradients of sum(logits * coefficients).
 
-    Returns the names of the weights.
+    Returns:
+        The names of the weights.
     """
     model = build_model(name)
     model.save_pretrained(folder / "checkpoint")

@@ -1,11 +1,11 @@
-"""Ranks of the comparison of Qwen3 and Qwen3-MoE with transformers; test_qwen3_models.py judges what they measured."""
+"""Ranks that compare Qwen3 and Qwen3-MoE with transformers; test_qwen3_models.py checks their results."""
 
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-# Its first import is the prelude.
+# The first import of this module is the prelude.
 from tests.post_training.models.megatron.training_models_program import (
     Layout,
     Trial,

@@ -1,4 +1,4 @@
-"""Log-probs and entropy in chunks of the vocabulary: against upstream, float64 and the meters of a die."""
+"""Log-probs and entropy in vocabulary chunks match upstream and float64, and save memory by the meters of a die."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.ranks import run_ranks
 RANKS = 4
 SIZES = {"tokens": 64, "hidden": 64, "vocabulary": 1000, "temperature": 0.9, "entropy": True, "against_float64": True,
          "ways": ["ours", "upstream"], "chunk_bytes": 128 * 64 * 4}  # fmt: skip
-"""Chunks of 128 columns: of the 500 and 250 columns of a rank the last chunk has 116 and 122."""
+"""Chunks have 128 columns; of a rank's 500 or 250 columns, the last chunk has 116 or 122."""
 REQUESTS = {
     **{
         f"tp{tp}_{dtype}_{'divided' if divided else 'whole'}": {"tp": tp, "dtype": dtype, "sequence_parallel": divided}
@@ -32,7 +32,7 @@ GRADIENTS = ("hidden", "weight")
 
 
 def measure(folder: Path, requests: list[dict], ranks: int) -> list[list[dict]]:
-    """By rank, the results of every request."""
+    """Return the results of every request, by rank."""
     (folder / "request.json").write_text(json.dumps(requests))
     run_ranks("benchmarks.vocabulary_ranks", ranks, folder, imported=MEGATRON)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
@@ -40,14 +40,14 @@ def measure(folder: Path, requests: list[dict], ranks: int) -> list[list[dict]]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[str, list[dict]]:
-    """By name of the request, the results of every rank."""
+    """Results of every rank, by name of the request."""
     found = measure(tmp_path_factory.mktemp("chunks"), [SIZES | each for each in REQUESTS.values()], RANKS)
     return dict(zip(REQUESTS, zip(*found, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_values_equal_upstream_and_float64(results, name):
-    """Upstream's entropy subtracts two large sums: where it is further from float64, ours may be so far from it."""
+    """Upstream's entropy subtracts two large sums; ours may differ from it by as much as it differs from float64."""
     for rank in results[name]:
         exact, own = rank["upstream"]["from_float64"], rank["ours"]
         assert set(exact) - set(GRADIENTS) == set(VALUES if REQUESTS[name].get("entropy", True) else VALUES[:1])
@@ -65,7 +65,7 @@ def test_gradients_equal_upstream_in_float32(results, name):
 
 @pytest.mark.parametrize("name", [name for name, each in REQUESTS.items() if each["dtype"] == "bfloat16"])
 def test_gradients_as_exact_as_upstream_in_bfloat16(results, name):
-    """Products of chunks are rounded before they are added in float32, unless the fused operator adds them."""
+    """Products of chunks are rounded before being added in float32, unless the fused operator adds them."""
     allowed = 1.01 if name in ("fused_accumulation", "one_chunk") else 1.25
     for rank in results[name]:
         ours, upstream = rank["ours"]["from_float64"], rank["upstream"]["from_float64"]
@@ -76,7 +76,7 @@ def test_gradients_as_exact_as_upstream_in_bfloat16(results, name):
 
 @pytest.fixture(scope="module")
 def shard_of_deepseek(tmp_path_factory) -> dict:
-    """One of four ranks: 4,096 tokens and 129,280 / 4 rows of the vocabulary."""
+    """Results of one of four ranks, with 4,096 tokens and 129,280 / 4 rows of the vocabulary."""
     request = {
         "tokens": 4096,
         "hidden": 64,

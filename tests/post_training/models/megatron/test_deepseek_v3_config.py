@@ -1,4 +1,4 @@
-"""The typed configuration rejects what the model cannot honour, and places layers on uneven stages."""
+"""The typed configuration rejects unsupported settings, and places layers on uneven stages."""
 
 import pytest
 from transformers import DeepseekV3Config
@@ -83,7 +83,7 @@ def test_the_defaults_are_those_of_the_published_model():
     assert (config.q_lora_rank, config.kv_lora_rank) == (published.q_lora_rank, published.kv_lora_rank)
     assert (config.qk_head_dim, config.qk_pos_emb_head_dim) == (published.qk_nope_head_dim, published.qk_rope_head_dim)
     assert (config.v_head_dim, config.rotary_base) == (published.v_head_dim, published.rope_theta)
-    # Without a word about scaling, positions are rotated as they are and scores keep their scale.
+    # Without rope_scaling, positions are not scaled, and neither are scores.
     assert (config.rotary_scaling_factor, config.mscale_all_dim) == (1.0, 0.0)
 
 

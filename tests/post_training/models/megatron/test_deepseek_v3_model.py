@@ -1,4 +1,4 @@
-"""Which layers DeepSeek-V3 is built from."""
+"""The layers that DeepSeek-V3 is built from."""
 
 import importlib
 import sys
@@ -13,7 +13,7 @@ HUGGINGFACE = SimpleNamespace(vocab_size=8, max_position_embeddings=16, tie_word
 
 @pytest.fixture
 def mindspeed_llm_beside_it(tmp_path, monkeypatch):
-    """A MindSpeed-LLM on the search path that, like the real one, cannot be imported before its arguments are set."""
+    """Fake MindSpeed-LLM on sys.path that, like the real one, cannot be imported before its arguments are set."""
     spec = tmp_path / "mindspeed_llm" / "tasks" / "models" / "spec"
     spec.mkdir(parents=True)
     (spec / "deepseek_spec.py").write_text("raise AssertionError('args is not initialized.')\n")

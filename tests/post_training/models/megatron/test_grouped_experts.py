@@ -1,4 +1,4 @@
-"""Grouped products against a loop over groups, values and gradients, with empty groups and with none filled."""
+"""Values and gradients of grouped products match a loop over groups, also with some or all groups empty."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def by_loop(rows: torch.Tensor, weights: torch.Tensor, counts: list[int]) -> tor
 @pytest.mark.parametrize("counts", [[3, 0, 1, 4], [0, 0, 0, 7], [1], [0, 0]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_values_and_gradients_equal_a_loop(counts, dtype):
-    """The reference computes in float32; sums of products of 16 bits may be rounded once, at the end."""
+    """The reference computes in float32; sums of 16-bit products may be rounded once, at the end."""
     from post_training.models.megatron.grouped_experts import grouped_matmul
 
     generator = torch.Generator().manual_seed(3)
@@ -33,7 +33,7 @@ def test_values_and_gradients_equal_a_loop(counts, dtype):
 
 
 def test_the_device_would_reject_to_split_the_rows_of_a_plain_grouped_product():
-    """Why the weights' gradient does not go through it: torch_npu 2.5.1 answers so before any kernel is asked."""
+    """Show why the weights' gradient does not use it: torch_npu 2.5.1 rejects the call before any kernel runs."""
     import torch_npu
 
     rows, gradient = (torch.ones(4, size, dtype=torch.bfloat16, device="npu") for size in (6, 5))

@@ -1,4 +1,4 @@
-"""The mask of packed attention: the emulator computes its causal modes without reading it, and a device reads it."""
+"""The mask of packed attention is correct, although the emulator does not read it in causal modes; a device does."""
 
 from contextlib import nullcontext
 from unittest import mock
@@ -14,7 +14,7 @@ LENGTH, HEADS, SIZE = 7, 2, 4
 
 @pytest.mark.parametrize("earlier_diagonal", [False, True])
 def test_the_mask_hides_what_comes_later_and_nothing_else(earlier_diagonal):
-    """Read as an ordinary mask its corner gives torch's causal attention; a mask of another diagonal does not."""
+    """The mask's corner, used as an ordinary mask, gives torch's causal attention; another diagonal does not."""
     import torch_npu
 
     from post_training.models.megatron.packed_attention import PackedSequences, packed_causal_attention
@@ -41,7 +41,7 @@ def test_the_mask_hides_what_comes_later_and_nothing_else(earlier_diagonal):
     ("of_the_configuration", "own", "rejected"), [(0.0, None, 0), (0.1, None, 0.1), (0.1, 0.0, 0), (0.0, 0.2, 0.2)]
 )
 def test_dropout_rejected_wherever_it_is_asked_for(of_the_configuration, own, rejected):
-    """Megatron's layers leave it to the configuration, or give it themselves."""
+    """Megatron's layers take dropout from the configuration or pass it themselves."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from post_training.models.megatron.packed_attention import PackedDotProductAttention

@@ -23,7 +23,7 @@ NAMED = [(name, layout) for name, layouts in LAYOUTS.items() for layout in layou
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dict[str, set[str]]]:
-    """What every rank found, and the names of each model's weights."""
+    """Results of every rank, and the names of each model's weights."""
     folder: Path = tmp_path_factory.mktemp("qwen3")
     names = {}
     for name in LAYOUTS:

@@ -1,4 +1,4 @@
-"""Choice of experts against a direct reading of the paper, one token and one group at a time."""
+"""The choice of experts matches a literal implementation of the paper, one token and one group at a time."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_choice_equals_the_definition(seed, groups, size, top):
 
 
 def test_negative_scores_never_open_a_closed_group():
-    """All scores of the open group are below zero, where filling closed groups with 0 would choose from those."""
+    """All scores of the open group are negative, so filling closed groups with 0 would choose from those."""
     from post_training.models.megatron.group_limited_router import choose_experts
 
     scores = torch.tensor([[-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]])
@@ -63,7 +63,7 @@ def test_the_expert_bias_is_not_cast_with_the_model():
 
 
 def test_router_of_a_bfloat16_model_multiplies_in_float32():
-    """As transformers' router of DeepSeek-V3 does, whose logits are compared; rounded ones are up to 0.4 % off."""
+    """Compare logits with transformers' DeepSeek-V3 router, which does so; rounded logits are up to 0.4 % off."""
     from transformers import DeepseekV3Config
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
@@ -95,7 +95,7 @@ def test_a_balanced_router_deals_experts_out_and_weighs_them_by_their_own_scores
 
 
 def test_router_names_the_tokens_that_rounding_decides():
-    """Published biases lie near 5, where float32 numbers are 4.8e-7 apart; the last two of four experts are tied."""
+    """Published biases are near 5, where float32 values are 4.8e-7 apart; the last two of four experts are tied."""
     from post_training.mismatch.router_ties import tied_choices
 
     router = router_of()
@@ -113,7 +113,7 @@ def test_router_names_the_tokens_that_rounding_decides():
 
 
 def test_router_of_qwen3_names_the_tokens_that_rounding_decides():
-    """As `recorded_training_choices` asks it in a float32 run."""
+    """Call it as `recorded_training_choices` does in a float32 run."""
     from post_training.mismatch.router_ties import tied_choices
     from post_training.models.megatron.moe_config import MoETransformerConfig
     from post_training.models.megatron.softmax_router import SoftmaxRouter

@@ -1,4 +1,4 @@
-"""YaRN's frequencies and amplitude against transformers' function for the published configuration and for others."""
+"""YaRN's frequencies and amplitude match transformers' function, for the published configuration and others."""
 
 import math
 
@@ -55,8 +55,10 @@ def test_frequencies_and_amplitude(width, scaling):
 )
 @settings(max_examples=400, deadline=None)
 def test_bounds_beyond_the_planes_are_those_of_transformers(width, base, factor, context, betas):
-    """Short contexts turn no plane fast enough, and long ones every plane fast: both bounds are cut off. Where even the
-    last plane turns fast by far, transformers' ramp runs backwards, and the paper keeps all frequencies."""
+    """Bounds outside the planes are clamped, as with short contexts (no plane is fast enough) and long ones (all are).
+
+    If even the last plane is far too fast, transformers' ramp runs backwards, while the paper keeps all frequencies.
+    """
     scaling = {
         "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": context, "beta_fast": betas[0],
         "beta_slow": betas[1],

@@ -1,6 +1,6 @@
-"""Ranks of the comparison with transformers: every parallel layout in turn, in one set of processes.
+"""Ranks that compare training models with transformers, in every parallel layout in turn, in one set of processes.
 
-Each rank writes what it measured to ``rank<n>.json``; test_training_models.py judges it.
+Each rank writes its results to ``rank<n>.json``, which test_training_models.py checks.
 """
 
 import verl_patches.prelude_patch  # noqa: F401
@@ -87,7 +87,7 @@ class Trial:
         for parameter in module.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         if dtype != torch.float32:
-            module = Float16Module(self.config, module)  # as verl's get_model wraps it
+            module = Float16Module(self.config, module)  # wrapped as in verl's get_model
             for name, weight in train_tensors([module]).items():
                 kept = torch.float32 if name.endswith("expert_bias") else dtype
                 assert weight.dtype == kept, (name, weight.dtype)
@@ -104,9 +104,9 @@ class Trial:
         load_megatron_gptmodel_weights(source, self.hf_config, [self.model], dtype, is_value_model=value)
 
     def run(self, batch: dict[str, torch.Tensor], backward: bool, together: bool = False) -> torch.Tensor | None:
-        """Whole logits [sequences of this rank, length, vocabulary] on the last stage; gradients stay in main_grad.
+        """Return full logits [sequences of this rank, length, vocabulary] on the last stage, and None on others.
 
-        Every sequence is a micro batch of its own, or all are one with ``together``.
+        Gradients stay in main_grad. Every sequence is its own micro batch; with ``together`` all sequences form one.
         """
         data_parallel = parallel_state.get_data_parallel_world_size()
         mine = {
@@ -173,7 +173,7 @@ def training_shards(hf_config: Any, layout: Layout) -> list[Shard]:
 def relative_errors(
     shards: list[Shard], local: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]
 ) -> dict[str, float]:
-    """Largest deviation of the local share of each HF tensor, relative to that tensor's largest entry."""
+    """Return the largest deviation of the local shard of each HF tensor, relative to that tensor's largest entry."""
     errors: dict[str, float] = {}
     for shard in shards:
         if shard.hf_name not in reference or shard.local not in local:
@@ -217,7 +217,7 @@ def compare_layout(folder: Path, layout: Layout, reference: dict[str, Any]) -> d
 
 
 def compare_optimizer_step(folder: Path, layout: Layout, reference: dict[str, Any]) -> dict[str, Any]:
-    """One step of Megatron's distributed Adam against Adam by hand on the reference gradients.
+    """Compare one step of Megatron's distributed Adam with hand-computed Adam on the reference gradients.
 
     With adam_eps = 1 the first step is lr * g / (|g| + 1), which does not amplify rounding of small gradients.
     """
@@ -255,7 +255,7 @@ def stepped_weights(folder: Path, gradients: dict[str, torch.Tensor]) -> tuple[f
 
 
 def faulty_results(folder: Path, reference: dict[str, Any]) -> dict[str, float]:
-    """Errors of deliberately wrong models in the layout ``tensor2``: the comparison has to notice each of them."""
+    """Return the errors of deliberately wrong models in the layout ``tensor2``; the comparison must detect each."""
     layout = LAYOUTS[1]
     start_layout(layout)
     errors = {}
@@ -279,7 +279,7 @@ def faulty_results(folder: Path, reference: dict[str, Any]) -> dict[str, float]:
 
 
 def compare_dense_model(folder: Path) -> dict[str, Any]:
-    """Qwen2 through verl's own configuration, loader and forward function, with TP2 x PP2."""
+    """Compare Qwen2, run with TP2 x PP2 through verl's own configuration, loader and forward function."""
     layout = Layout("tensor2_pipeline2", tensor=2, pipeline=2)
     start_layout(layout)
     reference = torch.load(folder / "dense_reference.pt", weights_only=True)

@@ -1,4 +1,4 @@
-"""`plan.py --time`: the step of a configured job on files of clusters from 1 to 4096 dies, and its picture."""
+"""`plan.py --time`: the step time of a configured job on clusters of 1 to 4096 dies, and its chart."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_setting_of_the_job_reaches_the_model(keys, value, stage, longer, true
         node = node[folder]
     node[last] = value
     usual, changed = seconds(true_weights), seconds(config)
-    # torchair's graphs go before `enforce_eager`, which then says nothing.
+    # torchair's graphs take precedence over `enforce_eager`, which then has no effect.
     assert changed == usual if keys.endswith("eager") else (changed > usual) == longer and changed != usual
 
 
@@ -92,7 +92,7 @@ def test_whether_requests_change_engines_reaches_the_model(enabled, true_weights
 
 @pytest.mark.parametrize(("dies", "replicas"), [(32, 1), (64, 2), (256, 8), (512, 16)])
 def test_data_parallelism_grows_with_the_cluster(dies, replicas, true_weights):
-    """Replicas are the dies over tensor 4 x pipeline 8; a replica's micro batches decide the pipeline's bubble."""
+    """There are dies / (TP4 x PP8) replicas; the micro batches per replica determine the pipeline bubble."""
     cluster = Cluster(dies)
     step = step_job(true_weights, read_job(true_weights, DEEPSEEK), DEEPSEEK, cluster, 78, 1500)
     assert step.dp == replicas

@@ -1,4 +1,4 @@
-"""The modelled step predicts what the recipe published beside the rows that constants were fitted on."""
+"""The step time model predicts the recipe's published rows that its constants were not fitted on."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_rows_are_those_of_the_recipes_table():
     ],
 )
 def test_without_one_of_its_terms_the_model_misses(term, changed, missed):
-    """The control: the predictions follow from the constants, refitted without the term."""
+    """Control: without the term, even refitted constants miss a prediction."""
     constants = fit(replace(given(), **changed))
     misses = {row.name for row in rows() if row.use == "held out" and abs(error(row, constants)) > WITHIN}
     assert missed in misses, f"{term} decides nothing; missed are {misses}"
@@ -84,7 +84,7 @@ GAINS = [row for row in HELD_OUT if row.of == "rollout gain"]
 
 
 def test_the_four_published_gains_are_held_out():
-    """6482 s, 2861 s, 2291 s of DeepSeek-V3 and 10213 s, 7841 s, 6102 s of Qwen3-235B decide no constant."""
+    """No constant is fitted on DeepSeek-V3's 6482, 2861 and 2291 s or Qwen3-235B's 10213, 7841 and 6102 s."""
     published = [6482 / 2861, 2861 / 2291, 10213 / 7841, 7841 / 6102]
     assert [row.value for row in GAINS] == pytest.approx(published, abs=5e-4)
     fitted_rows = [row for row in rows() if row.use == "fitted"]
@@ -98,7 +98,7 @@ def test_the_four_published_gains_are_held_out():
 
 
 def test_operators_regardless_of_rows_miss_the_gains():
-    """The control: with constants that charge a layer alone, as many graphs as you like gain nearly nothing."""
+    """Control: with constants that only charge per layer, capturing several graphs gains almost nothing."""
     constants = replace(fitted(), row=0.0, grouped_row=0.0, given=replace(given(), scheduling=0.0))
     several = [row for row in GAINS if "several graphs over one" in row.name]
     assert len(several) == 2
@@ -113,7 +113,7 @@ def test_empty_rows_at_experts_are_what_one_graph_cost():
 
 
 def test_empty_rows_by_hand():
-    """1000 empty rows of 7168 elements in bfloat16 go there and back over 196 GB/s in each of 58 layers of experts."""
+    """In each of 58 MoE layers, 1000 empty rows of 7168 bfloat16 elements are sent and returned at 196 GB/s."""
     job = replace(published_job("long"), rollout_ep=256)
     moment = Moment(steps=1.0, slots=64, cached_tokens=0.0, empty=1000.0)
     seconds = model._routed(job, PUBLISHED_CLUSTER, given(), moment)
@@ -124,7 +124,7 @@ def test_empty_rows_by_hand():
 
 
 def test_samples_of_a_prompt_are_as_alike_as_published():
-    """ALIKE was chosen on this number; a tenth less or two more is further from it."""
+    """ALIKE was chosen to match this value: 0.2 less or 0.1 more fits it worse."""
     (row,) = (row for row in rows() if "side by side" in row.name)
 
     def far(alike):
@@ -169,7 +169,7 @@ def test_what_costs_more_takes_longer():
 
 
 def test_a_pipelines_bubble_by_hand():
-    """16 micro batches through 8 equal stages take 23 turns, through one stage 16."""
+    """16 micro batches take 23 turns through 8 equal stages, and 16 through one stage."""
     job = replace(published_job("random"), sequences=16, dp=1, micro=1, pp=8, stage_layers=61 / 8)
     whole = replace(job, pp=1, stage_layers=61)
     deep, flat = (step_parts(each, PUBLISHED_CLUSTER)["update"]["computing"] for each in (job, whole))
@@ -195,7 +195,7 @@ def test_the_document_shows_what_the_model_says(document: Path):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_document_says_what_other_choices_would_give(document: Path):
-    """No page gives masks, agreements or likeness: each document says what another choice would make of the gains."""
+    """Masks, agreements and likeness are not published, so each document gives the gains for other choices."""
 
     def gains(constants=None, **changes):
         changed = [(replace(row.job, **changes), replace(row.slower, **changes)) for row in GAINS]

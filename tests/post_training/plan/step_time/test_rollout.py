@@ -1,4 +1,4 @@
-"""Decode steps of a modelled rollout against a plain simulation and small cases by hand."""
+"""Decode steps of a modelled rollout, compared with a plain simulation and with small hand-computed cases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lengths_have_the_mean_that_was_asked_for(share, spread):
 
 
 def test_lengths_below_the_limit_are_log_normal():
-    """Against the moments of the normal distribution of their logarithm, and the share of a prompt's samples in it."""
+    """Log lengths have the moments of a normal distribution, with the right share of variance within a prompt."""
     job = replace(JOB, sequences=1 << 16, longest=10**9, response_tokens=1000.0, spread=0.5, alike=0.6)
     logarithms = np.log(lengths(job).reshape(-1, job.samples))
     assert logarithms.std() == pytest.approx(0.5, rel=0.03)
@@ -59,7 +59,7 @@ def test_answers_of_one_length_fill_one_graph_to_the_end():
     moments = decode_moments(replace(JOB, response_tokens=100.0, graph_sizes=(8, 64)), Cluster(8))
     assert {moment.slots for moment in moments} == {8}
     assert sum(moment.steps for moment in moments) == pytest.approx(100)
-    # 8 sequences of a rank, whose cache grows from 0 to 100 tokens.
+    # A rank has 8 sequences, whose cache grows from 0 to 100 tokens.
     assert sum(moment.steps * moment.cached_tokens for moment in moments) == pytest.approx(8 * 100 * 100 / 2)
 
 
@@ -93,7 +93,7 @@ def test_smaller_graphs_and_rebalancing_need_fewer_slots():
 
 
 def test_a_step_costs_the_smallest_graph_of_the_fullest_rank():
-    """One rank runs 3, then 2 sequences; the other 1: graphs of 4, then 2, by hand."""
+    """One rank runs 3 and then 2 sequences, the other 1, so the graphs have size 4 and then 2."""
     job = replace(JOB, sequences=8, rollout_tp=4, engine_sequences=4, graph_sizes=(2, 4))
     given_lengths = np.array([[100.0, 100.0, 50.0, 1e-9], [50.0, 1e-9, 1e-9, 1e-9]])
     with mock.patch.object(rollout, "_lengths", lambda *_: given_lengths):
@@ -101,9 +101,9 @@ def test_a_step_costs_the_smallest_graph_of_the_fullest_rank():
         large, small = decode_moments(job, Cluster(8))
     rollout._moments.cache_clear()
     assert (large.slots, large.steps, small.slots, small.steps) == (4, 50.0, 2, 50.0)
-    # 4 of 8 rows run at first; then 2 of 4, because the rank that has finished still runs dummy batches.
+    # At first 4 of 8 rows are used; then 2 of 4, because the finished rank still runs dummy batches.
     assert (large.empty, small.empty) == (4.0, 2.0)
-    # The fullest rank holds 3 sequences of 25 tokens in the mean, then 2 of 75.
+    # The fullest rank holds 3 sequences of 25 tokens on average, then 2 of 75.
     assert (large.cached_tokens, small.cached_tokens) == (3 * 25.0, 2 * 75.0)
 
 

@@ -1,4 +1,4 @@
-"""What vLLM's own sampler draws and what it reports, with the patches around it, by frequencies of 100,000 draws."""
+"""Log-probs that vLLM's patched sampler reports match the frequencies of 100,000 of its draws."""
 
 import importlib.util
 import inspect
@@ -25,7 +25,7 @@ from vllm_patches.v1.sample.ops import topk_topp_sampler as draws  # noqa: E402
 
 DRAWS, VOCABULARY = 100_000, 12
 LOGITS = torch.tensor([3.0, 2.5, 2.5, 2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -3.0, -4.0])
-# (temperature, top-k, top-p, min-p): each alone, and what the 256-die jobs have with a vocabulary of this width.
+# (temperature, top-k, top-p, min-p): each alone, combined, and the 256-die jobs' settings at this vocabulary size.
 GRID = [
     (1.0, None, None, None),
     (0.6, 5, None, None),
@@ -40,7 +40,7 @@ GRID = [
 @pytest.fixture
 def patched(monkeypatch):
     monkeypatch.setattr(settings, "_current", settings.OverlaySettings())
-    # vLLM's own functions: where an earlier test has imported them with the prelude, they are patched already.
+    # Unwrap vLLM's own functions: they are already patched if an earlier test imported them with the prelude.
     forward, log_probs = inspect.unwrap(Sampler.forward), inspect.unwrap(Sampler.compute_logprobs)
     monkeypatch.setattr(Sampler, "forward", installed(sampler.forward, forward))
     monkeypatch.setattr(Sampler, "compute_logprobs", installed(sampler.compute_logprobs, log_probs))
@@ -51,7 +51,7 @@ def patched(monkeypatch):
 
 @pytest.fixture
 def of_ascend(patched, monkeypatch):
-    """vLLM-Ascend's operators in the place of vLLM's, as VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE=1 puts them."""
+    """Replace vLLM's operators by vLLM-Ascend's, as VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE=1 does."""
     monkeypatch.setenv("VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "1")
     for owner, name in ((Sampler, "apply_min_p"), (topk_topp_sampler.TopKTopPSampler, "forward_native")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -76,7 +76,7 @@ def metadata(degree, top_k, top_p, min_p, rows=DRAWS, **changed):
 
 
 def drawn(chosen) -> tuple[torch.Tensor, list[Logprob | None]]:
-    """How often each token was drawn, and what was reported of it."""
+    """Return how often each token was drawn, and its reported log-prob."""
     torch.manual_seed(20)
     output = Sampler()(LOGITS.npu().repeat(len(chosen.logit_bias), 1), chosen)
     tokens = output.sampled_token_ids[:, 0].cpu().long()
@@ -88,7 +88,10 @@ def drawn(chosen) -> tuple[torch.Tensor, list[Logprob | None]]:
 
 
 def surprise(counts: torch.Tensor, log_probs: list[float]) -> float:
-    """Chi-square of counts over that of a fit, in standard deviations; tokens expected less than 5 times are one."""
+    """Return by how many standard deviations the chi-square of the counts exceeds its mean.
+
+    Tokens that are expected fewer than 5 times are pooled.
+    """
     expected = [DRAWS * math.exp(each) for each in log_probs]
     pairs = [pair for pair in zip(counts.tolist(), expected, strict=True) if pair[1] >= 5]
     pairs.append((DRAWS - sum(count for count, _ in pairs), max(5.0, DRAWS - sum(each for _, each in pairs))))
@@ -109,7 +112,7 @@ def check_frequencies(temperature, top_k, top_p, min_p):
         [of_model[token] for token in seen], abs=1e-5
     )
     if len(seen) < VOCABULARY - 1 and narrowed:
-        # A control: the model's own log-probs, which vLLM 0.9.1 reports, are not those of the draws.
+        # Control: the model's raw log-probs, which vLLM 0.9.1 reports, differ from those of the sampling distribution.
         assert surprise(counts, of_model) > 100
 
 
@@ -131,15 +134,17 @@ def test_penalties_and_biases_are_in_the_reported_log_probs(patched):
 
 
 def seen_tokens(**penalties):
-    """Metadata with vLLM's penalties, of which those that are left out change nothing, after two tokens of a prompt and
-    three of an answer."""
+    """Return metadata with vLLM's penalties after two prompt tokens and three answer tokens.
+
+    Penalties that are left out have no effect.
+    """
     values = {"repetition": 1.0, "presence": 0.0, "frequency": 0.0} | penalties
     each = {f"{name}_penalties": torch.full((DRAWS,), value).npu() for name, value in values.items()}
     prompts = torch.tensor([[4, 5]]).repeat(DRAWS, 1).npu()
     return {"no_penalties": False, "prompt_token_ids": prompts, "output_token_ids": [[0, 0, 1]] * DRAWS, **each}
 
 
-# All that vLLM's sampler may do to the logits of a request besides temperature, top-k, top-p and min-p.
+# All options by which vLLM's sampler changes a request's logits, besides temperature, top-k, top-p and min-p.
 CHANGED = {
     "repetition_penalty": lambda: seen_tokens(repetition=1.3),
     "presence_penalty": lambda: seen_tokens(presence=0.7),
