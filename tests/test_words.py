@@ -54,6 +54,31 @@ def test_every_exception_is_needed():
             assert why and any(map(pattern(entry["word"]).search, excepted)), f"{allowed} has no {entry['word']}"
 
 
+OPENING = re.compile(r'(?:"""|^\s*(?:#|//|///)|\s#) ?(?:What|Of|That|Where) (?!\{)')
+
+
+def test_no_docstring_or_comment_opens_as_if_translated():
+    """Sentences have a subject: "Bytes that a rank sends", and not "What a rank sends"."""
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in texts()
+        if path.endswith((".py", ".cpp", ".h"))
+        for number, line in enumerate(text.splitlines(), 1)
+        if OPENING.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("line", ['    """What a rank sends."""', "# Of several owners", "x = 1  # That is all", "// Where"])
+def test_translated_opening_found(line):
+    assert OPENING.search(f"{line} more")
+
+
+@pytest.mark.parametrize("line", ['"""Whatever comes."""', "# Offload", 'say("What now")', "## What it prints"])
+def test_other_opening_not_found(line):
+    assert not OPENING.search(line)
+
+
 @pytest.mark.parametrize("name", ["make_rig", "makeRig", "Rig", "RIGS", "the rig's", "rig2"])
 def test_word_found_in_names(name):
     assert [*findings("a.py", f"x = 1\n{name} = 2\n", [{"word": "rigs?", "use": "worker processes"}])]

@@ -23,7 +23,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """What it does."""
+    """Its purpose."""
 
     enabled: bool = True
     limits: Limits = field(default_factory=Limits)
@@ -44,7 +44,7 @@ def test_a_new_key_would_be_noticed():
     feature = Feature(name="pages", purpose="It counts.", section="a.pages", settings=Settings)
     text = "\n".join(feature_section(feature))
     assert "| `a.pages.limits.pages` | int | `3` | at least 1 |" in text
-    assert "It counts." in text and "What it does." in text and "`pages` is how many there are." in text
+    assert "It counts." in text and "Its purpose." in text and "`pages` is how many there are." in text
     assert "a.pages.enabled" not in DOCUMENT.read_text()
 
 

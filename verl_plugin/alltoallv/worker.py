@@ -184,7 +184,10 @@ class _WatchfulSocket:
 
 
 def _own_path(vllm_config: Any) -> Any:
-    """Where the training rank on this worker's die looks for it: verl numbers instances, data and tensor ranks so."""
+    """Return the socket at which the training rank on this worker's die looks for it.
+
+    verl numbers instances first, then data parallel and tensor parallel ranks.
+    """
     from vllm.distributed import parallel_state
 
     parallel = vllm_config.parallel_config

@@ -60,7 +60,7 @@ def run(buckets: Sequence[Sequence[Bucket]], source: Sequence[Side], target: Seq
 
 
 def copy_own(plan: RelayedPlan, rank: int, source: Side, target: Side) -> None:
-    """What stays on the rank, region by region."""
+    """Copy the regions that stay on the rank, one by one."""
     local = plan.local
     for held, needed, bounds in zip(local.source_shard, local.target_shard, local.bounds.tolist(), strict=True):
         views = []
