@@ -11,6 +11,7 @@ from post_training.report.run_error import RunError
 from rehearsal.stack_2026.plan import BACKENDS, Options, make_plan
 from tests.stack_2026.verl.test_jobs import ACTOR, CLUSTER, MODELS, ONE_CARD, ONE_NODE
 from verl_plugin.jobs import JobError, check_job, compose_job
+from verl_plugin.rollout.sync_window import EXECUTOR_KEY
 from verl_plugin.trainer_modes import MODE_KEY, MODULES, MODULES_KEY, ONE_FORWARD, REGISTRATION
 
 ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=${{data.train_batch_size}}"
@@ -68,7 +69,9 @@ def test_jobs_take_the_updates_own_log_probs(job):
 def test_jobs_that_make_one_update_take_them_by_default(job):
     mode = check_job(compose_job(job), MODELS[job])["trainer"]["v1"]["trainer_mode"]
     assert mode == (ONE_FORWARD if job in CLUSTER else "sync")
-    off = check_job(compose_job(job, [f"{MODE_KEY}=sync"]), MODELS[job])
+    # Sync windows over several nodes need one of this project's modes.
+    without_windows = [f"{EXECUTOR_KEY}=mp"] if job in CLUSTER else []
+    off = check_job(compose_job(job, [f"{MODE_KEY}=sync", *without_windows]), MODELS[job])
     assert off["trainer"]["v1"]["trainer_mode"] == "sync"
 
 

@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -18,11 +19,12 @@ from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY
 
 def run(folder: Path, fault: str) -> tuple[int, str]:
     """Run both nodes, and return the exit status and the output. Kills engines that outlive a killed node."""
-    environment = {**os.environ, "NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1"}
-    environment |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_RPC_BASE_PATH": str(folder)}
+    environment = {**os.environ, "NPU_EMULATOR_CAPACITY_MB": "512", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.stack_2026.rollout.nodes_program", str(folder), fault]
     log = folder / "run.log"
-    with log.open("w") as output:
+    # A socket's path has at most 107 characters, and pytest's folders are too long for that.
+    with log.open("w") as output, TemporaryDirectory(prefix="nodes-") as sockets:
+        environment["VLLM_RPC_BASE_PATH"] = sockets
         started = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
             status = started.wait(600)

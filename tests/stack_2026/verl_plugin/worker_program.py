@@ -71,11 +71,15 @@ def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     place = rank % case.dies
     os.environ |= {"RANK": str(place), "LOCAL_RANK": str(place), "WORLD_SIZE": str(case.dies), "VERL_REPLICA_RANK": "0"}
+    done = folder / f"{case.name}.{place}.done"
     if rank < case.dies:
         serve(case, folder, place)
+        # The acknowledgement of the last bucket may still be on its way, and would end with this process.
+        wait_for(done)
     else:
         os.environ["MASTER_PORT"] = os.environ["TRAINING_PORT"]
         train(case, folder, place)
+        done.touch()
     os._exit(0)
 
 
