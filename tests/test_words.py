@@ -69,7 +69,9 @@ def test_no_docstring_or_comment_opens_as_if_translated():
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("line", ['    """What a rank sends."""', "# Of several owners", "x = 1  # That is all", "// Where"])
+@pytest.mark.parametrize(
+    "line", ['  """What a rank sends."""', "# Of several owners", "x = 1  # That is all", "// Where"]
+)
 def test_translated_opening_found(line):
     assert OPENING.search(f"{line} more")
 

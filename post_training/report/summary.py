@@ -77,13 +77,8 @@ def summarise(
       ``driver_bytes_per_sample``, which the driver serializes for workers, and ``start_skew_s`` by stage: means over
       all steps except the first, which also compiles (over the first if it is the only one).
 
-    Args:
-        records: the run's steps.
-        facts: see `RunFacts`.
-        overlay: the overlay's report (applied, pending, effective) with the patches that ran (executed).
-        emulator: meters of the emulated NPU, which count every collective; the overlay counts only its own.
-        faults: entries of the run's faults.jsonl.
-        failure: the message with which the run ended.
+    overlay: its report (applied, pending, effective) with the patches that ran (executed). emulator: meters of the
+    emulated NPU, which count every collective. faults: of faults.jsonl. failure: the message that ended the run.
     """
     records = training_steps(records)
     rewards = _values(records, REWARD)

@@ -48,12 +48,8 @@ def step_job(
     With more dies data parallelism grows; parallel sizes that are larger than the cluster shrink to it.
 
     Args:
-        config: verl's resolved configuration, from which `job` was read.
-        job: the job's sizes.
-        model: the model's config.json, from which `job` was read.
-        cluster: the dies.
-        prompt_tokens: mean of a sequence.
-        response_tokens: mean of a sequence.
+        config, model: verl's resolved configuration and the model's config.json, from which `job` was read.
+        prompt_tokens, response_tokens: means of a sequence.
         spread: standard deviation of the logarithm of an answer's length.
 
     Raises:
