@@ -32,9 +32,9 @@ print(json.dumps([answers, started]))
 
 
 def ask_three_times(module: str, failing: int = 0) -> tuple[list[bool | str], list[str]]:
-    """The answers in a process that has imported `module`, and the commands that it started for them.
+    """Ask in a process that has imported `module`; return the answers, and the commands that were started for them.
 
-    failing: how many of the commands fail.
+    The first `failing` commands fail.
     """
     command = [sys.executable, "-W", "ignore", "-c", ASKS, module, str(failing)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
