@@ -64,7 +64,9 @@ def _forked(asked: dict[str, Any]) -> int:
                 code = 0
             except BaseException as error:
                 traceback.print_exc()
-                print(f"error: rank {rank}: {type(error).__name__}: {' '.join(str(error).split())[:_LONGEST]}")
+                message = " ".join(str(error).split())[:_LONGEST]
+                # In one write: print writes the line's end separately, and other ranks could write in between.
+                sys.stdout.write(f"error: rank {rank}: {type(error).__name__}: {message}\n")
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
