@@ -1,13 +1,13 @@
-"""The plan of one rank where what many ranks of a node need enters the node once and is passed on inside it.
+"""Plans a hierarchical transfer for one rank: a region that many ranks of a node need enters the node once.
 
-The rollout ranks of a node need the same weights, all but experts. Sent to each of them, a region crosses the links
-between nodes as often as the node has ranks, and only the ranks that own a layer can send it. So a region that no rank
-of a node owns enters the node at one of its receivers. That one passes it on in the next bucket, out of the memory in
-which it was received: relays cost one bucket more, and no memory.
+The rollout ranks of a node need the same weights, except for experts. If each of them received a region directly, it
+would cross the links between nodes once per rank, and only the ranks that own a layer could send it. So a region that
+no rank of a node owns enters the node at one of its receivers. This receiver forwards it in the next bucket, straight
+from the memory in which it arrived, so forwarding takes one more bucket and no memory.
 
-All regions that the same ranks need and the same ranks own are a line of bytes. It is cut into equal units, some for
-each receiver of a node, at which they enter, and each unit into a part for each bucket. Every rank cuts lines alike, so
-a rank only has to know those that it takes part in.
+All regions with the same receivers and the same owners form a line of bytes. A line is cut into equal units, as many
+for each receiver of a node, where they enter, and each unit into one part per bucket. Every rank cuts lines the same
+way, so a rank only computes the lines that it takes part in.
 """
 
 import hashlib
@@ -42,7 +42,11 @@ class Load:
     widest_row: int
 
     def buckets(self, bucket_bytes: int) -> int:
-        """The fewest that keep staging within `bucket_bytes`; ValueError when they cannot hold a row of each stream."""
+        """Return the smallest number of buckets with which staging stays within `bucket_bytes`.
+
+        Raises:
+            ValueError: a bucket cannot hold a row of each stream.
+        """
         available = bucket_bytes - self.streams * (self.widest_row + ALIGNMENT)
         if self.bytes and available <= 0:
             raise ValueError(
@@ -54,11 +58,14 @@ class Load:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Receivers in one node of regions of one kind, see `Turns`. Arrays with an entry for each group, unless said.
+    """Groups of receivers: those in one node that need the regions of one kind, see `Turns`.
 
-    kind: of the regions. first, count: of the receivers in `member`, which are positions in `Turns.target`. owner,
-    owners: of the ranks in the node that own the regions, the first in `near`, and how many. near: places among the
-    owners of a kind.
+    Attributes:
+        kind: kind of each group's regions.
+        first, count: each group's slice of `member`.
+        member: positions of the receivers in `Turns.target`, group by group.
+        owner, owners: start and length of each group's slice of `near`.
+        near: places of the owners in the group's node, counted among all owners of the kind.
     """
 
     kind: np.ndarray
@@ -86,11 +93,11 @@ class _Groups:
 
     @property
     def shared(self) -> np.ndarray:
-        """Whether what the group needs enters its node once and is passed on."""
+        """Whether the regions of each group enter its node once and are forwarded."""
         return (self.owners == 0) & (self.count > 1)
 
     def members(self, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The members of these groups one behind the other: which group, which of its members, position in `member`."""
+        """Return the members of these groups in order: group, number within it, and position in `member`."""
         count = self.count[groups]
         number = positions(count)
         return np.repeat(groups, count), number, np.repeat(self.first[groups], count) + number
@@ -98,10 +105,13 @@ class _Groups:
 
 @dataclass(frozen=True)
 class _Units:
-    """Units that this rank sends, or that enter a node for it. Arrays with an entry for each.
+    """The units that this rank sends or that enter its node for it. Arrays with an entry for each unit.
 
-    group: whose receivers get it. place: of these, the number of the one at which it enters. line, part: which part of
-    which line. source, target: ranks between which it enters the node.
+    Attributes:
+        group: the group that receives the unit.
+        place: number, within the group, of the receiver at which the unit enters the node.
+        line, part: the line that the unit is cut from, and its number there.
+        source, target: ranks that send and receive the unit as it enters the node.
     """
 
     group: np.ndarray
@@ -116,9 +126,15 @@ class _Units:
 class _Pieces:
     """Rows of overlaps in buckets. Arrays with an entry for each piece.
 
-    bucket, peer, area: in what it travels, `area` being `_DIRECT` and so on. order: columns by which the pieces of an
-    area lie one behind the other. shard: of this rank; -1 where the piece is passed on. bounds: as of `Transfers`.
-    bytes: of the piece. unit: a number that an entering piece and those passed on have in common.
+    Attributes:
+        bucket, peer: the bucket in which the piece travels, and the rank at the other end.
+        area: `_DIRECT`, `_ENTERING` or `_PASSED_ON`.
+        order: columns by which the pieces of an area are sorted.
+        shard: this rank's shard; -1 if the piece is forwarded.
+        bounds: as in `Transfers`.
+        bytes: size of the piece.
+        unit: number that connects a received piece with those forwarded from it; -1 for direct pieces and for those
+            that this rank sends from its own weights.
     """
 
     bucket: np.ndarray
@@ -139,14 +155,14 @@ class RelayedPlan:
     """The part that one rank has in a reshard: its sends, receives, forwards and local copies.
 
     Attributes:
-        local: transfers inside the rank, as of `Plan`.
-        load: of the rank, for `buckets`.
+        local: transfers inside the rank, as in `Plan`.
+        load: the rank's load, from which the number of buckets follows.
         digest: equal on two ranks if and only if they planned from the same layouts and nodes.
 
     Args:
         joined: both sides of all ranks.
-        rank: this one.
-        nodes: of every rank, numbered from 0.
+        rank: this rank.
+        nodes: node of every rank, numbered from 0.
     """
 
     def __init__(self, joined: Joined, rank: int, nodes: np.ndarray) -> None:
@@ -168,11 +184,11 @@ class RelayedPlan:
 
     @property
     def passes_on(self) -> bool:
-        """Whether any rank does. Then there is a bucket more than lines are cut into."""
+        """Whether any rank forwards. There is then one bucket more than lines are cut into."""
         return bool(self._groups.shared.any())
 
     def _owner_place(self, kinds: np.ndarray) -> np.ndarray:
-        """The place of this rank among the owners of each kind, or -1."""
+        """Return the place of this rank among the owners of each kind, or -1."""
         owners, region = self._overlaps.owners, self._turns.owner[kinds]
         count = owners.count[region]
         found = owners.rank[np.repeat(owners.first[region], count) + positions(count)] == self._rank
@@ -182,7 +198,7 @@ class RelayedPlan:
         return place
 
     def _direct_transfers(self) -> Transfers:
-        """Return what this rank sends or receives directly: inside its node, or to a node with one receiver."""
+        """Return the direct transfers from or to this rank: inside a node, or to a node with one receiver."""
         groups, turns, overlaps = self._groups, self._turns, self._overlaps
         single = (groups.owners == 0) & (groups.count == 1)
         singles = np.bincount(groups.kind[single], minlength=len(turns.count))
@@ -214,12 +230,12 @@ class RelayedPlan:
     def _far_sender(self, singles: np.ndarray, overlap: np.ndarray, number: np.ndarray) -> np.ndarray:
         """Return the place of the owner that sends an overlap to a node with a single receiver.
 
-        Owners take turns. An owner that serves receivers in its own node has as many turns fewer, so all send alike.
+        Owners take turns. Each receiver that an owner serves in its own node costs it a turn, so all send alike.
 
         Args:
             singles: number of such receivers of each kind.
-            overlap: of each entry.
-            number: of each entry's receiver among those of its kind. The result means nothing for other receivers.
+            overlap: overlap of each entry.
+            number: number of each entry's receiver among those of its kind. For other receivers the result is unused.
         """
         turns = self._turns
         kinds = np.flatnonzero(singles)
@@ -263,7 +279,7 @@ class RelayedPlan:
         )  # fmt: skip
 
     def _entry(self, overlap: np.ndarray, member: np.ndarray) -> np.ndarray:
-        """The entry of `needs` by which a member of a group needs an overlap of its kind."""
+        """Return the entry of `needs` by which a member of a group needs an overlap of its kind."""
         kind = self._turns.kind[overlap]
         return self._overlaps.needs.first[self._overlaps.need[overlap]] + (
             self._groups.member[member] - self._turns.begin[kind]
@@ -322,7 +338,7 @@ class RelayedPlan:
         return Load(max(size_of_side), max(streams_of_side), self._joined.widest_row)
 
     def buckets(self, count: int, origins: tuple[np.ndarray, np.ndarray]) -> list[Bucket]:
-        """Return the buckets of this rank: `count`, into which lines are cut, and another one if any rank passes on.
+        """Return the buckets of this rank: the `count` that lines are cut into, and one more if any rank forwards.
 
         origins: as for `schedule`.
         """
@@ -443,7 +459,7 @@ def _places(pieces: _Pieces, number: int, world_size: int) -> tuple[np.ndarray, 
 
 
 def _chunks(pieces: _Pieces, starts: np.ndarray, bucket: int, origins: np.ndarray) -> ChunkTable:
-    """Return the pieces of one bucket that lie in weights of this rank, in the order in which they are staged."""
+    """Return the pieces of one bucket that belong to weights of this rank, in staging order."""
     chosen = np.flatnonzero((pieces.bucket == bucket) & (pieces.shard >= 0))
     chosen = chosen[np.argsort(starts[chosen])]
     shard, bounds, start = pieces.shard[chosen], pieces.bounds[chosen], starts[chosen]
@@ -453,7 +469,7 @@ def _chunks(pieces: _Pieces, starts: np.ndarray, bucket: int, origins: np.ndarra
 
 
 def _in_runs(copies: np.ndarray) -> np.ndarray:
-    """Copies, (copies, 3) of source, target and size, with those joined that lie behind one another on both sides.
+    """Join copies, (copies, 3) of source, target and size, that are adjacent on both sides.
 
     >>> _in_runs(np.array([[8, 4, 4], [0, 0, 4], [4, 8, 2], [12, 10, 2]])).tolist()
     [[0, 0, 4], [8, 4, 4], [4, 8, 2], [12, 10, 2]]

@@ -1,4 +1,4 @@
-"""Whether the processes of a die can share device memory, asked of the machine once.
+"""Asks the machine only once whether the processes of a die can share device memory.
 
 verl's sender and receiver of weights both ask when an update ends, and verl 0.9.1 starts `npu-smi` for each answer
 (docs/upstream/verl-ipc-support.md).
@@ -12,7 +12,7 @@ from verl.plugin.platform import get_platform
 
 
 def remember_ipc_support() -> None:
-    """Have verl's platform of this process keep its first answer. An error is none: it is asked again."""
+    """Let verl's platform object of this process keep its first answer. After an error it asks again."""
     # verl's set_platform() would warn, in each process, that it replaces a platform that others have already used.
     platform = get_platform()
     if "is_ipc_supported" not in vars(platform):

@@ -1,4 +1,4 @@
-"""How often verl asks npu-smi whether the processes of a die can share memory."""
+"""A process asks npu-smi only once whether the processes of a die can share memory."""
 
 import json
 import subprocess
