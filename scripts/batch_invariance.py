@@ -43,6 +43,7 @@ from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from rehearsal.plan import CHECKPOINT_SEED, DEFAULT_TRAIN_DATA  # noqa: E402
 from rehearsal.stack_2026.plan import ENVIRONMENT_FILE  # noqa: E402
 from scripts.inference.models import InferenceError, check_machine  # noqa: E402
+from verl_plugin.batch_invariance.cache import make_cache  # noqa: E402
 from verl_plugin.batch_invariance.checks import VARIABLE  # noqa: E402
 from verl_plugin.batch_invariance.jobs import Job  # noqa: E402
 from verl_plugin.batch_invariance.report import differs, table  # noqa: E402
@@ -166,7 +167,7 @@ def _environment(options: argparse.Namespace, mode: str, job: Job, here: Path) -
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_DISABLE_COMPILE_CACHE": "1",
-        "VLLM_CACHE_ROOT": str(here / "compiled"),
+        "VLLM_CACHE_ROOT": str(make_cache(here / "compiled")),
         VARIABLE: "1" if mode == "on" else "0",
     }
     if not options.emulate:

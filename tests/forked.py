@@ -33,10 +33,13 @@ from rehearsal.prefork.launch import NPU_DRIVER
 PYTORCH = ("torch", "torch_npu")
 MEGATRON = ("verl_patches.prelude_patch", "torch", "verl.workers.megatron_workers", "vllm")
 FSDP = ("verl_patches.prelude_patch", "torch", "verl.workers.fsdp_workers")
+# Those of the stack 2026: verl's engines, which import Megatron too.
+ENGINES_2026 = ("torch", "torch_npu", "verl.workers.engine")
 # Variables that PyTorch, torch_npu or the emulator read at import.
 READ_AT_IMPORT = (
     "LD_PRELOAD", "NPU_EMULATOR_DEFERRED_COLLECTIVES", "NPU_EMULATOR_METERS", "NPU_EMULATOR_STREAM_SEED",
-    "OMP_NUM_THREADS", "PYTORCH_NPU_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    "OMP_NUM_THREADS", "PYTORCH_NPU_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCHDYNAMO_DISABLE",
+    "VERL_USE_EXTERNAL_MODULES",
 )  # fmt: skip
 SHARED = "TEMPLATES_OF_TESTS"
 """Environment variable that describes the shared templates as JSON: their owner, and for each its imports, the
@@ -76,7 +79,8 @@ def share_templates(without: Sequence[str]) -> None:
     """Start templates for our test processes: one of each kind, and PyTorch's also without some variables."""
     if NPU_DRIVER.exists():
         return
-    kinds = [(imported, _read(os.environ), _start_template(imported)) for imported in (PYTORCH, MEGATRON, FSDP)]
+    every = (PYTORCH, MEGATRON, FSDP, ENGINES_2026)
+    kinds = [(imported, _read(os.environ), _start_template(imported)) for imported in every]
     with mock.patch.dict(os.environ):
         for name in without:
             os.environ.pop(name, None)

@@ -4,6 +4,7 @@
 WORLD_SIZE and a fresh rendezvous in the environment. The module must not touch a device while it is imported.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -45,6 +46,7 @@ def fork_ranks(program: str, world_size: int, folder: Path) -> int:
     """Import the program, fork one child per rank, and return the number of failed ranks."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
     module = importlib.import_module(program)
+    gc.freeze()  # an engine collects garbage several times while it starts, and imports leave none
     children = []
     for rank in range(world_size):
         child = os.fork()

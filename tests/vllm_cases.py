@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import math
@@ -171,6 +172,7 @@ def import_once(modules: Iterable[str]) -> None:
     registry._LazyRegisteredModel.inspect_model_cls = lambda lazy: registry._ModelInfo.from_model_cls(
         lazy.load_model_cls()
     )
+    gc.freeze()  # an engine collects garbage several times while it starts, and imports leave none
 
 
 def run_cases(

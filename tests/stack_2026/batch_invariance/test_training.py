@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 from tests.stack_2026.batch_invariance.engines import run_engine
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
@@ -23,7 +24,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "answer.json").write_text(json.dumps(answer))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NPU_EMULATOR_DEVICES", "1")
-        run_ranks("tests.stack_2026.batch_invariance.training_program", 1, folder, timeout=500)
+        run_ranks("tests.stack_2026.batch_invariance.training_program", 1, folder, timeout=500, imported=PYTORCH)
     return json.loads((folder / "training.json").read_text()) | {"rollout": answer["log_probs"]}
 
 

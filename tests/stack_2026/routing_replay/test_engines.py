@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import ENGINES_2026
 from tests.ranks import run_ranks
 from tests.stack_2026.routing_replay.program import COMPARED, LENGTHS, REPLAYED, UPSTREAM, Case
 from tests.stack_2026.routing_replay.reference import write_models
@@ -34,7 +35,7 @@ def found(request: pytest.FixtureRequest, checkpoints: Path) -> list[dict[str, A
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
-        run_ranks("tests.stack_2026.routing_replay.program", world, checkpoints, timeout=500)
+        run_ranks("tests.stack_2026.routing_replay.program", world, checkpoints, timeout=500, imported=ENGINES_2026)
     return [json.loads((checkpoints / f"{world}.{rank}.json").read_text()) for rank in range(world)]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import ENGINES_2026
 from tests.ranks import run_ranks
 from tests.stack_2026.step_record.poisoned import LAYER
 from tests.stack_2026.step_record.steps import FAULTS, recorded
@@ -33,7 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.delenv("RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES", raising=False)
-        run_ranks("tests.stack_2026.step_record.program", RANKS, folder, timeout=300)
+        run_ranks("tests.stack_2026.step_record.program", RANKS, folder, timeout=300, imported=ENGINES_2026)
     return {
         name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(RANKS)] for name in FAULTS
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.failing_program import CULPRIT, WORLD
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
@@ -24,7 +25,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcome(folder: Path, way: str) -> list[dict[str, Any]]:
     """Run the ranks with a fault, and return the results of each surviving rank."""
     (folder / "way.txt").write_text(way)
-    run_ranks("tests.stack_2026.verl_plugin.failing_program", WORLD, folder, timeout=240)
+    run_ranks("tests.stack_2026.verl_plugin.failing_program", WORLD, folder, timeout=240, imported=PYTORCH)
     found = [json.loads((folder / f"failing.{rank}.json").read_text()) for rank in SURVIVORS]
     for told in found:
         assert (told["first"]["type"], told["first"]["differing"]) == (None, [])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import ENGINES_2026
 from tests.ranks import run_ranks
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
@@ -19,7 +20,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     write_checkpoint("qwen3moe", folder / "qwen3moe")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
-        run_ranks("tests.stack_2026.verl_plugin.finite_steps_program", 2, folder, timeout=300)
+        run_ranks("tests.stack_2026.verl_plugin.finite_steps_program", 2, folder, timeout=300, imported=ENGINES_2026)
     return [json.loads((folder / f"finite.{rank}.json").read_text()) for rank in range(2)]
 
 

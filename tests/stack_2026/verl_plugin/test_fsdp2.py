@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, CASES, write_models
 
@@ -24,7 +25,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(request: pytest.FixtureRequest, checkpoints: Path) -> list[dict[str, Any]]:
     """Results of each rank, by name of the case."""
     world = request.param
-    run_ranks("tests.stack_2026.verl_plugin.fsdp_program", world, checkpoints, timeout=300)
+    run_ranks("tests.stack_2026.verl_plugin.fsdp_program", world, checkpoints, timeout=300, imported=PYTORCH)
     return [json.loads((checkpoints / f"{world}.{rank}.json").read_text()) for rank in range(world)]
 
 

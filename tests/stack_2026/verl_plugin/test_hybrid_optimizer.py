@@ -12,6 +12,7 @@ from post_training.checkpoint.filling import steps_of
 from post_training.checkpoint.training_files import STEPS, open_training_files
 from post_training.models.families import table_for
 from post_training.user_files import read_object
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.resume_reference import Reference, write_checkpoint_of_2025
 from tests.stack_2026.verl_plugin.test_resume import EXPERTS, LAST, SAVED, STATES, WHOLE, Runs
@@ -132,7 +133,7 @@ def test_fault_in_loading_changes_states_and_weights(runs, fault):
 
 
 def test_updates_counted_in_a_group_go_on(tmp_path):
-    run_ranks("tests.stack_2026.verl_plugin.hybrid_program", 1, tmp_path, timeout=300)
+    run_ranks("tests.stack_2026.verl_plugin.hybrid_program", 1, tmp_path, timeout=300, imported=PYTORCH)
     found = json.loads((tmp_path / "0.json").read_text())
     assert found == {"counts": [LOADED + UPDATES] * 2, "places": [["cpu"], ["npu"]]}
 

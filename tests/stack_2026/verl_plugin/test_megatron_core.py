@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import PYTORCH
 from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, write_models
 
@@ -25,7 +26,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_weights_are_transformers_and_upstreams_at_the_bound(checkpoints, monkeypatch, name, world):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
     (checkpoints / "run.txt").write_text(name)
-    run_ranks("tests.stack_2026.verl_plugin.megatron_program", world, checkpoints, timeout=400)
+    run_ranks("tests.stack_2026.verl_plugin.megatron_program", world, checkpoints, timeout=400, imported=PYTORCH)
     ranks = [json.loads((checkpoints / f"megatron.{name}.{rank}.json").read_text()) for rank in range(world)]
     assert len(ranks[0]) >= 3
     for case in ranks[0]:

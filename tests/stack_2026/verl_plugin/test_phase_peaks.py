@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX
+from tests.forked import ENGINES_2026
 from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.phase_peaks_program import CYCLES, ENGINES, NEIGHBOUR_BYTES, PHASES, PLANTED_BYTES
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
@@ -24,7 +25,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
         patch.setenv("OMP_NUM_THREADS", "1")
-        run_ranks("tests.stack_2026.verl_plugin.phase_peaks_program", 2, folder, timeout=300)
+        run_ranks("tests.stack_2026.verl_plugin.phase_peaks_program", 2, folder, timeout=300, imported=ENGINES_2026)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -12,6 +12,7 @@ from post_training.checkpoint.manifest import Manifest
 from post_training.checkpoint.training_files import open_training_files
 from post_training.models.families import table_for
 from post_training.user_files import read_object
+from tests.forked import ENGINES_2026
 from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.resume_reference import Reference, write_checkpoint_of_2025
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
@@ -27,6 +28,7 @@ class Runs:
     """The tasks of all tests, run by one group of ranks per layout."""
 
     program = "tests.stack_2026.verl_plugin.resume_program"
+    imported: tuple[str, ...] = ENGINES_2026
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,7 +37,7 @@ class Runs:
 
     def run(self, world: int, *tasks: dict[str, Any]) -> None:
         (self.folder / "tasks.json").write_text(json.dumps(tasks))
-        run_ranks(self.program, world, self.folder, timeout=900)
+        run_ranks(self.program, world, self.folder, timeout=900, imported=self.imported)
 
     def task(self, backend: str, name: str, model: str = "deepseek", **more: Any) -> dict[str, Any]:
         task = {"name": name, "backend": backend, "model": str(self.folder / model), "last": LAST, "sizes": EXPERTS}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import ENGINES_2026
 from tests.ranks import run_ranks
 from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, write_models
 
@@ -25,7 +26,7 @@ def ran(folder: Path, name: str, silent: tuple[int, ...] = ()) -> list[dict[str,
     """Run a layout, and return the results of each rank, training ranks first."""
     (folder / "run.txt").write_text(name)
     world = sum(map(int, name.rpartition(".")[2].split("+")))
-    run_ranks(PROGRAM, world, folder, timeout=300)
+    run_ranks(PROGRAM, world, folder, timeout=300, imported=ENGINES_2026)
     return [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(world) if rank not in silent]
 
 

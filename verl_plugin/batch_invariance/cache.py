@@ -1,0 +1,20 @@
+"""vLLM's cache folder for one engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def make_cache(folder: Path) -> Path:
+    """Make a cache folder in which compiled graphs are the engine's own, and return it.
+
+    What vLLM has found out about model classes stays in the user's cache: without it, vLLM starts a process for each
+    engine that imports the model's class and all that it needs.
+    """
+    users = Path(os.environ.get("VLLM_CACHE_ROOT") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm"))
+    shared = users.expanduser().absolute() / "modelinfos"
+    shared.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
+    (folder / shared.name).symlink_to(shared)
+    return folder
