@@ -291,7 +291,7 @@ def test_an_empty_graph_does_nothing():
     assert meters.snapshot()["phases"]["empty"]["graphs"] == {"captured": 0, "replayed": 1, "tasks": 0}
 
 
-def test_an_error_of_the_program_leaves_what_was_captured():
+def test_program_error_keeps_captured_points():
     given, graph = on_die(2), torch.npu.NPUGraph()
     with pytest.raises(KeyError), torch.npu.graph(graph):
         doubled = given * 2

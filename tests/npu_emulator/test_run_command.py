@@ -95,6 +95,6 @@ def test_the_tests_of_a_project_pass_and_fail_as_they_would_on_a_device_and_leav
         (("--streams", "x", "--", "true"), 2, "'x' is no whole number from 0 on"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_a_sentence(arguments, code, sentence):
+def test_invalid_run_reported_in_one_sentence(arguments, code, sentence):
     ran = run(*arguments)
     assert ran.returncode == code and sentence in ran.stderr and "Traceback" not in ran.stderr

@@ -49,7 +49,7 @@ def test_a_graph_is_captured_once_and_runs_the_same_operators():
     assert calls(meters.snapshot()) == {"aclnnAddRmsNorm": 2, "aclnnSwiGlu": 2}
 
 
-def test_what_a_graph_cannot_hold_is_an_error():
+def test_uncapturable_work_is_an_error():
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(lambda x: x[: int(x.sum().item())])(torch.ones(3, **on))
 

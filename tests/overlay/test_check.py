@@ -73,7 +73,7 @@ def test_the_locked_source_is_clean_and_its_copies_are_listed(acme):
     assert verdicts["f"].copied_in == ["acme.user"] and verdicts["LIMIT"].copied_in == []
 
 
-def test_what_another_upstream_has_is_left_to_its_own_check(acme):
+def test_other_upstreams_are_left_to_their_own_check(acme):
     relied_on = ["other.core:g", "acme.core:helper"]
     patches = [acme.patch("wrap", "acme.core:f", nothing, relies_on=relied_on)]
     verdicts = checking.check(patches, acme.lock, PINS, ACME, sources(acme))
@@ -97,7 +97,7 @@ def test_what_another_upstream_has_is_left_to_its_own_check(acme):
         ("def f(x, y=1):", 'def f(x, y=1):\n    """New."""', {}),
     ],
 )
-def test_every_change_is_told_apart(acme, before, after, expected):
+def test_every_change_is_distinguished(acme, before, after, expected):
     assert before in (acme.folder / "acme/core.py").read_text()
     verdicts = statuses(acme, lambda text: text.replace(before, after, 1))
     assert unclean(verdicts) == expected

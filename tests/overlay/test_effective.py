@@ -34,7 +34,7 @@ USER = """
         (Effect("overlay.engine", "Absent", Engine, upstream=object()), False),
     ],
 )
-def test_a_change_is_in_place_where_upstreams_object_holds_it(effect, in_place):
+def test_change_applies_where_upstreams_object_has_it(effect, in_place):
     assert _is_in_place(effect) is in_place
 
 

@@ -79,7 +79,7 @@ def test_copies_are_named_by_reference_commit_version_and_release(upstream, labe
     assert (upstream.cluster_label, upstream.supported()) == (label, supported)
 
 
-def test_what_is_installed_is_named_by_its_distribution():
+def test_installed_packages_named_by_distribution():
     def installed(distribution: str) -> str:
         return Upstream("a", ("a",), distribution=distribution).installed()
 

@@ -31,7 +31,7 @@ def test_the_plug_in_estimate_is_another_number():
 
 
 @pytest.mark.parametrize("wrong", [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5), (0, 0, 1)])
-def test_what_cannot_be_estimated_rejected(wrong):
+def test_invalid_estimate_rejected(wrong):
     with pytest.raises(ValueError, match="cannot be estimated"):
         pass_at_k(*wrong)
 

@@ -235,7 +235,7 @@ def test_data_of_text_for_a_model_with_images_rejected(capsys, tmp_path):
     assert options.dies == 2 and make_plan(options, "time").job.configuration == "rehearsal_images"
 
 
-def test_what_a_family_does_not_have_rejected_in_one_sentence():
+def test_options_foreign_to_a_family_rejected():
     stages = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list"
     assert "verl builds Qwen3; take the key away" in rejection(f"+{stages}=[3,1]", model="qwen3")
 
@@ -422,7 +422,7 @@ def test_the_sizes_of_the_model_are_checked_before_it_is_made():
     )
 
 
-def test_a_checkpoint_that_is_cut_is_noticed(tmp_path):
+def test_truncated_checkpoint_detected(tmp_path):
     assert not is_whole(tmp_path) and not is_whole(tmp_path / "absent")
     save_file({"a": numpy.zeros((3, 5), numpy.float32)}, tmp_path / "model.safetensors")
     assert not is_whole(tmp_path)

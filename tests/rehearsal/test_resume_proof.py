@@ -219,7 +219,7 @@ def test_the_places_of_a_worker_and_of_the_driver_come_in_their_order(tmp_path, 
         (["--config-name", "rehearsal", "data.train_batch_size=128"], "has 231 problems; give at most 115"),
     ],
 )
-def test_what_cannot_be_proven_rejected_before_anything_is_made(tmp_path, capsys, arguments, sentence):
+def test_invalid_proof_rejected_before_it_starts(tmp_path, capsys, arguments, sentence):
     try:
         status = prove_resume.main([*arguments, "--output", str(tmp_path)])
     except SystemExit as end:

@@ -202,7 +202,7 @@ def replaced(file: Path, text: str) -> Path:
         (["{run}/model", "--tokens", "{run}/tokens.jsonl"], "no checkpoint of an actor"),
     ],
 )
-def test_what_cannot_work_rejected_in_a_sentence(files, run, arguments, word, capsys):
+def test_unworkable_settings_rejected_in_one_sentence(files, run, arguments, word, capsys):
     assert compared(files, *(each.format(files=files, run=run) for each in arguments)) == 2
     error = capsys.readouterr().err
     assert word in error and error.count("\n") == 1
@@ -226,7 +226,7 @@ def test_lines_that_are_no_tokens_rejected(run, tmp_path, line, word, capsys):
     assert word in capsys.readouterr().err
 
 
-def test_dumps_of_other_tokens_are_told(files, capsys):
+def test_dumps_of_other_tokens_detected(files, capsys):
     from dataclasses import replace
 
     write_dump(files / "wrong", replace(dump("rollout"), sequences=SEQUENCES[::-1]))

@@ -120,7 +120,7 @@ def test_a_fork_gets_everything_twice_the_same_and_is_as_it_was_after_an_undo(fo
     assert "nothing to undo" in copy_into(fork, "--undo")
 
 
-def test_what_somebody_changed_is_neither_replaced_nor_removed(fork):
+def test_changed_files_are_neither_replaced_nor_removed(fork):
     copy_into(fork, "--only", "verl")
     changed = fork / "verl_patches/prelude_patch.py"
     changed.write_text("mine = 1\n")

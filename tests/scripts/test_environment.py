@@ -254,7 +254,7 @@ def test_changed_emulator_alone_is_rebuilt_alone(machine, source):
     assert machine.take_calls() == ["emulator", "check"]
 
 
-def test_another_search_is_installed_beside_what_is_there(machine):
+def test_another_search_is_installed_beside_existing_ones(machine):
     machine.run()
     machine.take_calls()
     (machine.root / "requirements" / "tune.lock").write_text("other\n")

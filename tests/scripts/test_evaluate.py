@@ -191,7 +191,7 @@ def spoiled(qwen, folder, name, **config):
         (["--data", "{wrong}"], "has the columns question, target"),
     ],
 )
-def test_what_cannot_work_is_one_sentence_before_anything_is_made(qwen, tmp_path, capsys, arguments, said):
+def test_invalid_arguments_rejected_before_anything_is_made(qwen, tmp_path, capsys, arguments, said):
     (tmp_path / "wrong.jsonl").write_text('{"question": "2+2", "target": "4"}\n')
     made = {
         "qwen": f"tiny={qwen}",

@@ -331,6 +331,6 @@ def test_npus_passed_in_are_all_or_those_named(host, runtimes, line, numbers):
         (["--privileged"], 'Unknown argument "--privileged"'),
     ],
 )
-def test_what_cannot_work_rejected(host, line, says):
+def test_unworkable_settings_rejected(host, line, says):
     code, said = host("{}", *line)
     assert code == 2 and says in said

@@ -51,7 +51,7 @@ def test_seed_decides_the_files_byte_by_byte(problems, tmp_path):
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_what_is_left_out_is_reported(tmp_path):
+def test_dropped_records_are_reported(tmp_path):
     rows = [("1+1", "2"), ("2+2", ""), ("1+1", "2"), ("1+1", "3"), ("5+5", "10"), ("6+6", "12")]
     path, test = tmp_path / "some.json", tmp_path / "test.json"
     path.write_text(json.dumps([{"problem": problem, "answer": answer} for problem, answer in rows]))

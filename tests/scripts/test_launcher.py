@@ -455,7 +455,7 @@ def test_a_ray_of_the_head_that_ends_during_the_training_is_five(head):
 @pytest.mark.parametrize(
     ("waited", "code", "says"), [("2", 5, "does not answer any more"), ("3", 2, "The nodes differ")]
 )
-def test_a_wait_that_ends_otherwise_than_by_its_bound_is_told_apart(head, waited, code, says):
+def test_other_ends_of_a_wait_are_distinguished(head, waited, code, says):
     head.set("wait-code", waited)
     ended, said = head.run()
     assert ended == code and says in said
@@ -646,7 +646,7 @@ SECRETS = {
         ),
     ],
 )
-def test_a_job_goes_on_where_it_is_told_to(head, tmp_path, given, settings, monkeypatch):
+def test_job_continues_from_the_given_step(head, tmp_path, given, settings, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "global step_5").mkdir()
     (tmp_path / "global step_5" / "trainer.json").write_text("{}")
@@ -710,7 +710,7 @@ def test_nobody_else_can_enter_the_folder_of_ray_and_temporary_files_go_with_the
     other.unlink()
 
 
-def test_what_a_killed_job_left_in_memory_is_removed_by_the_next_start(head, port):
+def test_next_start_removes_shared_memory_of_a_killed_job(head, port):
     head.set("train-hangs")
     first = head.start()
     head.wait_for("train")
@@ -745,7 +745,7 @@ def words(line: str) -> list[str]:
     return os.fsdecode(printed).split("\0")[:-1]
 
 
-def test_a_dry_run_starts_nothing_and_prints_what_a_run_then_does(head):
+def test_dry_run_only_prints_the_commands_of_a_run(head):
     script = head.folder / "set env.sh"
     script.touch()
     given = {"CANN_ENV": script, "JEMALLOC": "/lib/x86_64-linux-gnu/libc.so.6"}

@@ -42,7 +42,7 @@ def test_further_columns_in_another_order_are_read():
 @pytest.mark.parametrize(
     "said", ["", "dcmi module initialize failed. ret is -8005\n", "0 0 0 Ascend\n", "NPU ID Chip ID\n0"]
 )
-def test_what_is_no_mapping_has_no_chips(said):
+def test_non_mapping_has_no_chips(said):
     assert read_mapping(said) == []
 
 

@@ -81,7 +81,7 @@ def test_data_are_made_the_configuration_is_checked_and_then_it_trains(machine, 
     assert train == [*own, *surroundings] and check == [*own, "--check", *surroundings]
 
 
-def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
+def test_dry_run_prints_the_commands_of_a_run(machine, tmp_path):
     arguments = ("--test-data", PROBLEMS, "--", "data.train_batch_size=4")
     shown, calls = machine(ONE_CARD, "--dry-run", *arguments)
     assert shown.returncode == 0 and not calls and not (tmp_path / "out").exists()
@@ -111,7 +111,7 @@ def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
         (["--resume", "nowhere"], True, {}, '--resume is "nowhere", which is no folder of a complete step'),
     ],
 )
-def test_what_cannot_work_is_one_sentence_before_anything_is_made(machine, tmp_path, arguments, given, variables, says):
+def test_invalid_arguments_rejected_before_anything_is_made(machine, tmp_path, arguments, given, variables, says):
     ended, calls = machine(EIGHT_DIES, *arguments, given=given, **variables)
     assert ended.returncode == 2 and not calls and not (tmp_path / "out").exists()
     assert len(ended.stderr.splitlines()) == 1 and ended.stderr.startswith("error: ")
@@ -148,7 +148,7 @@ def test_a_die_with_five_percent_less_than_the_plan_rejected_before_anything_sta
         ("{step}", ["trainer.resume_mode=resume_path", "trainer.resume_from_path='{step}'"]),
     ],
 )
-def test_a_run_goes_on_where_it_is_told_to(machine, tmp_path, resume, settings):
+def test_run_continues_from_the_given_step(machine, tmp_path, resume, settings):
     step = tmp_path / "out" / "checkpoints" / "global_step_5"
     step.mkdir(parents=True)
     (step / "trainer.json").write_text("{}")
@@ -423,7 +423,7 @@ def test_dapo_trains_on_fsdp(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_one_die_goes_on_from_two(tmp_path):
+def test_one_die_continues_from_two(tmp_path):
     """So does two from one. The rollout then draws other answers, so the steps are not compared."""
     output = tmp_path / "run"
     saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")

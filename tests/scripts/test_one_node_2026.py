@@ -47,7 +47,7 @@ def test_job_is_checked_and_planned_and_then_verl_trains(machine, tmp_path, job)
     assert train[5:-2] == own
 
 
-def test_dry_run_prints_what_a_run_then_does(machine, tmp_path):
+def test_dry_run_prints_the_same_commands_as_a_run(machine, tmp_path):
     shown, calls = machine(SMALL, "--dry-run", "--", "data.train_batch_size=8")
     assert shown.returncode == 0 and not calls and not (tmp_path / "out").exists()
     lines = [line.removeprefix("run ") for line in shown.stdout.splitlines() if line.startswith("run ")]

@@ -108,7 +108,7 @@ def test_a_clusters_file_that_is_not_filled_in_rejected(tmp_path, capsys):
     assert "still the placeholder" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_of_a_node_that_is_not_well_what_is_wrong_is_said(monkeypatch):
+def test_faults_of_a_node_are_named(monkeypatch):
     def examined(arguments):
         assert arguments == ["--cluster", "/a cluster.env", "--no-self-test", "--stack", "2025"]
         print("ok    NPUs       16 of 16\nBAD   /dev/shm   1 GB; mount more")
@@ -181,7 +181,7 @@ def test_scaled_down_job_is_the_job_on_other_dies_and_used(scaled, tmp_path):
     assert f"'--output', '{tmp_path}/out/scaled_down_job/evaluation'" in logs["evaluation"]
 
 
-def test_what_an_earlier_preflight_made_of_a_checkpoint_is_made_again(scaled, tmp_path):
+def test_preflight_removes_earlier_exports(scaled, tmp_path):
     for name in ("exported", "evaluation", "data"):
         (tmp_path / "out" / "scaled_down_job" / name).mkdir(parents=True)
     assert scaled()[0] == 0

@@ -36,7 +36,7 @@ def test_two_runs_are_compared(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments", [["absent"], ["run", "--output", "absent/page.html"], ["run", "absent"], ["run", "run"]]
 )
-def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys, monkeypatch, arguments):
+def test_invalid_request_rejected_in_one_sentence(tmp_path, capsys, monkeypatch, arguments):
     write_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert report.main(arguments) == 2

@@ -91,7 +91,7 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -
     assert len(pages) > 100 and list(broken_links(site, pages)) == []
 
 
-def test_broken_link_or_anchor_noticed(site: Path, pages: dict[Path, Page]) -> None:
+def test_broken_link_or_anchor_detected(site: Path, pages: dict[Path, Page]) -> None:
     page = Page(
         '<a href="zh/index.html#no-such">a</a><a href="gone.html">b</a><a href="zh/index.html#two-commands">c</a>'
     )

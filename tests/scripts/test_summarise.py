@@ -154,7 +154,7 @@ def test_mfu_needs_the_model_a_peak_and_real_dies(tmp_path, capsys):
     assert emulated["mfu"] is None and any("on emulated dies" in note for note in emulated["notes"])
 
 
-def test_what_was_not_measured_is_a_dash(tmp_path, capsys):
+def test_unmeasured_values_are_dashes(tmp_path, capsys):
     step = metrics(TRUE_WEIGHTS)
     for name in ("timing_s/reshard", "timing_s/offload", "response_length/clip_ratio"):
         del step[name]

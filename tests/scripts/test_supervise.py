@@ -164,7 +164,7 @@ def test_the_heartbeat_of_an_earlier_start_is_no_life(tmp_path):
     assert training.seconds_after(1.0) == 0.0
 
 
-def test_who_retries_everything_is_seen(bench, monkeypatch):
+def test_indiscriminate_retry_detected(bench, monkeypatch):
     """The control of the table above: if every cause is retried, recurring failures are started again."""
     command = bench.command([after(3, "reward_error")] * 3)
     patched = (
@@ -276,7 +276,7 @@ def test_the_number_of_retries_without_progress_is_bounded(bench):
     assert "max_retry_times is 2, and no checkpoint has come since" in ended.stdout
 
 
-def test_what_the_training_prints_is_printed_and_kept(bench):
+def test_training_output_is_printed_and_kept(bench):
     ended = bench.run([])
     assert ended.returncode == 0 and "step:7\n" in ended.stdout
     assert (bench.output / "start_1.log").read_text().count("step:") == STEPS
@@ -403,7 +403,7 @@ def processes_that_name(text: str) -> list[str]:
         (["--output", "/dev/null/x", "--", "true"], "--output /dev/null/x cannot be made"),
     ],
 )
-def test_what_cannot_be_supervised_rejected_before_anything_starts(arguments, sentence):
+def test_invalid_supervision_rejected_before_it_starts(arguments, sentence):
     command = [sys.executable, "scripts/supervise.py", *arguments]
     ended = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False
@@ -411,7 +411,7 @@ def test_what_cannot_be_supervised_rejected_before_anything_starts(arguments, se
     assert ended.returncode == 2 and sentence in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_a_disk_without_space_is_told_before_anything_starts(bench):
+def test_full_disk_reported_before_anything_starts(bench):
     reason = reason_why_not()
     if reason:
         pytest.skip(f"NOT RUN, a full disk: {reason}")

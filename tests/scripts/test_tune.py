@@ -120,7 +120,7 @@ def trials(folder):
     return optuna.load_study(study_name="tune", storage=f"sqlite:///{folder}/out/study.db").trials
 
 
-def test_a_search_that_is_killed_goes_on_where_it_was(bench, capsys):
+def test_killed_search_continues(bench, capsys):
     folder, arguments = bench
     (folder / "hold").write_text("2")
     tuner = subprocess.Popen(
@@ -220,7 +220,7 @@ REHEARSAL = ["--", "bash", "scripts/rehearse.sh"]
         (["--trials", "0", *REHEARSAL], "--trials"),
     ],
 )
-def test_what_cannot_be_searched_rejected_before_anything_starts(arguments, sentence, capsys, tmp_path):
+def test_invalid_search_rejected_before_it_starts(arguments, sentence, capsys, tmp_path):
     given = arguments if "--output" in arguments else ["--output", str(tmp_path / "out"), *arguments]
     try:
         code = main(given)

@@ -199,7 +199,7 @@ def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(no
 
 @pytest.mark.exhaustive("trains three times")
 @pytest.mark.timeout(3000)
-def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, tmp_path):
+def test_elastic_training_continues_without_a_node_and_returns(nodes, inputs, tmp_path):
     """The worker loses power and does not return within the wait; it returns while the other node trains."""
     head, worker = nodes
     output, policy = tmp_path / "run", tmp_path / "policy.yaml"

@@ -480,7 +480,7 @@ def test_ranks_that_disagree_are_noticed(replica, pristine, output, tmp_path, ca
 # Full disks, occupied folders, wrong layouts
 
 
-def test_disk_too_small_is_said_before_anything_is_written(monkeypatch, pristine, output, capsys):
+def test_small_disk_reported_before_writing(monkeypatch, pristine, output, capsys):
     real = os.statvfs(pristine)
     small = os.statvfs_result((real.f_bsize, real.f_frsize, *real[2:4], 2, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: small)
@@ -488,13 +488,13 @@ def test_disk_too_small_is_said_before_anything_is_written(monkeypatch, pristine
     assert_untouched(output)
 
 
-def test_memory_too_small_is_said_before_anything_is_written(monkeypatch, pristine, output, capsys):
+def test_small_memory_reported_before_writing(monkeypatch, pristine, output, capsys):
     monkeypatch.setattr(conversion, "_available_memory", lambda: 1 << 20)
     assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "fewer --workers")
     assert_untouched(output)
 
 
-def test_what_will_be_needed_and_what_is_there_is_said_first(monkeypatch, pristine, output, capsys):
+def test_needed_and_free_resources_printed_first(monkeypatch, pristine, output, capsys):
     monkeypatch.setattr(conversion, "_available_memory", lambda: 7 << 28)
     real = os.statvfs(pristine)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, *real[2:4], 5 << 17, *real[5:])))

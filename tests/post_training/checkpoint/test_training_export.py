@@ -176,7 +176,7 @@ def test_the_model_of_the_run_is_taken_where_none_is_given(tmp_path):
         (lambda step, base: _set(base, architectures=["NoModel"]), "no layout table describes"),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence(change, says, tmp_path, capsys):
+def test_invalid_export_rejected(change, says, tmp_path, capsys):
     model = trained("qwen2")
     step, model_folder = saved(model, tmp_path), base(tmp_path / "base", model, "float32")
     change(step, model_folder)

@@ -40,7 +40,7 @@ def same_place(found):
     return all(dict(replay(found, seed).stopped) == stopped_in_run(found) for seed in SEEDS)
 
 
-def test_nobody_waits_where_all_is_finished():
+def test_no_rank_waits_when_all_have_finished():
     found = schedule((0, ("x.a y.a", 2)), (1, ("x.a y.a", 2)), (2, ("x.a y.a", 2)))
     assert blame(found) is None and same_place(found)
     assert not replay(found, 1).stopped

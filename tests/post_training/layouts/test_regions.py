@@ -51,6 +51,6 @@ def test_tensors_first_held_are_those_of_no_lower_rank():
         (Shard(NAMES[0], ((0, 4), (0, 4), (0, 4)), "w"), "has 3 dimensions, and only vectors and matrices are moved"),
     ],
 )
-def test_what_no_plan_describes_rejected(shard, said):
+def test_unplannable_shard_rejected(shard, said):
     with pytest.raises(ValueError, match=said):
         regions_of([shard], NAMES)

@@ -59,7 +59,7 @@ def test_prompts_alone_have_no_responses(monkeypatch, batch):
         ((1, PADDING), (PADDING,), None),
     ],
 )
-def test_what_the_batch_does_not_hold_rejected(prompt, response, says):
+def test_sequences_longer_than_the_batch_rejected(prompt, response, says):
     given = [SEQUENCES[0], TokenSequence(prompt, response)]
     if says is None:
         return capture.check_lengths(worker().config, given, PADDING)

@@ -159,7 +159,7 @@ def test_more_swaps_than_near_ties_are_a_fault():
     assert "router" in sentence(compare(other, TRAINING))
 
 
-def test_where_every_token_has_seen_other_experts_it_says_so():
+def test_all_tokens_with_other_experts_reported():
     other = ROLLOUT
     for row in (0, 5):
         other = swap(other, 0, row, *unchosen(row))
@@ -251,7 +251,7 @@ def test_json_page_and_table_say_the_same(tmp_path):
     assert table(found).row_count == len(EVERY)
 
 
-def test_of_many_points_the_table_has_those_around_the_first():
+def test_table_shows_points_around_the_first_difference():
     many = {of_layer(layer, points.MLP): TRAINING.points[points.EMBEDDING] for layer in range(60)}
     given = replace(TRAINING, points=many)
     other = changed(replace(ROLLOUT, points=many), of_layer(30, points.MLP), lambda values: values + 1)

@@ -116,7 +116,7 @@ def test_micro_batch_gets_smaller_where_it_decides(plan, memory, micro):
         (["--time"], "--time and --fewer-nodes are two plans"),
     ],
 )
-def test_job_that_cannot_go_on_with_fewer_nodes_rejected(plan, words, sentence):
+def test_job_without_fewer_nodes_support_rejected(plan, words, sentence):
     code, said = plan("deepseek_v3_256die_random_init", *TWO_NODES, *words)
     assert code == 2 and sentence in said, said
 

@@ -85,7 +85,7 @@ def test_32_gb_hold_a_rollout_with_the_optimizer_on_the_host_and_no_update(capsy
 A2_64, A2_32 = (ROOT / "scripts" / "env" / f"a2_8_cards_{size}gb.env" for size in (64, 32))
 
 
-def test_job_that_does_not_fit_is_told_what_would(capsys, tmp_path):
+def test_misfit_job_is_told_a_fitting_layout(capsys, tmp_path):
     """Try each suggestion: its settings pass the checks, and the plan fits with the announced margin."""
     named = ["--config-name", ONE_CARD, "--model", str(described(tmp_path, "1.5B")), "--cluster", str(A2_32)]
     assert plan.main(named) == 1

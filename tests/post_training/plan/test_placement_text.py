@@ -28,7 +28,7 @@ def test_everything_can_be_said():
         ("tp2,dp2", "ep2", "training has 4 ranks and the rollout 2"),
     ],
 )
-def test_what_does_not_fit_rejected(train, rollout, says):
+def test_misfit_rejected(train, rollout, says):
     with pytest.raises(ValueError, match=says):
         parse_placements(train, rollout, 8)
 

@@ -127,7 +127,7 @@ def scaled_plan(*overrides: str):
     return make_job_plan(job("random_init", "+scale=emulated_8_dies", layers, *overrides), Machine(1 << 50))
 
 
-def test_what_does_not_fit_is_named_with_a_remedy():
+def test_misfit_named_with_a_remedy():
     assert scaled_plan().problems() == []
     plan = dataclasses.replace(scaled_plan(), machine=Machine(1 << 30, host=1 << 20, disk=1 << 10), checkpoint=1 << 20)
     named = [problem.partition(":")[0] for problem in plan.problems()]

@@ -79,7 +79,7 @@ def test_a_plan_is_printed_to_the_letter():
     ]
 
 
-def test_what_is_just_enough_fits():
+def test_exact_fit_is_accepted():
     enough = Machine(41 * GB // 4, host=50 * GB, disk=240 * GB)
     assert plan(machine=enough).problems() == [] and "everything fits" in describe(plan(machine=enough))
     for changes in ({"die": enough.die - 1}, {"host": enough.host - 1}, {"disk": enough.disk - 1}):
@@ -90,7 +90,7 @@ def test_what_is_just_enough_fits():
     ]
 
 
-def test_what_follows_from_the_job_is_said():
+def test_consequences_of_the_job_are_reported():
     def told(**changes) -> str:
         return describe(plan(job=dataclasses.replace(plan().job, **changes)))
 

@@ -39,7 +39,7 @@ def attempt(cause, step=3, checkpoint=2, stage="update", **sizes):
 
 
 @pytest.mark.parametrize("cause", NEVER_RETRIED)
-def test_what_would_come_again_is_not_tried_again(cause):
+def test_recurring_failure_is_not_retried(cause):
     assert Supervision(Policy()).decide(attempt(cause)) == Enough(f"{cause} is not retried")
 
 

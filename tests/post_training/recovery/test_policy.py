@@ -59,7 +59,7 @@ def test_a_policy_says_what_it_wants_otherwise(written):
         ("retry_options:", "retry_options: [", "is no YAML"),
     ],
 )
-def test_what_cannot_be_rejected_in_one_sentence(written, before, after, sentence):
+def test_invalid_values_rejected_in_one_sentence(written, before, after, sentence):
     assert before in SEED
     file = written(SEED.replace(before, after, 1))
     with pytest.raises(PolicyError) as caught:

@@ -147,7 +147,7 @@ def test_runs_that_cannot_be_compared_are_rejected(runs, tmp_path):
     assert not (second / "comparison.html").exists()
 
 
-def test_equal_folder_names_are_told_apart(tmp_path):
+def test_equal_folder_names_are_distinguished(tmp_path):
     runs = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -136,7 +136,7 @@ def test_planned_steps_are_said_of_a_run_that_has_fewer(folder, planned, left):
         ("model.enable_gradient_checkpointing", False, ("4 layers of a stage recomputed", "no layer recomputed")),
     ],
 )
-def test_each_condition_is_said(folder, key, value, text):
+def test_each_condition_is_reported(folder, key, value, text):
     config = configuration()
     *path, last = key.split(".")
     node = config["actor_rollout_ref"]

@@ -123,7 +123,7 @@ def test_a_browser_shows_it_without_running_a_response(tmp_path):
     assert "<title>run</title>" in shown and shown.count("<svg") >= 5 and "<img" not in shown
 
 
-def test_how_a_run_ended_is_told_of_its_last_start(tmp_path):
+def test_end_of_a_run_is_that_of_its_last_start(tmp_path):
     run = write_run(tmp_path / "run")
     end(run, "failed", "a die ran out of memory")
     assert "failed: a die ran out of memory" in StrictPage(render_page(run)).text
@@ -137,7 +137,7 @@ def test_how_a_run_ended_is_told_of_its_last_start(tmp_path):
     assert "finished" in StrictPage(render_page(run)).text
 
 
-def test_only_a_page_of_a_run_that_goes_on_asks_for_a_newer_one(tmp_path):
+def test_only_the_page_of_an_active_run_refreshes(tmp_path):
     run = write_run(tmp_path / "run")
     assert "setInterval" in render_page(run, live=True) and "setInterval" not in render_page(run)
     end(run, "finished")

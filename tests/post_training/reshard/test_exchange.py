@@ -46,7 +46,7 @@ def test_rounded_router_biases_are_counted_and_named(results: list[dict]) -> Non
         assert found["differing"] and all("e_score_correction_bias" in name for name in found["differing"])
 
 
-def test_a_wait_that_is_left_out_is_noticed(results: list[dict]) -> None:
+def test_missing_wait_detected(results: list[dict]) -> None:
     assert all(result["without waiting"] for result in results)
 
 

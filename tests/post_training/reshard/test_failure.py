@@ -75,7 +75,7 @@ def test_missing_ranks_share_one_deadline(monkeypatch, silent):
     assert store.seconds == (10.0 if silent else 0.0)
 
 
-def test_what_all_ranks_agreed_on_is_left_as_it_is(membership):
+def test_error_agreed_by_all_ranks_unchanged(membership):
     with pytest.raises(ReshardError, match="^agreed$"), naming_the_missing(Attempt(), membership):
         raise ReshardError("agreed")
 

@@ -88,7 +88,7 @@ def test_padding_of_the_rollout_is_zero(die):
     assert not die.served["lm_head.weight"][WITH_EXPERTS.vocab :].any()
 
 
-def test_any_bucket_that_is_left_out_is_noticed(die):
+def test_missing_bucket_detected(die):
     die.take(die.exporter.export(1), 1)
     for dropped in (*die.manifest.names, "whole/2"):
         stream = ((name, content) for name, content in die.exporter.export(2) if name != dropped)

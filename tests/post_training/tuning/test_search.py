@@ -113,7 +113,7 @@ class Killed(BaseException):
     """Simulates the death of the process in the middle of a trial."""
 
 
-def test_an_ended_search_goes_on_and_loses_no_trial(tmp_path):
+def test_ended_search_continues_without_losing_trials(tmp_path):
     begun, ended = [], []
 
     def measure(settings, trial):

@@ -156,7 +156,7 @@ def test_the_fingerprint_covers_settings_seed_dtype_and_data(random_request, tmp
     assert len({variant.fingerprint() for variant in variants}) == len(variants)
 
 
-def test_an_interrupted_run_leaves_what_was_there(random_request, tmp_path):
+def test_interrupted_run_leaves_existing_files(random_request, tmp_path):
     kept = make_checkpoint(random_request, tmp_path / "tiny", ignore)
     marker = (kept.path / MARKER).read_text()
 

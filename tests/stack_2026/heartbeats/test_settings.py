@@ -43,7 +43,7 @@ def test_invalid_group_rejected(values, says):
     assert next(hang_problems(job(**values))).startswith(says)
 
 
-def test_a_trainer_that_names_nobody_rejected():
+def test_trainer_without_hang_reports_rejected():
     config = job()
     config["trainer"]["v1"]["trainer_mode"] = "sync"
     assert "the trainer trainer.v1.trainer_mode=sync names nobody" in next(hang_problems(config))

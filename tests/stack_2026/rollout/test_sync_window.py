@@ -107,7 +107,7 @@ def test_forward_that_was_not_agreed_on_is_an_error(offer):
         engines.windows[1].take(offer)
 
 
-def test_different_numbers_of_forwards_are_noticed():
+def test_unequal_numbers_of_forwards_detected():
     engines = Engines(2, 1)
     engines.windows[0].forwards += 1
     with pytest.raises(SyncWindowError, match="different numbers of forwards, from 0 to 1"):

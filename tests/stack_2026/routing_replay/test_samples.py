@@ -83,7 +83,7 @@ def test_transfer_queue_carries_half_the_bytes_of_verl():
     assert sent[torch.int16] - sent[torch.uint8] == (50 + 70) * 4 * 8
 
 
-def test_output_without_experts_stays_as_it_is():
+def test_output_without_experts_unchanged():
     plain = AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
     assert "routed_experts" not in compact([plain])[0].as_dict()
 

@@ -88,7 +88,7 @@ def test_seconds_of_the_weights_have_the_name_of_the_reports(tmp_path):
     assert read_records(target)[0].metrics == {"timing_s/reshard": 0.5}
 
 
-def test_a_failed_command_is_told_by_its_log(tmp_path):
+def test_failed_command_reported_by_its_log(tmp_path):
     log = tmp_path / "run.log"
     log.write_text("line\nerror: no room\n")
     assert failure_of(1, [], 2, "float32", log) == "no room"

@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_written_rejected_before_ray_starts(inputs, tmp_
     assert f"measure.output_dir={folder} cannot be written" in done.stderr.splitlines()[-1]
 
 
-def test_fewer_dies_than_the_run_needs_are_told_before_verl_waits_for_them(inputs, tmp_path):
+def test_missing_dies_reported_before_verl_waits(inputs, tmp_path):
     line, environment, mark = command(inputs, tmp_path)
     environment["NPU_EMULATOR_DEVICES"] = "2"
     done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
@@ -308,7 +308,7 @@ def failed_run(inputs, output, *overrides, **variables):
     return error, done.stdout + done.stderr
 
 
-def test_what_verl_passes_over_fails_the_run_at_its_end(inputs, tmp_path):
+def test_faults_ignored_by_verl_fail_the_run(inputs, tmp_path):
     """verl calls a reward function that raises once again; one that returns NaN makes every later update skip."""
     reward = Path(__file__).with_name("faulty_reward.py")
     steps = "trainer.total_training_steps=2"

@@ -246,7 +246,7 @@ def test_thresholds_of_a_guide_fire_at_their_step_once_and_absent_metrics_are_na
         ({"alerts": {}}, "unknown key monitoring_config.alerts, .*did you mean monitoring_config.alerting"),
     ],
 )
-def test_what_a_monitoring_config_cannot_mean_is_one_sentence(given, says):
+def test_invalid_monitoring_config_rejected(given, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         monitored(monitoring_config=given)
     assert "\n" not in str(caught.value)

@@ -73,7 +73,7 @@ def test_a_forward_only_pass_hands_back_the_order_of_the_batch(lone_rank):
     assert torch.equal(plain["log_probs"], log_probs["log_probs"])
 
 
-def test_an_order_that_is_not_restored_would_be_noticed(lone_rank, monkeypatch):
+def test_unrestored_order_detected(lone_rank, monkeypatch):
     monkeypatch.setattr(dynamic, "_in_order", lambda outputs, places: dynamic._joined(outputs, torch.arange(8)))
     _, ((log_probs, _),) = run(lone_rank, 10)
     assert not torch.equal(log_probs["log_probs"][:, 0], torch.arange(8, device="npu") / 10)
@@ -180,7 +180,7 @@ def test_each_pass_has_verls_keys():
         ),
     ],
 )
-def test_what_does_not_go_together_rejected(other, says):
+def test_conflicting_settings_rejected(other, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", [UPDATE, other]))
 

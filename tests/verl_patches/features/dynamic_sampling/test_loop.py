@@ -381,7 +381,7 @@ def test_no_prompt_is_lost_and_none_is_trained_twice_in_an_epoch(sizes, random):
     assert all(rejected[prompt] for prompt in gone)
 
 
-def test_a_surplus_that_is_thrown_away_is_noticed(monkeypatch):
+def test_discarded_surplus_detected(monkeypatch):
     monkeypatch.setattr(PromptQueue, "give_back", lambda self, prompts: None)
     with pytest.raises(AssertionError):
         test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches()
@@ -408,7 +408,7 @@ ON = (f"{FILTER}.enable=true",)
         ((f"{FILTER}.lower_bound=.nan",), "lower_bound"),
     ],
 )
-def test_what_the_filter_cannot_do_rejected(overrides, says):
+def test_invalid_filter_settings_rejected(overrides, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", [*ON, *overrides]))
 

@@ -54,7 +54,7 @@ def test_the_epoch_is_that_of_the_next_new_prompt():
     assert len(ours.take(9)) == 3 and ours.take(1) == [] and ours.epoch == 1, "the last epoch has no successor"
 
 
-def test_a_prompt_that_is_not_given_back_is_noticed():
+def test_lost_prompt_detected():
     ours = queue(4, 1)
     ours.take(3)
     assert Counter(ours.take(9)) != Counter(in_order(4, 1))

@@ -43,7 +43,7 @@ def test_a_good_run_ends_well_twice(run, tmp_path):
     run(lambda step: {})
 
 
-def test_a_skipped_update_is_said_at_once_and_at_the_end(run, tmp_path, capsys):
+def test_skipped_update_reported_at_once_and_at_the_end(run, tmp_path, capsys):
     with pytest.raises(RunError, match="the run is not valid: 1 update was skipped at step 2") as raised:
         run(lambda step: {"actor/nonfinite_steps": float(step == 2)})
     assert raised.value.reason == "not_valid"

@@ -89,7 +89,7 @@ def test_the_rehearsal_and_the_recomputing_configuration_pass(installed):
         ),
     ],
 )
-def test_what_is_not_translated_rejected_by_name(installed, overrides, says):
+def test_untranslated_keys_rejected_by_name(installed, overrides, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check(*overrides)
     assert "\n" not in str(caught.value)

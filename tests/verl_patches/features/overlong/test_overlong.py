@@ -217,7 +217,7 @@ ON = (f"{PENALTY}.enable=true", f"{PENALTY}.len=4")
         ),
     ],
 )
-def test_what_cannot_be_rejected(overrides, says):
+def test_invalid_values_rejected(overrides, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", overrides))
 

@@ -313,7 +313,7 @@ def test_a_checkpoint_of_another_run_rejected(make, tmp_path):
         (("algorithm.adv_estimator=remax",), "remax"),
     ],
 )
-def test_what_cannot_go_with_partial_rollouts_rejected(overrides, says):
+def test_settings_incompatible_with_partial_rollout_rejected(overrides, says):
     with pytest.raises((ConfigurationError, SettingsError), match=says) as rejected:
         check_configuration(compose("rehearsal", [*ON, *overrides]))
     assert "\n" not in str(rejected.value)

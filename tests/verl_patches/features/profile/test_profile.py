@@ -113,12 +113,12 @@ KEY = "actor_rollout_ref.overlay.profile"
         ([f"{KEY}.steps=[1]", "actor_rollout_ref.overlay.measure.output_dir=''"], "which is empty"),
     ],
 )
-def test_what_cannot_be_recorded_rejected(overrides, says):
+def test_invalid_record_settings_rejected(overrides, says):
     with pytest.raises((ConfigurationError, SettingsError), match=says):
         check_configuration(compose("rehearsal", overrides))
 
 
-def test_nothing_is_recorded_unless_it_is_asked_for():
+def test_nothing_is_recorded_by_default():
     assert not OverlaySettings().profile.steps
     driver = Driver(OverlaySettings().profile.steps)
     driver.fit(1, 3)

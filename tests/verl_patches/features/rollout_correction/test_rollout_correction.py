@@ -69,7 +69,7 @@ def test_verls_loss_has_the_weight_on_every_token(lengths, seed, apart):
     torch.testing.assert_close(*gradients, atol=1e-7, rtol=1e-7)
 
 
-def test_what_lies_behind_an_answer_has_no_weight():
+def test_tokens_after_an_answer_have_no_weight():
     """vLLM's log-prob there is -1 or missing, and an advantage of 0 must not become NaN."""
     batch = drawn([2, 4], seed=3, apart=0.5)
     batch.batch["advantages"][0, 2:] = 0.0
@@ -97,7 +97,7 @@ def test_a_rollout_without_error_changes_nothing_and_the_batch_stays():
     assert not torch.equal(far.batch["advantages"], before) and torch.equal(batch.batch["advantages"], before)
 
 
-def test_what_lies_behind_an_answer_has_no_part():
+def test_tokens_after_an_answer_have_no_part():
     batch = drawn([2, 4], seed=2, apart=0.5)
     _, metrics = corrected(batch, CAP)
     batch.batch["rollout_log_probs"][0, 2:] = -1e9

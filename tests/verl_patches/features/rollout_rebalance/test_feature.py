@@ -48,7 +48,7 @@ def settings(enabled: bool = True, windows: bool = True, noise: bool = True, exp
         ),
     ],
 )
-def test_what_cannot_move_requests_rejected(config, chosen, sentence):
+def test_invalid_rollout_rebalance_rejected(config, chosen, sentence):
     with pytest.raises(ConfigurationError, match=sentence) as rejected:
         check(config, chosen)
     assert "rollout_rebalance.enabled=true" in str(rejected.value) and "\n" not in str(rejected.value)

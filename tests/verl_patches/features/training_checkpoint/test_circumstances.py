@@ -73,7 +73,7 @@ def test_another_model_is_named_by_its_first_key():
         ("model/use_cache", False, ""),
     ],
 )
-def test_what_else_differs_is_said_but_places_and_records(path, value, said):
+def test_other_changed_settings_are_warned_about(path, value, said):
     assert differences(BEFORE, changed(path, value)) == said
 
 

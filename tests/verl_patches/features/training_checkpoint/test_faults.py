@@ -68,7 +68,7 @@ def test_no_manifest_where_a_written_file_has_changed(tmp_path, monkeypatch, dam
     ("operation", "number"),
     [("write", errno.ENOSPC), ("fsync", errno.EIO), ("rename", errno.EACCES), ("mkdir", errno.EROFS)],
 )
-def test_an_operation_that_fails_is_told_with_the_file_and_leaves_no_manifest(tmp_path, monkeypatch, operation, number):
+def test_failed_operation_names_file_and_leaves_no_manifest(tmp_path, monkeypatch, operation, number):
     folder = tmp_path / "actor"
 
     def fails(*arguments, **options):
@@ -83,7 +83,7 @@ def test_an_operation_that_fails_is_told_with_the_file_and_leaves_no_manifest(tm
 
 
 @pytest.mark.parametrize("state", ["master", "exp_avg", "exp_avg_sq"])
-def test_a_state_that_no_file_has_is_told_before_anything_is_loaded(tmp_path, monkeypatch, state):
+def test_missing_state_reported_before_loading(tmp_path, monkeypatch, state):
     save_training(rank_file(tmp_path, trained(), {}, {}))
     opened = filling.open_training_files
 
@@ -99,7 +99,7 @@ def test_a_state_that_no_file_has_is_told_before_anything_is_loaded(tmp_path, mo
     assert all(tensor.isnan().all() for tensor in made.tensors.values())
 
 
-def test_a_manifest_that_cannot_be_written_is_told_too(tmp_path, monkeypatch):
+def test_unwritable_manifest_reported(tmp_path, monkeypatch):
     write = saving.Manifest.write
 
     def fails(self, folder):

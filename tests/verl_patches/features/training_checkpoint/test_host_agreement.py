@@ -153,7 +153,7 @@ def all_ranks(store, values):
     return told
 
 
-def test_every_rank_gets_what_every_rank_says():
+def test_every_rank_gets_every_ranks_message():
     """This runs over torch's own store, with the values that ranks exchange about their files."""
     values = [("", (f"rank-{rank}", Manifest({"rank": rank}))) for rank in range(4)]
     told = all_ranks(dist.HashStore(), values)

@@ -127,7 +127,7 @@ def with_critic(trainer):
     return at
 
 
-def test_a_critic_goes_on_with_the_actor(with_critic):
+def test_critic_continues_with_the_actor(with_critic):
     root = saved(with_critic, 3).root
     made = with_critic()
     resume_step(made, "")
@@ -152,7 +152,7 @@ def test_a_checkpoint_without_a_critic_rejected_where_there_is_one(trainer, with
     assert not hasattr(made.actor_rollout_wg, "loaded") and made.train_dataloader.place == 0
 
 
-def test_a_run_goes_on_where_it_was_saved(trainer):
+def test_run_continues_from_its_checkpoint(trainer):
     saved(trainer, 2)
     root = saved(trainer, 4).root
     made = trainer()
@@ -307,7 +307,7 @@ def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkey
     assert sorted(folder.name for folder in root.iterdir() if folder.is_dir()) == ["global_step_4"]
 
 
-def test_a_save_that_begins_with_its_final_name_is_noticed(trainer, monkeypatch, tmp_path):
+def test_save_under_its_final_name_detected(trainer, monkeypatch, tmp_path):
     monkeypatch.setattr("verl_patches.features.training_checkpoint.step_folders._partial", step_folder)
     monkeypatch.setattr(saving, "publish_step", lambda root, step: None)
     monkeypatch.setattr(saving, "set_aside", lambda root, after: [])
@@ -360,7 +360,7 @@ def test_without_setting_aside_the_branch_that_was_left_would_be_gone_on_from(tr
         test_the_one_that_a_run_went_on_from_stays_until_a_newer_one_is_complete(trainer, monkeypatch)
 
 
-def test_what_a_deletion_left_half_done_goes_with_the_next_checkpoint(trainer):
+def test_next_checkpoint_completes_an_interrupted_deletion(trainer):
     root = saved(trainer, 2).root
     (root / "global_step_1.deleting" / "actor").mkdir(parents=True)
     (root / "global_step_3.partial").mkdir()

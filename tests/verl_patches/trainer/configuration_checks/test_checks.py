@@ -98,7 +98,7 @@ def test_the_rehearsal_configuration_passes():
         ),
     ],
 )
-def test_what_cannot_run_rejected_in_one_sentence(overrides, says):
+def test_invalid_configuration_rejected_in_one_sentence(overrides, says):
     with pytest.raises(ConfigurationError, match=says) as rejection:
         check_configuration(rehearsal(*overrides))
     assert "\n" not in str(rejection.value)

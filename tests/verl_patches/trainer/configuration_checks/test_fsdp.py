@@ -75,7 +75,7 @@ def test_the_configuration_is_the_published_command_line():
     check_configuration(configuration)
 
 
-def test_a_setting_that_is_not_the_published_one_would_be_noticed():
+def test_unpublished_setting_detected():
     """The control of the test above, for each line: another value gives another configuration."""
     others = [f"{line.partition('=')[0]}={OTHERS.get(line.partition('=')[2], 7)}" for line in PUBLISHED]
     configuration, changed = plain(), plain(*others)
@@ -84,7 +84,7 @@ def test_a_setting_that_is_not_the_published_one_would_be_noticed():
         assert reduce(getitem, key, configuration) != reduce(getitem, key, changed), line
 
 
-def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
+def test_megatron_configuration_is_not_mistaken_for_fsdp():
     assert backend_of(compose(NAME, [MODEL])) == "fsdp"
     assert backend_of(compose("rehearsal", [MODEL])) == backend_of({}) == "megatron"
 
@@ -121,7 +121,7 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ("+trainer.savefreq=5", "unknown key trainer.savefreq, .*did you mean trainer.save_freq"),
     ],
 )
-def test_what_cannot_run_is_one_sentence(override, says):
+def test_invalid_job_rejected_in_one_sentence(override, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_configuration(compose(NAME, [MODEL, override]))
     assert "\n" not in str(caught.value)
@@ -153,7 +153,7 @@ def test_dapo_is_a_recipe_on_fsdp_too():
         ("algorithm.filter_groups.metrics=acc", "unknown key algorithm.filter_groups.metrics, .*filter_groups.metric"),
     ],
 )
-def test_what_cannot_go_with_dapo_is_one_sentence(override, says):
+def test_settings_incompatible_with_dapo_rejected(override, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_configuration(compose(NAME, [MODEL, "+recipe=dapo", STEPS, f"++{override}"]))
     assert "\n" not in str(caught.value)
@@ -199,7 +199,7 @@ def test_fsdp2_is_one_key_for_all_models():
         ("+actor_rollout_ref.ref.fsdp_config.mixed_precision={buffer_dtype: bf16}", "ref.*buffer_dtype=bf16 is read"),
     ],
 )
-def test_what_fsdp2_does_not_read_is_one_sentence(override, says):
+def test_keys_unused_by_fsdp2_reported_in_one_sentence(override, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_configuration(compose(NAME, [MODEL, FSDP2, GAE, override]))
     assert "\n" not in str(caught.value)

@@ -108,7 +108,7 @@ def check(model, *overrides):
         (TINY, [f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null"], "rollout.log_prob_micro_batch_size_per_gpu=null"),
     ],
 )
-def test_what_does_not_fit_rejected_in_one_sentence(model, overrides, says):
+def test_misfit_rejected_in_one_sentence(model, overrides, says):
     with pytest.raises(ConfigurationError, match=says) as rejection:
         check(model, *overrides)
     assert "\n" not in str(rejection.value)
@@ -126,7 +126,7 @@ def test_what_does_not_fit_rejected_in_one_sentence(model, overrides, says):
         (TINY, [f"+{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=8", f"+{ROLLOUT}.engine_kwargs.vllm.dtype=null"]),
     ],
 )
-def test_what_fits_passes(model, overrides):
+def test_fitting_job_passes(model, overrides):
     check(model, *overrides)
 
 

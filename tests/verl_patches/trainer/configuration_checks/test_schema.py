@@ -261,7 +261,7 @@ def defaults_of(schema: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", VERLS_FILES)
-def test_what_is_left_out_is_what_verl_takes(name):
+def test_omitted_values_match_verls_defaults(name):
     """verl's own file has most values. Null stands for a group that the file may have and the schema leaves out."""
     defaults = defaults_of(SCHEMAS[backend_of(composed(name))])
     for key, value in defaults.items():

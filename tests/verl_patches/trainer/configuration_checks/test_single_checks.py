@@ -135,7 +135,7 @@ def fully_sharded(**changes):
         ("mixed_precision", {"buffer_dtype": "bf16"}),
     ],
 )
-def test_what_fsdp2_does_not_read_is_rejected_everywhere(place, group, value):
+def test_keys_unused_by_fsdp2_rejected_everywhere(place, group, value):
     assert said(check_strategies, fully_sharded()) == ""
     config = fully_sharded(**{f"{place}__fsdp_config__{group}": value})
     key = f"{place}.fsdp_config.{group}.{next(iter(value))}".replace("__", ".")

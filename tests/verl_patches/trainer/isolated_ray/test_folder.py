@@ -84,7 +84,7 @@ def test_a_run_that_lives_keeps_its_folder(base, holder):
     assert not Path(outer).exists() and not (Path("/dev/shm") / memory).exists()
 
 
-def test_what_only_looks_like_a_run_is_left_alone(base):
+def test_lookalike_of_a_run_is_left_alone(base):
     (base / "run-abcdefgh").mkdir(mode=0o700)
     elsewhere = base / "elsewhere"
     elsewhere.mkdir(mode=0o700)
