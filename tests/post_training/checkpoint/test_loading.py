@@ -334,5 +334,5 @@ def test_prediction_layers_of_the_real_checkpoint_are_ignored_also_where_config_
 def test_layer_is_not_mistaken_for_a_prediction_layer(tmp_path, layer, names):
     """Add a layer beyond config.json's count, or an extra tensor to one of the model's layers."""
     write_shards(tmp_path, FULL | {f"model.layers.{layer}.{name}.weight": torch.zeros(2) for name in names})
-    with pytest.raises(CheckpointError, match=f"model.layers.{layer}.*has no place in the model"):
+    with pytest.raises(CheckpointError, match=f"model.layers.{layer}.*is not part of the model"):
         load(tmp_path)

@@ -23,7 +23,7 @@ def test_a_header_ends_at_a_multiple_of_eight_bytes(length):
 def test_header_longer_than_its_file_reported_as_cut_off(tmp_path, length):
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", length) + b"{}" + bytes(84))
-    with pytest.raises(CheckpointError, match="cut off in its header; download it again"):
+    with pytest.raises(CheckpointError, match="cut off in its header. Download it again"):
         read_header(path)
 
 
@@ -44,7 +44,7 @@ def test_invalid_header_rejected(tmp_path, entry):
         path.write_bytes(struct.pack("<Q", len(content)) + content + bytes(8))
         if is_rejected:
             with pytest.raises(
-                CheckpointError, match=r"model\.safetensors: its header is damaged .*; download it again"
+                CheckpointError, match=r"model\.safetensors: its header is damaged .*. Download it again"
             ):
                 read_header(path)
         else:

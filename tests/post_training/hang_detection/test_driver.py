@@ -91,7 +91,7 @@ def test_recovered_rank_reported_and_can_hang_again(tmp_path, capsys, victim):
     driven.look_at(0, 11)
     driven.rank = replace(driven.rank, serial=1)
     driven.look_at(12)
-    assert "warning: rank 0 goes on after 11 s" in capsys.readouterr().err
+    assert "warning: rank 0 continues after 11 s" in capsys.readouterr().err
     driven.look_at(23)
     assert "has not answered for 11 s" in capsys.readouterr().err and not driven.ended
 

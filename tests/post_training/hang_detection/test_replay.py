@@ -54,7 +54,7 @@ def test_a_rank_that_left_out_calls_is_named_with_them(skipped):
     said = blame(found)
     assert (said.cause, said.ranks) == (SKIPPED, (1,))
     calls = {1: "the call", 2: "2 calls"}[skipped]
-    assert f"it left out {calls} from broadcast 2 on (train.py:1 in step on rank 0)" in said.sentence
+    assert f"it skipped {calls} from broadcast 2 on (train.py:1 in step on rank 0)" in said.sentence
     assert same_place(found)
 
 

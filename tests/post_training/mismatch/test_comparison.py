@@ -165,7 +165,7 @@ def test_all_tokens_with_other_experts_reported():
         other = swap(other, 0, row, *unchosen(row))
     found = compare(other, TRAINING, Tolerance(1e-4, 1e-3, 0.5))
     assert found.first is None and found.result(of_layer(1, points.OUTPUT)).judged == 0
-    assert "none is judged" in sentence(found)
+    assert "none is compared" in sentence(found)
 
 
 def test_experts_that_explain_the_difference_are_named():
@@ -223,11 +223,14 @@ def test_each_dtype_has_its_tolerance_up_to_which_all_is_well(dtype, relative, l
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        (dump("training"), "give one of each"),
+        (dump("training"), "Pass one of each"),
         (replace(ROLLOUT, header=replace(ROLLOUT.header, layers=3)), "same model"),
         (replace(ROLLOUT, header=replace(ROLLOUT.header, dtype="float64")), "known are"),
         (replace(ROLLOUT, sequences=ROLLOUT.sequences[:1]), "same tokens"),
-        (replace(ROLLOUT, sequences=(TokenSequence((3, 4, 9), (6, 7)), ROLLOUT.sequences[1])), "sequence 1 has other"),
+        (
+            replace(ROLLOUT, sequences=(TokenSequence((3, 4, 9), (6, 7)), ROLLOUT.sequences[1])),
+            "sequence 1 has different",
+        ),
         (changed(ROLLOUT, points.EMBEDDING, lambda values: values), None),
     ],
 )

@@ -93,7 +93,7 @@ def spoilt(path, tensors=None, header=None):
         ({"embedding.rows": torch.arange(10).flip(0)}, {}, "rows of embedding"),
         ({"embedding.rows": torch.arange(10) + 1}, {}, "rows of embedding"),
         ({"embedding": torch.zeros(9, 8)}, {}, "rows of embedding"),
-        ({"embedding": torch.zeros(10, 8, dtype=torch.int64)}, {}, "no activations"),
+        ({"embedding": torch.zeros(10, 8, dtype=torch.int64)}, {}, "not activations"),
         ({"layers.0.nose": torch.zeros(10, 8), "layers.0.nose.rows": torch.arange(10)}, {}, "no point"),
     ],
 )

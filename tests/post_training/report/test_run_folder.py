@@ -160,5 +160,5 @@ def test_emulated_run_and_another_model_are_known(folder, tmp_path):
 
 def test_step_without_lengths_makes_no_table(folder):
     write_steps(folder, [step(1), step(2), step(3, step=None)])
-    with pytest.raises(ReportError, match=r"not every step has timing_s/step, so no table can be made"):
+    with pytest.raises(ReportError, match=r"timing_s/step is missing in some steps, so no table can be made"):
         read_run(folder)

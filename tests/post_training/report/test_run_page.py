@@ -152,7 +152,7 @@ def test_a_run_without_a_step_has_a_page_and_no_run_rejected(tmp_path):
     with pytest.raises(ReportError, match=r"it has no config\.yaml"):
         render_page(tmp_path)
     (run / "samples.first.json").write_text('{"step": 1}')
-    with pytest.raises(ReportError, match=r"samples\.first\.json does not hold samples"):
+    with pytest.raises(ReportError, match=r"samples\.first\.json does not contain samples"):
         render_page(run)
 
 
@@ -166,7 +166,7 @@ def test_page_says_on_how_many_nodes_each_step_was_made(tmp_path):
     """A node is lost after step 4 (checkpoint 2) and returns at step 6; the last failure loses no node."""
     folder = write_run(tmp_path / "run", steps=9)
     starts = [(2, 0, "as configured"), (1, 2, "FSDP over 8 dies"), (2, 6, "as configured"), (2, 8, "as configured")]
-    entries = [{"message": "of 2 nodes it can go on with 1"}]
+    entries = [{"message": "of 2 nodes it can continue with 1"}]
     entries += [{"nodes": n, "of_nodes": 2, "from_step": step, "layout": text} for n, step, text in starts]
     (folder / "supervision.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
     stretches = [(each.first, each.last, each.nodes) for each in nodes_by_step(folder, 9)]

@@ -97,7 +97,7 @@ def test_missing_bucket_detected(die):
 
 
 def test_buckets_of_another_update_are_rejected(die):
-    with pytest.raises(HandoverError, match="bucket whole/1 came in update 2, where whole/2 was to come"):
+    with pytest.raises(HandoverError, match="bucket whole/1 came in update 2, but whole/2 was expected"):
         die.take(die.exporter.export(1), 2)
 
 

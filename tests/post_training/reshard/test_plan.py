@@ -223,7 +223,7 @@ def test_an_incomplete_source_rejected() -> None:
         make_plan(without, rollout, lambda name: 4)
     later = "model.layers.1.mlp.experts.3.down_proj.weight"
     both = [[shard for shard in without[0] if shard.hf_name != later]]
-    with pytest.raises(LayoutError, match=f"^{name}: no training rank holds all of the region"):
+    with pytest.raises(LayoutError, match=f"^{name}: no training rank owns all of the region"):
         make_plan(both, rollout, lambda name: 4)
 
 
