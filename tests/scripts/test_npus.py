@@ -115,7 +115,7 @@ def test_one_bad_chip_is_named_and_no_other(driver):
         root = driver("npu-smi", shows("\n".join(spoilt)))
         found = remedies(check_npus(16, root))
         assert found.keys() == {"die 11 (NPU 5 chip 1)"}
-        assert "-i 5 -c 1 says why" in found["die 11 (NPU 5 chip 1)"]
+        assert "see npu-smi info -t health -i 5 -c 1" in found["die 11 (NPU 5 chip 1)"]
 
 
 def test_a_chip_that_the_table_lacks_is_asked_for(driver):

@@ -95,20 +95,25 @@ def test_dry_run_prints_the_commands_of_a_run(machine, tmp_path):
     ("arguments", "given", "variables", "says"),
     [
         (["--data", PROBLEMS], False, {}, "--model is missing"),
-        (["--data", PROBLEMS, "--model", ROOT], False, {}, "has no config.json"),
-        (["--model", ROOT], False, {}, "--model .* has no config.json"),
+        (["--data", PROBLEMS, "--model", ROOT], False, {}, "is invalid: no config.json"),
+        (["--model", ROOT], False, {}, "--model=.* is invalid: no config.json"),
         (["--data", "nowhere.json"], True, {}, "nowhere.json does not exist"),
-        (["--steps", "none"], True, {}, '--steps is "none"'),
+        (["--steps", "none"], True, {}, "--steps=none is invalid"),
         (["--shards", "2"], True, {}, 'Unknown argument "--shards"'),
-        ([], True, {"NPUS": "7"}, "sees 7 NPUs here and the job takes 8"),
-        (["--", "trainer.n_gpus_per_node=9"], True, {}, "sees 8 NPUs here and the job takes 9"),
-        (["--", "trainer.n_gpus_per_node=x"], True, {}, "and the job takes x"),
+        ([], True, {"NPUS": "7"}, "sees 7 NPUs, but the job takes 8"),
+        (["--", "trainer.n_gpus_per_node=9"], True, {}, "sees 8 NPUs, but the job takes 9"),
+        (["--", "trainer.n_gpus_per_node=x"], True, {}, "but the job takes x"),
         ([], True, {"IMPORT_STATUS": "1"}, "python3 cannot import torch_npu"),
-        (["--emulate"], True, {}, "--emulate makes a tiny model of its own"),
-        (["--emulate", "--resume", "auto"], False, {}, "--resume auto: give --output, the folder of the run to go on"),
-        (["--chip", "a2"], True, {}, "--chip a2: the NPUs of this machine are what they are"),
-        (["--emulate", "--chip", "910b"], False, {}, '--chip is "910b": give a2 or a3'),
-        (["--resume", "nowhere"], True, {}, '--resume is "nowhere", which is no folder of a complete step'),
+        (["--emulate"], True, {}, "--emulate, which makes its own tiny model"),
+        (
+            ["--emulate", "--resume", "auto"],
+            False,
+            {},
+            "--resume=auto is invalid without --output. Set --output to the folder of the run to resume",
+        ),
+        (["--chip", "a2"], True, {}, "--chip=a2 is invalid without --emulate: this machine's NPUs are used"),
+        (["--emulate", "--chip", "910b"], False, {}, "--chip=910b is invalid. Set it to a2 or a3"),
+        (["--resume", "nowhere"], True, {}, "--resume=nowhere is invalid: not the folder of a complete step"),
     ],
 )
 def test_invalid_arguments_rejected_before_anything_is_made(machine, tmp_path, arguments, given, variables, says):
@@ -333,7 +338,7 @@ def assert_goes_on(launcher: Path, output: Path, last: int) -> None:
     first = output / "checkpoints" / "global_step_1"
     ended, _ = emulate(launcher, output, "--resume", str(first))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Going on after step 1" in ended.stdout
+    assert "Continuing after step 1" in ended.stdout
     result = compare(unbroken, output, last)
     assert result.steps >= last and result.differing == () and result.metrics > 50  # step 0 is the validation
     assert digests_of(output, last) != digests_of(output, 1)

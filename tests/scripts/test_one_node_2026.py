@@ -65,8 +65,8 @@ def test_dry_run_prints_the_same_commands_as_a_run(machine, tmp_path):
         (ONE_CARD, ["--emulate", "--check"], False, "--check is invalid with --emulate"),
         (SMALL, ["--check"], True, "--output=.* is invalid with --check"),
         (SMALL, ["--check", "--data", PROBLEMS], False, "--model is missing"),
-        (SMALL, ["--resume", ROOT], True, r"no folder of a complete step \(global_step_N with complete.json\)"),
-        (SMALL, ["--", "trainer.n_gpus_per_node=9"], True, "sees 8 NPUs here and the job takes 9"),
+        (SMALL, ["--resume", ROOT], True, r"not the folder of a complete step \(global_step_N with complete.json\)"),
+        (SMALL, ["--", "trainer.n_gpus_per_node=9"], True, "sees 8 NPUs, but the job takes 9"),
     ],
 )
 def test_invalid_options_rejected_before_anything_is_made(machine, tmp_path, launcher, arguments, given, says):

@@ -52,10 +52,7 @@ def test_a_job_that_is_well_passes_on_one_page(tmp_path, job, capsys):
         **dict.fromkeys(SCALED_DOWN, "left out"),
     }  # fmt: skip
     page = (tmp_path / "out" / "preflight.html").read_text()
-    assert (
-        "everything that was looked at is well" in page
-        and "everything that was looked at is well" in capsys.readouterr().out
-    )
+    assert "all checks passed" in page and "all checks passed" in capsys.readouterr().out
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -63,7 +60,7 @@ FAULTS = {
     "a key that nothing reads": ("data.train_batch_sizes=32", "checks", "data.train_batch_sizes"),
     "a value of another kind": ("data.train_batch_size=many", "checks", "data.train_batch_size"),
     "a layout that does not divide": (
-        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3", "checks", "cannot hold whole training"),
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3", "checks", "do not divide into whole training"),
     "a batch that does not divide": ("data.train_batch_size=7", "checks", "7"),
     "stages of too few layers": (
         "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[1,1]", "checks", "adds up to 2"),
@@ -235,7 +232,7 @@ def test_the_rehearsals_own_job_passes_when_scaled_down(tmp_path, job):
 def passed_when_scaled_down(output):
     stages = {stage["stage"]: stage for stage in json.loads((output / "preflight.json").read_text())}
     assert [stage["state"] for stage in stages.values()] == ["passed", "passed", "left out", *["passed"] * 4]
-    assert "1 of 1 resumes were the unbroken run, bit for bit" in stages["scaled_down_job"]["said"]
+    assert "1 of 1 resumes equalled the unbroken run, bit for bit" in stages["scaled_down_job"]["said"]
     assert "val-" in stages["validation"]["said"] and "answers: " in stages["evaluation"]["said"]
 
 

@@ -148,7 +148,7 @@ def test_nothing_else_is_served_and_no_other_site_may_ask(server):
     assert get(server, host=f"localhost:{server.server_port}")[0] == 200
     (run / "config.yaml").write_text("- no keys")
     status, page = get(server)
-    assert status == 503 and "it holds no keys" in page and 'http-equiv="refresh"' in page
+    assert status == 503 and "it has no keys" in page and 'http-equiv="refresh"' in page
 
 
 @pytest.mark.parametrize("arguments", [[], ["README.md"], [".", "--port", "x"], [".", "more"], [".", "--wrong"]])
