@@ -156,7 +156,7 @@ def test_the_lock_survives_writing_and_keeps_releases_that_are_not_at_hand(acme,
 
 
 def test_an_unknown_upstream_rejected():
-    with pytest.raises(checking.UnknownUpstreamError, match="'acne' is no upstream; pins.toml has acme, other"):
+    with pytest.raises(checking.UnknownUpstreamError, match="'acne' is not an upstream; pins.toml has acme, other"):
         checking.upstream_named(PINS, "acne")
 
 
@@ -188,7 +188,7 @@ def test_drift_stops_the_process_that_meets_it_and_says_how_to_go_on(acme):
 def test_drift_of_what_a_patch_relies_on_is_fatal_too(acme):
     edit(acme, "def helper()", "def helper(new)")
     start(acme, acme.patches[:1])
-    with pytest.raises(DriftError, match=r"acme.core:helper is SIGNATURE: 1.0 have \(\), here it is \(new\)"):
+    with pytest.raises(DriftError, match=r"acme.core:helper is SIGNATURE: 1.0 have \(\), but here it is \(new\)"):
         importlib.import_module("acme.core")
 
 

@@ -222,13 +222,13 @@ def test_the_command_says_the_same_in_words_as_json_and_as_a_document(repository
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["HEAD"], "the range is 'HEAD': write FIRST..LAST"),
+        (["HEAD"], "the range 'HEAD' is invalid. Write FIRST..LAST"),
         (["absent..HEAD"], "git log failed in"),
-        (["--all..HEAD"], "'--all' is no commit"),
+        (["--all..HEAD"], "'--all' is not a commit"),
         ([], "git log failed in"),  # the pin is not in this repository
-        (["HEAD..HEAD", "--upstream", "acme"], "write NAME=CHECKOUT"),
-        (["HEAD..HEAD", "--upstream", "acne=."], "'acne' is no upstream"),
-        (["HEAD..HEAD", "--upstream", "other={folder}"], "no patch changes or relies on anything of other"),
+        (["HEAD..HEAD", "--upstream", "acme"], "Set it to NAME=CHECKOUT"),
+        (["HEAD..HEAD", "--upstream", "acne=."], "'acne' is not an upstream"),
+        (["HEAD..HEAD", "--upstream", "other={folder}"], "no patch changes or relies on anything in other"),
         (["HEAD..HEAD", "--upstream", "acme=/absent"], "git log failed in /absent"),
     ],
 )

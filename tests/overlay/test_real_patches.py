@@ -142,10 +142,10 @@ def test_the_check_of_what_is_installed_is_clean():
 
 def test_the_check_rejects_what_it_cannot_read():
     for given, message in [
-        ("verl=/nowhere", "there is no package verl in /nowhere"),
+        ("verl=/nowhere", "no package verl in /nowhere"),
         ("verl=/nowhere@abc", "git has no abc"),
-        ("verl", "write NAME=PATH"),
-        ("nobody=/", "'nobody' is no upstream"),
+        ("verl", "Set it to NAME=PATH"),
+        ("nobody=/", "'nobody' is not an upstream"),
     ]:
         command = [sys.executable, "-m", "overlay", "check", "--upstream", given]
         result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
