@@ -128,7 +128,7 @@ def test_killed_rehearsal_continues_to_its_last_step(tmp_path, marked):
         [*command, "--resume", str(output)], env=environment, capture_output=True, text=True, timeout=1500
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    assert "Going on after step" in ended.stdout and "Done in" in ended.stdout
+    assert "Continuing after step" in ended.stdout and "Done in" in ended.stdout
     steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3] and json.loads((output / "summary.json").read_text())["steps"] == 3
     assert processes_with(mark) == []
@@ -166,7 +166,7 @@ def kill_all(mark):
     ("named", "kept", "said"),
     [
         (None, [], "Going on at step 1, because {checkpoints} has no complete checkpoint"),
-        ("global_step_2", [1, 2], "Going on after step 2"),
+        ("global_step_2", [1, 2], "Continuing after step 2"),
     ],
 )
 def test_records_of_steps_that_are_trained_again_are_taken_back(tmp_path, named, kept, said):

@@ -208,7 +208,7 @@ def test_missing_data_is_named(random_request, tmp_path):
 def test_a_problem_that_is_no_exercise_is_named(random_request, tmp_path):
     data = tmp_path / "train.jsonl"
     data.write_text('{"problem": "How many?", "answer": "2"}\n')
-    with pytest.raises(ValueError, match='"How many[?]" is no exercise'):
+    with pytest.raises(ValueError, match='"How many[?]" is not an exercise'):
         make_checkpoint(dataclasses.replace(random_request, data=data), tmp_path / "tiny", ignore)
 
 
