@@ -36,7 +36,7 @@ def test_training_that_adds_up_as_the_rollout_passes():
         (ONE_CARD, [ON, PIECES.replace("PIECEWISE", "FULL_DECODE_ONLY")], "whole graphs capture another one"),
         (ONE_NODE, [ON, PIECES], "npu_grouped_matmul"),
         (ONE_CARD, [ON, PIECES, TRAINS], f"Set it to [..., {LIBRARY}]"),
-        (ONE_CARD, [TRAINS, LOADS], f"the rollout adds up otherwise without {KEY}=1"),
+        (ONE_CARD, [TRAINS, LOADS], f"the rollout sums in another order without {KEY}=1"),
         (ONE_NODE, [ON, PIECES, TRAINS, LOADS], "megatron has its own attention. Set it to null"),
     ],
 )

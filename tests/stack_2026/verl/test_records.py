@@ -57,7 +57,7 @@ def test_differences_are_the_largest_of_all_steps():
         ({PROBABILITY_DIFFERENCE: None}, 1, "were not compared at step 1"),
         ({"actor/grad_norm": None}, 1, "actor/grad_norm is not a finite number at step 1"),
         ({LOG_PROB_DIFFERENCE: 9e-4}, 1, None),
-        ({LOG_PROB_DIFFERENCE: 4.7}, 1, "at step 1: the mean log-probs of an answer are 4.70e+00 apart on average"),
+        ({LOG_PROB_DIFFERENCE: 4.7}, 1, "at step 1: the mean log-probs of an answer differ by 4.70e+00 on average"),
     ],
 )
 def test_incomplete_and_unlike_runs_fail(tmp_path, changes, steps, words):
