@@ -315,7 +315,7 @@ def test_faults_ignored_by_verl_fail_the_run(inputs, tmp_path):
     error, printed = failed_run(inputs, tmp_path, setting("custom_reward_function.path", reward), steps)
     assert error.startswith(
         "error: the run is not valid: the reward function failed once at step 1 (ValueError: the sandbox did not "
-        "answer); 1 update was skipped at step 2, because gradients held inf or nan; metrics were not finite: "
+        "answer); 1 update was skipped at step 2, because gradients contained inf or nan; metrics were not finite: "
     )
     assert "warning: the reward function failed once at step 1" in printed and "Traceback" not in printed
     metrics = read_records(tmp_path / "metrics.jsonl")
@@ -343,8 +343,8 @@ def test_one_value_of_the_weights_that_is_not_a_number_ends_it_before_training(i
     save_file(tensors, file, metadata={"format": "pt"})
     error, _ = failed_run((model, inputs[1]), tmp_path)
     assert error == (
-        "error: before training, the reference policy's weights hold inf or nan in "
-        "decoder.layers.1.self_attention.linear_proj.weight (rank 0); verify what they were loaded from "
+        "error: before training, the reference policy's weights contain inf or nan in "
+        "decoder.layers.1.self_attention.linear_proj.weight (rank 0); verify the loaded files "
         f"(actor_rollout_ref.model.path={model})"
     )
     assert not (tmp_path / "metrics.jsonl").exists()

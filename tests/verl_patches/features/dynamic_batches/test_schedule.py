@@ -173,10 +173,13 @@ def test_each_pass_has_verls_keys():
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ("actor_rollout_ref.overlay.exact_loss.enabled=false", "exact_loss.enabled=False weighs alike; set it to True"),
+        (
+            "actor_rollout_ref.overlay.exact_loss.enabled=false",
+            "exact_loss.enabled=False weights equally. Set it to True",
+        ),
         (
             "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
-            "virtual_pipeline_model_parallel_size=2 is not supported with dynamic batches; set it to null, or",
+            "virtual_pipeline_model_parallel_size=2 is not supported with dynamic batches. Set it to null, or",
         ),
     ],
 )

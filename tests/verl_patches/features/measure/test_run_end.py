@@ -47,7 +47,9 @@ def test_skipped_update_reported_at_once_and_at_the_end(run, tmp_path, capsys):
     with pytest.raises(RunError, match="the run is not valid: 1 update was skipped at step 2") as raised:
         run(lambda step: {"actor/nonfinite_steps": float(step == 2)})
     assert raised.value.reason == "not_valid"
-    assert capsys.readouterr().err == "warning: 1 update was skipped at step 2, because gradients held inf or nan\n"
+    assert (
+        capsys.readouterr().err == "warning: 1 update was skipped at step 2, because gradients contained inf or nan\n"
+    )
     (fault,) = written(tmp_path)
     assert (fault["kind"], fault["step"]) == ("update_skipped", 2)
 

@@ -105,7 +105,7 @@ def test_another_model_is_left_to_its_own_code(installed, tmp_path):
     no_experts = "actor_rollout_ref.overlay.rollout.expert_parallel_size=1"
     asked = [*VIRTUAL_STAGES, f"{MODEL}.path={tmp_path}"]
     own = [no_experts, *(f"~{MEGATRON}.override_transformer_config.{name}" for name in MODEL_KEYS)]
-    with pytest.raises(ConfigurationError, match="engine=on .* builds DeepSeek-V3 and not the model in "):
+    with pytest.raises(ConfigurationError, match="engine=on .* builds DeepSeek-V3 but not the model in "):
         check(*asked, *own, f"{MINDSPEED.switch}=on")
     check(*asked, *own)
     describe("deepseek_v3")

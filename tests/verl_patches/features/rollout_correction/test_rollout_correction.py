@@ -146,9 +146,9 @@ def test_the_update_gets_the_corrected_batch_and_reports():
 
 def test_what_it_needs_is_asked_for():
     check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED]))
-    with pytest.raises(ConfigurationError, match="recompute_old_log_prob=False does not compute them; set that to"):
+    with pytest.raises(ConfigurationError, match="recompute_old_log_prob=False does not compute them. Set that to"):
         check_configuration(compose("rehearsal", [SWITCH]))
-    with pytest.raises(ConfigurationError, match="cap=0.5 is below the ratio of a rollout without error"):
+    with pytest.raises(ConfigurationError, match="cap=0.5 is invalid: an exact rollout has the ratio 1"):
         cap = "actor_rollout_ref.overlay.rollout_correction.cap=0.5"
         check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED, cap]))
 

@@ -79,7 +79,7 @@ def test_ranks_wait_for_a_slow_writer_of_hours():
 
 def test_a_writer_that_stopped_is_named_on_all_ranks():
     store, exchange = spread(16_000.0, writes=False)
-    says = "rank 1 did not agree on the checkpoint and made no progress for 3600 s; look at the storage of "
+    says = "rank 1 did not agree on the checkpoint and made no progress for 3600 s. Check the storage of "
     with pytest.raises(CheckpointError, match=says):
         exchange("early")
     assert SILENCE_S < store.now < SILENCE_S + 10

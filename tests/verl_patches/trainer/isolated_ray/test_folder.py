@@ -111,7 +111,7 @@ def test_a_folder_of_another_user_is_left_alone(base, holder):
 
 
 def test_a_place_that_takes_no_folder_is_named():
-    with pytest.raises(FolderError, match="no private folder can be made in /proc/nowhere"):  # noqa: SIM117
+    with pytest.raises(FolderError, match="no private folder can be created in /proc/nowhere"):  # noqa: SIM117
         with private_folder("run", "/proc/nowhere"):
             pass
 
