@@ -254,7 +254,7 @@ def test_an_exception_takes_one_demand_away_and_must_be_of_one():
     assert documented.demands(rules, [entry | {"demand": "dtype"}]) == source.replace(related, without_dtype)
     entry_of_values = entry | {"parameter": "turns", "demand": "values"}
     assert documented.demands(rules, [entry_of_values]) == source.replace("0,2", "")
-    with pytest.raises(ValueError, match="names what no document demands.*contiguous"):
+    with pytest.raises(ValueError, match="lists rules that no document has.*contiguous"):
         documented.demands(rules, [entry | {"demand": "contiguous"}])
 
 

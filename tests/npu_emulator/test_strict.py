@@ -16,7 +16,7 @@ from tests.npu_emulator.device_process import DeviceProcess
 from tests.npu_emulator.operators.compare import refused
 
 HALF, OTHER_HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
-NO_GROUP = "there is no communicator nobody in this process"
+NO_GROUP = "no communicator nobody in this process"
 OPERATORS: dict[str, Callable[..., object]] = {}
 
 

@@ -131,7 +131,7 @@ def test_scopes_and_waits_are_marks_in_the_graph():
 def test_scopes_that_are_not_nested_rejected():
     with pytest.raises(Exception, match="leaves a scope that was not entered"):
         compiled(lambda x: torch.ops.air.scope_exit() or x + 1)(torch.ones(1, **on))
-    with pytest.raises(Exception, match="1 scopes are entered and not left"):
+    with pytest.raises(Exception, match="1 scopes are entered but not left"):
         compiled(lambda x: torch.ops.air.scope_enter([], []) or x + 1)(torch.ones(1, **on))
 
 
