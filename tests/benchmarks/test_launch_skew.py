@@ -46,4 +46,4 @@ def test_indivisible_samples_rejected(arguments, capsys):
     with mock.patch.object(sys, "argv", ["launch_skew.py", *arguments]), pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "cannot be dealt out to" in capsys.readouterr().err
+    assert "cannot be divided among" in capsys.readouterr().err
