@@ -233,9 +233,11 @@ def read_lengths(path: Path, ranks: int) -> NDArray[np.int64]:
     lines = path.read_text(encoding="utf-8").split()
     for number, line in enumerate(lines, start=1):
         if not (line.isascii() and line.isdecimal() and 0 < int(line) < 10**9):
-            raise ValueError(f"{path}, line {number}: {line!r} is no length; give one whole number from 1 on a line")
+            raise ValueError(
+                f"{path}, line {number}: {line!r} is not a length. Write one whole number, at least 1, per line"
+            )
     if len(lines) < ranks:
-        raise ValueError(f"{path} has {len(lines)} lengths for {ranks} ranks; give more, or fewer --ranks")
+        raise ValueError(f"{path} has {len(lines)} lengths for {ranks} ranks. Add lengths, or lower --ranks")
     return np.array(lines[: len(lines) // ranks * ranks], dtype=np.int64)
 
 
@@ -246,7 +248,7 @@ def factor(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 10")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 10")
     return number
 
 
@@ -257,7 +259,7 @@ def share(text: str) -> float:
     except ValueError:
         number = math.nan
     if not LEAST_THRESHOLD <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from {LEAST_THRESHOLD} to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {LEAST_THRESHOLD} to 1")
     return number
 
 

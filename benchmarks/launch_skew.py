@@ -125,7 +125,7 @@ def take_turn(group: Group, batch: DataProto, way: str) -> Turn:
     driver = time.perf_counter() - begin
     answers = ray.get(calls)
     starts = [start for start, _ in answers]
-    assert sum(samples for _, samples in answers) == len(batch) * group._sharing, "a worker got another part"
+    assert sum(samples for _, samples in answers) == len(batch) * group._sharing, "a worker got the wrong part"
     return Turn(way, max(starts) - min(starts), driver, serialized.take())
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.actors % options.sharing or options.samples % (options.actors // options.sharing):
         parser.error(
-            f"--samples {options.samples} cannot be dealt out to {options.actors} actors, {options.sharing} alike"
+            f"--samples={options.samples} cannot be divided among {options.actors} actors, {options.sharing} alike"
         )
     batch = batch_of(options.samples, options.tokens)
     state = DataProto.__getstate__

@@ -31,7 +31,7 @@ def writable_file(text: str) -> Path:
     path = Path(text)
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} is no file that can be written")
+        raise argparse.ArgumentTypeError(f"{text} is not a writable file")
     return path
 
 

@@ -198,7 +198,7 @@ def report(results: dict[str, PlanningResult]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
-    case = f"a case to measure, and may be given again: {', '.join(CASES)} (default: all)"
+    case = f"a case to measure, repeatable: {', '.join(CASES)} (default: all)"
     parser.add_argument("--case", choices=CASES, action="append", metavar="NAME", help=case)
     options = parser.parse_args(arguments)
     results: dict[str, PlanningResult] = {}

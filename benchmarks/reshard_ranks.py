@@ -105,7 +105,7 @@ def check_equal(found: dict[str, Way], target: State) -> None:
         if not expected:
             expected = {name: tensor.data.cpu().clone() for name, tensor in target.items()}
         if different := differing(target, expected):
-            raise RuntimeError(f"the way {name!r} makes {different[0]} another than the first way does")
+            raise RuntimeError(f"the way {name!r} computes another {different[0]} than the first way")
         for values in way.results.values():
             values.clear()
 

@@ -126,7 +126,7 @@ def measure(model: str, addresses: str) -> dict[str, dict[str, float]]:
                 processes.run(move_as_published)
             processes.run(jobs.switch, measure={"verify_weights": True})
             if step(processes, 0)["reshard/weights_differing"]:
-                raise RuntimeError(f"the way {name!r} gives the rollout other weights than those of training")
+                raise RuntimeError(f"the way {name!r} sends weights to the rollout that differ from training's")
             processes.run(jobs.switch, measure={"verify_weights": False})
             found[name] = step(processes, 1)
             if name == "published":
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure; return the exit status."""
     parser = make_parser(__doc__)
     parser.add_argument(
-        "--cycles", type=whole(0), default=0, help="look for leaks and wrong weights over so many steps"
+        "--cycles", type=whole(0), default=0, help="check for leaks and wrong weights over this many steps"
     )
     parser.add_argument("--model", choices=("tiny", "experts"), default="tiny")
     parser.add_argument("--addresses", choices=get_args(Addresses), default="reserved")

@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=whole(1), default=5, help="of each way (default: %(default)s)")
     options = parser.parse_args(arguments)
     if options.sequences % options.fixed:
-        parser.error(f"--fixed {options.fixed} does not divide --sequences {options.sequences}")
+        parser.error(f"--fixed={options.fixed} does not divide --sequences={options.sequences}")
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}
     torch.npu.set_device(0)
     dist.init_process_group("hccl")

@@ -252,7 +252,7 @@ class Joined:
         engine.init_process_group(**own)
         binding = getattr(engine, "pyhccl", None)
         if binding is not None and binding.disabled:
-            raise RuntimeError("vLLM-Ascend cannot bind HCCL's library: verl's engine would move nothing, silently")
+            raise RuntimeError("vLLM-Ascend cannot bind HCCL's library, so verl's engine would silently move nothing")
         if take is None:
             asyncio.run(engine.send_weights(weights(), global_steps=self.prepared))
         else:

@@ -212,11 +212,11 @@ def main() -> int:
         run_step(options.step[0], options.step[1:])
         return 0
     if options.work is None or options.work.exists():
-        parser.error(f"--work {options.work}: give a folder that does not exist yet")
+        parser.error(f"--work={options.work} is invalid: it exists. Set it to a new folder")
     try:
         options.work.mkdir(parents=True)
     except OSError as error:
-        parser.error(f"--work {options.work} cannot be made ({error.strerror})")
+        parser.error(f"--work={options.work} is invalid: it cannot be created ({error.strerror})")
     try:
         results = compare(options.work, options.gigabytes, options.experts, options.workers)
         size = sum(file.stat().st_size for file in (options.work / "large").glob("*.safetensors"))

@@ -23,7 +23,7 @@ elastic=''
 if [[ $1 == --elastic ]]; then
     elastic=${2:-}
     if [[ -z $elastic ]] || (($# < 3)); then
-        printf 'error: --elastic needs a folder that all nodes share, and a launcher behind it\n' >&2
+        printf 'error: --elastic needs a folder that all nodes share, followed by a launcher\n' >&2
         exit 2
     fi
     shift 2
@@ -32,7 +32,7 @@ launcher=$1
 shift
 # Slurm runs a copy of this file, in the folder from which it was submitted.
 if [[ ! -f $launcher ]]; then
-    printf 'error: %s is no file below %s: submit from the folder of the repository\n' "$launcher" "$PWD" >&2
+    printf 'error: %s is not a file in %s. Submit from the root of the repository\n' "$launcher" "$PWD" >&2
     exit 2
 fi
 # Taken apart here: what reads one line of a pipe ends scontrol with SIGPIPE, and with pipefail the job.

@@ -107,7 +107,7 @@ def release() -> Release:
     installed = re.split(r"\.post|\+", metadata.version("torch_npu"))[0]
     if installed not in RELEASES:
         known = ", ".join(RELEASES)
-        sys.exit(f"error: torch_npu {installed} is installed, and the emulator is for {known}: install one of these.")
+        sys.exit(f"error: torch_npu {installed} is installed, but the emulator supports {known}. Install one of these.")
     return RELEASES[installed]
 
 
@@ -240,7 +240,7 @@ def build_cann(wheel: Path, folder: Path) -> None:
     made = build / "package"
     out = made / "lib"
     if not (wheel / "torch_npu" / "include").is_dir():
-        sys.exit(f"error: {wheel} does not hold torch_npu's wheel: install torch_npu in the environment first.")
+        sys.exit(f"error: {wheel} does not contain torch_npu's wheel. Install torch_npu in the environment first.")
     build.mkdir(parents=True, exist_ok=True)
     for place in PLACES:
         (made / place).mkdir(parents=True, exist_ok=True)

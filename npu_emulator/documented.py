@@ -48,7 +48,7 @@ def demands(rules: str, exceptions: Sequence[Mapping[str, str]]) -> str:
             )
         lines.append(f'{{"{operator}", {{"{chip}", {{{", ".join(entries)}}}}}}},\n')
     if left:
-        raise ValueError(f"documented_exceptions.toml names what no document demands: {sorted(left)}")
+        raise ValueError(f"documented_exceptions.toml lists rules that no document has: {sorted(left)}")
     return "".join(lines)
 
 

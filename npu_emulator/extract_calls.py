@@ -183,7 +183,7 @@ def main() -> None:
     given = parser.parse_args()
     chosen = [bool(given.checkouts), bool(given.mindspeed), bool(given.vllm_ascend)]
     if sum(chosen) != 1 or len(given.checkouts) not in (0, 2):
-        parser.error("give the checkouts of op-plugin and torch_npu, or that of MindSpeed, or that of vLLM-Ascend")
+        parser.error("pass the checkouts of op-plugin and torch_npu, or of MindSpeed, or of vLLM-Ascend")
     if given.checkouts:
         found = extract(*given.checkouts)
     elif given.mindspeed:

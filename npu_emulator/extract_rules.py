@@ -434,7 +434,7 @@ def extract(releases: list[Path], chip: str) -> dict[str, Operator]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", type=Path, nargs="+")
-    parser.add_argument("--calls", type=Path, nargs="+", required=True, help="what extract_calls.py wrote")
+    parser.add_argument("--calls", type=Path, nargs="+", required=True, help="output of extract_calls.py")
     parser.add_argument("--chip", default="A3", choices=CHIPS, help="the family of chips whose rules are extracted")
     given = parser.parse_args()
     called = {line.split(" ", 1)[0] for calls in given.calls for line in calls.read_text().splitlines()}

@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             export(given.output)
             time.sleep(SECONDS_TO_BE_SEEN)
     except (OSError, ValueError, KeyError) as error:
-        print(f"error: {given.output} does not hold a recording of the emulated CANN: {error}", file=sys.stderr)
+        print(f"error: {given.output} does not contain a recording of the emulated CANN: {error}", file=sys.stderr)
         return 1
     return 0
 

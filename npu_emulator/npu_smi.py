@@ -140,13 +140,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="npu-smi", description="npu-smi of the emulated dies.")
     parser.add_argument("command", choices=["info"])
     parser.add_argument("-m", action="store_true", help="numbers of cards and chips")
-    parser.add_argument("-t", dest="type", choices=["board", "health"], help="what to say of a card")
+    parser.add_argument("-t", dest="type", choices=["board", "health"], help="information to print about a card")
     parser.add_argument("-i", dest="card", type=int, help="the card")
     parser.add_argument("-c", dest="chip", type=int, help="the chip of the card")
     given = parser.parse_args()
     lines = answer(Machine.here(), given)
     if lines is None:
-        print(f"npu-smi: there is no card {given.card} with such a chip (NPU_EMULATOR_DEVICES)")
+        print(f"npu-smi: no card {given.card} with such a chip (NPU_EMULATOR_DEVICES)")
         return 1
     print("\n".join(lines))
     return 0

@@ -34,7 +34,7 @@ def installed_torch_npu() -> Path:
     """Return the folder of the installed torch_npu, without importing it; ends with a sentence if there is none."""
     found = find_spec("torch_npu")
     if found is None or found.origin is None:
-        sys.exit("error: torch_npu is not installed here, whose headers this is compiled against: install it first.")
+        sys.exit("error: torch_npu is not installed, but its headers are needed to compile. Install it first.")
     return Path(found.origin).parents[1]
 
 

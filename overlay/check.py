@@ -128,11 +128,11 @@ def find(patch: Patch, target: str, lock: Lock, reader: Reader, elsewhere: bool 
     relied_on = target != patch.target
     module, _, qualified_name = target.partition(":")
     if not qualified_name:
-        return Finding("OK") if reader.sources.has(module) else Finding("MISSING", f"there is no module {module}")
+        return Finding("OK") if reader.sources.has(module) else Finding("MISSING", f"no module {module}")
     source = reader.module(module)
     moved = _moved(target, lock, reader) if elsewhere and source is None else None
     if source is None:
-        return moved or Finding("MISSING", f"there is no module {module}")
+        return moved or Finding("MISSING", f"no module {module}")
     try:
         if patch.kind == "add" and not relied_on:
             exists = source.definition(qualified_name)
@@ -208,4 +208,4 @@ def upstream_named(pins: Pins, name: str) -> Upstream:
         if name and name in (upstream.name, upstream.distribution, *upstream.packages):
             return upstream
     known = ", ".join(upstream.name for upstream in pins.upstreams)
-    raise UnknownUpstreamError(f"{name!r} is no upstream; pins.toml has {known}")
+    raise UnknownUpstreamError(f"{name!r} is not an upstream; pins.toml has {known}")

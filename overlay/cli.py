@@ -151,7 +151,7 @@ def _explain(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     exact = [patch for patch in patches if options.name in (patch.name, patch.label)]
     found = exact or [patch for patch in patches if options.name in patch.label and not features]
     if not found and not features:
-        print(f"no patch is named {options.name!r}; `python -m overlay list` names them all", file=sys.stderr)
+        print(f"no patch has the name {options.name!r}. `python -m overlay list` lists them", file=sys.stderr)
         return 2
     described = [feature_as_dict(feature, pins) for feature in features] + [as_dict(patch) for patch in found]
     if options.json:
@@ -197,7 +197,7 @@ def _check(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     for upstream, sources in [(each[0], each[2]) for each in given] or _installed(patches, pins):
         if sources is None:
             found = [
-                checking.Verdict("", upstream.name, False, "UNVERIFIED", "not installed here, and patches need it")
+                checking.Verdict("", upstream.name, False, "UNVERIFIED", "not installed here, but patches need it")
             ]
         else:
             found = checking.check(patches, lock, pins, upstream, sources)
@@ -243,11 +243,13 @@ def _lock(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
 def _bisect(patches: Patches, pins: Pins, options: argparse.Namespace) -> int:
     name, equals, checkout = options.upstream.partition("=")
     if not equals or not checkout:
-        raise OverlayError(f"--upstream {options.upstream!r}: write NAME=CHECKOUT")
+        raise OverlayError(f"--upstream={options.upstream!r} is invalid. Set it to NAME=CHECKOUT")
     upstream = checking.upstream_named(pins, name)
     first, dots, last = (options.range or f"{upstream.commit}..HEAD").partition("..")
     if not (first and dots and last):
-        raise OverlayError(f"the range is {options.range!r}: write FIRST..LAST; the pin of {name} is {upstream.commit}")
+        raise OverlayError(
+            f"the range {options.range!r} is invalid. Write FIRST..LAST; the pin of {name} is {upstream.commit}"
+        )
     history = History.open(upstream, Path(checkout), first, last)
     with _progress() as report:
         found = fates(walk(patches, pins, history, report))
@@ -288,7 +290,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 def _given(pins: Pins, text: str) -> tuple[Upstream, str, Sources]:
     name, equals, place = text.partition("=")
     if not equals or not place:
-        raise OverlayError(f"--upstream {text!r}: write NAME=PATH or NAME=PATH@COMMIT")
+        raise OverlayError(f"--upstream={text!r} is invalid. Set it to NAME=PATH or NAME=PATH@COMMIT")
     upstream = checking.upstream_named(pins, name)
     path, _, commit = place.partition("@")
     if commit:
@@ -299,7 +301,7 @@ def _given(pins: Pins, text: str) -> tuple[Upstream, str, Sources]:
 
 def _release(upstream: Upstream, commit: str, sources: Sources) -> tuple[Upstream, str, Sources]:
     if not commit or commit not in (upstream.commit, upstream.commit[:8], upstream.reference):
-        raise OverlayError(f"only pinned sources are locked: give {upstream.name}=PATH@{upstream.cluster_label}")
+        raise OverlayError(f"only pinned sources can be locked. Set {upstream.name}=PATH@{upstream.cluster_label}")
     return upstream, upstream.cluster_label, sources
 
 

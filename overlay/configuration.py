@@ -49,13 +49,13 @@ def checked(value: Any, kind: Any, key: str) -> Any:
     """
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise SettingsError(f"{key} is {value!r}; choose one of {', '.join(map(str, get_args(kind)))}")
+            raise SettingsError(f"{key}={value!r} is invalid. Set it to one of {', '.join(map(str, get_args(kind)))}")
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         name = _IN_A_CONFIGURATION.get(kind, kind.__name__)
-        raise SettingsError(f"{key} must be of type {name}, not {value!r}")
+        raise SettingsError(f"{key}={value!r} is invalid. Set it to a value of type {name}")
     return value
 
 
@@ -83,5 +83,5 @@ def _value(spec: Field[Any], kind: Any, node: Mapping[str, Any], key: str) -> An
     value = checked(given, kind, f"{key}.{spec.name}")
     at_least = spec.metadata.get("at_least")
     if at_least is not None and value < at_least:
-        raise SettingsError(f"{key}.{spec.name} is {value} and must be at least {at_least}")
+        raise SettingsError(f"{key}.{spec.name}={value} is invalid. Set it to at least {at_least}")
     return value

@@ -216,8 +216,8 @@ def _check_metadata(kind: Kind, target: str, metadata: dict[str, Any]) -> None:
         raise DeclarationError(f"{kind} of {target!r}: feature must be a Feature object, not {metadata['feature']!r}")
     if kind != "wrap" and metadata["feature"].can_be_off:
         raise DeclarationError(
-            f"{kind} of {target!r}: feature {metadata['feature'].name} can be off, and only a wrap asks at every call; "
-            "declare it as a wrap"
+            f"{kind} of {target!r}: feature {metadata['feature'].name} can be off, but only a wrap checks that at "
+            "every call. Declare it as a wrap"
         )
     if metadata.get("evidence", EVIDENCE[0]) not in EVIDENCE:
         raise DeclarationError(f"{kind} of {target!r}: evidence must be one of {', '.join(EVIDENCE)}")

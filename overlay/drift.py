@@ -68,9 +68,9 @@ def compare(lock: Lock, target: str, source: ModuleSource) -> Finding:
     if definition is None:
         return Finding("MISSING", f"{source.name} does not define it")
     if not known:
-        return Finding("UNVERIFIED", "the lock has no fingerprint of it; generate it with `python -m overlay lock`")
+        return Finding("UNVERIFIED", "the lock has no fingerprint of it. Generate it with `python -m overlay lock`")
     if definition.implied and not any(locked[release].implied for release in known):
-        return Finding("MISSING", "its class is there and no longer defines it")
+        return Finding("MISSING", "its class exists but does not define it")
     return _nearest(fingerprint(list(definition.nodes)), known)
 
 
@@ -82,8 +82,8 @@ def _nearest(found: Fingerprint, known: dict[str, Fingerprint]) -> Finding:
         return Finding("COSMETIC", f"only annotations differ from {releases}")
     if all(found.call != each.call for each in known.values()):
         expected = " or ".join(sorted({each.signature for each in known.values()}))
-        return Finding("SIGNATURE", f"{releases} have {expected}, here it is {found.signature}")
-    return Finding("DRIFT", f"its body is not the one in {releases}")
+        return Finding("SIGNATURE", f"{releases} have {expected}, but here it is {found.signature}")
+    return Finding("DRIFT", f"its body differs from the one in {releases}")
 
 
 def depends_on(patch: Patch) -> tuple[str, ...]:
@@ -133,8 +133,8 @@ class RunningSource:
 
 
 _HOW_TO_GO_ON = (
-    "Install a supported release; or read `python -m overlay check`, bring the patch up to date and generate the lock"
-    " again; or, to run all the same, name the target under accept_drift in pins.toml"
+    "Install a supported release; or read `python -m overlay check`, update the patch and generate the lock again; "
+    "or, to run anyway, name the target under accept_drift in pins.toml"
 )
 
 

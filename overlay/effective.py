@@ -46,7 +46,7 @@ def examine(engine: Engine) -> OverlayReport:
     pending = [index for index in sorted(engine.pending) if names[index] not in engine.absent]
     faults = {name: _faults(effect) for name, effect in engine.effects.items()}
     for name, sites in _stale_copies(engine).items():
-        faults[name].append(f"copies of upstream's own are still in {', '.join(sites)}")
+        faults[name].append(f"copies of upstream's version are still in {', '.join(sites)}")
     applied = _unique(names[index] for index in engine.applied)
     problems = [f"{name}: {fault}" for name, found in faults.items() for fault in found]
     problems += [_overdue(engine, index) for index in pending if engine.is_executed(engine.plan.patches[index].module)]
@@ -72,7 +72,7 @@ def require(report: OverlayReport, required: Iterable[str] = ()) -> OverlayRepor
     Raises:
         EffectiveError: with everything that is wrong.
     """
-    missing = [f"{name}: required here, and not applied" for name in required if name not in report.applied]
+    missing = [f"{name}: required here, but not applied" for name in required if name not in report.applied]
     if report.problems or missing:
         raise EffectiveError("patches are not in use:\n  " + "\n  ".join(report.problems + missing))
     return report
@@ -81,9 +81,9 @@ def require(report: OverlayReport, required: Iterable[str] = ()) -> OverlayRepor
 def _faults(effect: Effect) -> list[str]:
     module = sys.modules.get(effect.module)
     if module is None:
-        return ["its module is no longer imported"]
+        return ["its module was unloaded"]
     if not effect.qualified_name:
-        return [] if module is effect.current else ["another module took the place of the provided one"]
+        return [] if module is effect.current else ["another module replaced the provided one"]
     try:
         place = find(module, effect.qualified_name)
     except TargetError as error:

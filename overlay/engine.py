@@ -88,7 +88,7 @@ class Engine:
             TargetError: a patch does not fit what has become of its target.
         """
         if self._is_unpatched:
-            raise RuntimeError("the patches are taken out already")
+            raise RuntimeError("the patches are already removed")
         taken_out = self._take_out()
         self._is_unpatched = True
         try:
@@ -134,11 +134,11 @@ class Engine:
         for index, patch in enumerate(self.plan.patches):
             if patch.kind == "provide" or patch.module in sys.modules:
                 if patch.kind == "before_import":
-                    raise self._error(patch, f"{patch.module} is imported already: activate the overlay earlier")
+                    raise self._error(patch, f"{patch.module} is already imported. Activate the overlay earlier")
                 continue
             try:
                 if source_file(patch.module) is None:
-                    raise self._error(patch, f"there is no module {patch.module}")
+                    raise self._error(patch, f"no module {patch.module}")
             except ModuleNotFoundError:
                 self.absent.append(patch.name)
                 self.settled.add(index)
@@ -247,7 +247,7 @@ class Engine:
     def _add(self, patch: Patch, module: ModuleType, place: Place, effect: Effect) -> None:
         inherited_from_object = place.raw is vars(object).get(place.name)
         if place.exists and not inherited_from_object and place.raw is not effect.current:
-            raise TargetError("upstream has this name already, so it cannot be added")
+            raise TargetError("upstream already has this name, so it cannot be added")
         self.called.add(patch.label)
         effect.current = patch.body(module)
         setattr(place.holder, place.name, effect.current)
@@ -255,23 +255,23 @@ class Engine:
     def _register(self, patch: Patch, module: ModuleType, place: Place, effect: Effect) -> None:
         mapping: Any = getattr(place.holder, place.name) if place.exists else None
         if not hasattr(mapping, "keys") or not hasattr(mapping, "__setitem__"):
-            raise TargetError("there is no mapping here to register entries in")
+            raise TargetError("no mapping here to register entries in")
         self.called.add(patch.label)
         entries = patch.body(module)
         taken = [key for key in entries if key in mapping and mapping[key] is not effect.entries.get(key)]
         if taken:
-            raise TargetError(f"upstream has these entries already: {', '.join(map(repr, taken))}")
+            raise TargetError(f"upstream already has these entries: {', '.join(map(repr, taken))}")
         for key, value in entries.items():
             mapping[key] = value
         effect.entries.update(entries)
 
     def _change(self, patch: Patch, module: ModuleType, place: Place, effect: Effect, on_top: bool) -> None:
         if not place.exists:
-            raise TargetError("upstream has nothing of this name")
+            raise TargetError("upstream has nothing with this name")
         elsewhere = defined_elsewhere(module, patch.qualified_name, place.raw)
         if elsewhere and not patch.only_here and place.owned and not on_top:
             raise TargetError(
-                f"this is a copy of {elsewhere}: patch it there, or say only_here=True to change this name"
+                f"this is a copy of {elsewhere}. Patch it there, or set only_here=True to change this name"
             )
         if place.raw is not effect.current:
             effect.upstream = place

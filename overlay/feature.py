@@ -86,8 +86,8 @@ class Feature(Generic[Settings]):
             if self.is_on is _always:
                 object.__setattr__(self, "is_on", lambda settings: getattr(settings, self.field).enabled)
         faults = [
-            (not self.name.isidentifier(), "its name is no identifier"),
-            (not self.purpose.strip(), "it does not say its purpose"),
+            (not self.name.isidentifier(), "its name is not an identifier"),
+            (not self.purpose.strip(), "it has no purpose"),
             (bool(self.section) != (self.settings is not None), "a section and a dataclass of settings go together"),
             (bool(self.switch) != self.can_be_off, "a switch and is_on go together"),
         ]

@@ -158,7 +158,7 @@ def walk(
         if pins.of_module(target.partition(":")[0]) == history.upstream
     ]
     if not courses:
-        raise HistoryError(f"no patch changes or relies on anything of {history.upstream.name}")
+        raise HistoryError(f"no patch changes or relies on anything in {history.upstream.name}")
     report(f"reading {history.upstream.name} at {history.first.sha[:8]}")
     first = history.sources(history.first)
     followed = [course.patch for course in courses]
@@ -256,7 +256,7 @@ def _fixes(history: History) -> dict[str, Commit]:
 
 def _commit(repository: Path, name: str) -> Commit:
     if name.startswith("-") or not name:
-        raise HistoryError(f"{name!r} is no commit; write FIRST..LAST with names that git knows")
+        raise HistoryError(f"{name!r} is not a commit. Write FIRST..LAST with names that git knows")
     return _parse(_git(repository, "log", "-1", f"--format={_FIELDS}", name, "--"))
 
 

@@ -36,10 +36,10 @@ def wrapped(
             so that nothing can ask whether it is on.
     """
     if isinstance(raw, type):
-        raise TargetError("a class cannot be wrapped, because isinstance and subclassing need it: wrap its __init__")
+        raise TargetError("a class cannot be wrapped, because isinstance and subclassing need it. Wrap its __init__")
     if _is_value(raw):
         if is_on is not None:
-            raise TargetError("a value cannot be patched by a feature that can be off: wrap what reads it")
+            raise TargetError("a value cannot be patched by a feature that can be off. Wrap its readers")
         called()
         return body(raw)
     return _in_kind(raw, lambda upstream: _calling(upstream, body, called, is_on or _always))
@@ -52,7 +52,7 @@ def replaced(raw: Any, body: Callable[..., Any]) -> Any:
         TargetError: a class is to be replaced by something that is not a class, or the reverse.
     """
     if isinstance(raw, type) != isinstance(body, type):
-        raise TargetError("a class is replaced by a class and a function by a function")
+        raise TargetError("a class must be replaced by a class and a function by a function")
     if isinstance(raw, type):
         return body
     if _is_value(raw):
@@ -112,7 +112,7 @@ def _calling(
 
 def _renamed(upstream: Callable[..., Any], body: Callable[..., Any]) -> FunctionType:
     if not isinstance(body, FunctionType):
-        raise TargetError(f"a function is replaced by a plain function, not by {type(body).__name__}")
+        raise TargetError(f"a function must be replaced by a plain function, not by {type(body).__name__}")
     name = getattr(upstream, "__name__", body.__name__)
     installed = FunctionType(body.__code__, body.__globals__, name, body.__defaults__, body.__closure__)
     installed.__kwdefaults__ = body.__kwdefaults__

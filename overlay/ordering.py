@@ -63,7 +63,7 @@ def _repeated(patches: Sequence[Patch]) -> Iterable[str]:
     for patch in patches:
         first = seen.setdefault((patch.kind, patch.label), patch)
         if first is not patch and patch.kind in ("wrap", "before_import"):
-            yield f"{first.describe()} and {patch.describe()} are the same feature on the same target: make them one"
+            yield f"{first.describe()} and {patch.describe()} are the same feature on the same target. Make them one"
 
 
 def _unknown_after(patches: Sequence[Patch]) -> Iterable[str]:
@@ -71,7 +71,7 @@ def _unknown_after(patches: Sequence[Patch]) -> Iterable[str]:
     for patch in patches:
         for name in patch.after:
             if name not in known:
-                yield f"{patch.describe()} says after={name!r}, which names no patch"
+                yield f"{patch.describe()} has after={name!r}, which names no patch"
 
 
 def _unknown_neighbour(patches: Sequence[Patch]) -> Iterable[str]:
@@ -80,7 +80,7 @@ def _unknown_neighbour(patches: Sequence[Patch]) -> Iterable[str]:
         for word, names in (("outside", patch.outside), ("inside", patch.inside)):
             for name in names:
                 if (patch.target, name) not in known:
-                    yield f"{patch.describe()} says {word}={name!r}, and no patch of this target is that feature's"
+                    yield f"{patch.describe()} has {word}={name!r}, but no patch of this target belongs to that feature"
 
 
 def _two_of_one_name(patches: Sequence[Patch]) -> Iterable[str]:
@@ -89,7 +89,7 @@ def _two_of_one_name(patches: Sequence[Patch]) -> Iterable[str]:
     for patch in patches:
         first = owners.setdefault(patch.feature.name, patch)
         if first.feature is not patch.feature:
-            yield f"{first.describe()} and {patch.describe()} belong to two Feature objects of one name"
+            yield f"{first.describe()} and {patch.describe()} belong to two Feature objects with one name"
 
 
 def _edges(patches: Sequence[Patch]) -> list[set[int]]:

@@ -61,7 +61,7 @@ class Upstream:
         try:
             return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
         except importlib.metadata.PackageNotFoundError:
-            return f"{self.distribution} without version (a copy that is not installed by pip, or none)"
+            return f"{self.distribution} without version (not installed by pip)"
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,16 @@ class Pins:
             TypeError: an unknown key.
         """
         if not file.is_file():
-            raise PinsError(f"there is no file {file} that names the upstreams; name yours, as with --pins FILE")
+            raise PinsError(f"no file {file} that names the upstreams. Pass yours, as with --pins FILE")
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
         if "stack" not in tables:
             if stack:
-                raise PinsError(f"--stack={stack} is invalid: {file} has no stacks. Leave the option away.")
+                raise PinsError(f"--stack={stack} is invalid: {file} has no stacks. Remove the option.")
             return _one_stack(tables)
         default, stacks = tables["default_stack"], tables["stack"]
         chosen = stack or default
         if chosen not in stacks:
-            raise PinsError(f"--stack={chosen} is invalid: there is no such stack. Set it to {' or '.join(stacks)}.")
+            raise PinsError(f"--stack={chosen} is invalid: no such stack. Set it to {' or '.join(stacks)}.")
         read = {name: _one_stack(table) for name, table in stacks.items()}
         others = {name: pins.upstreams for name, pins in read.items() if name != chosen}
         return replace(read[chosen], stack=chosen, is_default=chosen == default, others=others)
@@ -142,9 +142,8 @@ class Pins:
                     foreign.setdefault(name, []).append(f"{upstream.distribution} {version}")
         for name, found in foreign.items():
             raise StackError(
-                f"the patches of stack {self.stack} are not for the packages that are installed here, which are those"
-                f" of stack {name} ({', '.join(found)}): start this with an environment of stack {self.stack}, or"
-                f" without its patches"
+                f"the patches of stack {self.stack} do not fit the installed packages, which are those of stack {name} "
+                f"({', '.join(found)}). Use an environment of stack {self.stack}, or start without its patches"
             )
 
     def patch_packages(self) -> list[str]:
@@ -194,7 +193,7 @@ def _patch_package(name: str, table: dict[str, Any]) -> str:
     if "room" in table:
         # Unlike a DeprecationWarning it is shown by default: its reader is the one who maintains the file.
         warnings.warn(
-            f"the key room of {name} in the pins is now patch_package; rename it", FutureWarning, stacklevel=2
+            f"the key room of {name} in the pins is now patch_package. Rename it", FutureWarning, stacklevel=2
         )
     return str(table.get("patch_package", table.get("room", "")))
 

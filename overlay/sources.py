@@ -45,7 +45,7 @@ def from_folder(folder: Path, packages: Sequence[str]) -> Sources:
     for package in packages:
         root = folder if folder.name == package and not (folder / package).is_dir() else folder / package
         if not root.is_dir():
-            raise SourceError(f"there is no package {package} in {folder}")
+            raise SourceError(f"no package {package} in {folder}")
         for file in root.rglob("*.py"):
             _put(modules, f"{package}/{file.relative_to(root).as_posix()}", file.read_bytes())
     return Sources(str(folder), modules)

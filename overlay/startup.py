@@ -68,8 +68,8 @@ class _Finder:
             sys.path.append(self._root)
             if not self._is_imported():
                 raise ImportError(
-                    f"{self.watched} is to be imported with the patches of {self._root}, and {self._prelude} is not "
-                    f"there. Put them back, or remove {__file__} and its .pth file"
+                    f"{self.watched} should be imported with the patches of {self._root}, but {self._prelude} does not "
+                    f"exist. Put them back, or remove {__file__} and its .pth file"
                 )
 
     def _is_imported(self) -> bool:

@@ -82,11 +82,11 @@ def named_in(file: Path) -> tuple[int, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError) as error:
-        raise EndTokensError(f"{file} is no JSON ({error}). Copy the model again") from error
+        raise EndTokensError(f"{file} is not JSON ({error}). Copy the model again") from error
     found = _value(values)
     named = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in named):
-        raise EndTokensError(f"eos_token_id={json.dumps(found)} of {file} is invalid: no token. Set it to token ids")
+        raise EndTokensError(f"eos_token_id={json.dumps(found)} of {file} is invalid: not a token. Set it to token ids")
     return tuple(named)
 
 

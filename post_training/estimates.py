@@ -40,7 +40,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
         ValueError: not 0 <= correct <= samples, or not 1 <= k <= samples.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} cannot be estimated from {correct} right ones of {samples} answers")
+        raise ValueError(f"pass@{k} cannot be estimated from {correct} correct of {samples} answers")
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
@@ -54,7 +54,7 @@ def wilson(right: int, trials: int) -> Estimate:
         ValueError: no trials, or not 0 <= right <= trials.
     """
     if trials < 1 or not 0 <= right <= trials:
-        raise ValueError(f"{right} of {trials} is no share")
+        raise ValueError(f"{right} of {trials} is not a proportion")
     z, share = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), right / trials
     scale = 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / scale
@@ -87,7 +87,7 @@ def block_bootstrap(values: Sequence[float], seed: int = 0, block: int | None = 
         ValueError: no values.
     """
     if not values:
-        raise ValueError("there is no problem to estimate anything from")
+        raise ValueError("at least one problem is needed for an estimate")
     drawn, each = np.random.default_rng(seed), np.asarray(values, dtype=np.float64)
     length = block or math.ceil(len(each) ** (1 / 3))
     blocks = math.ceil(len(each) / length)

@@ -55,4 +55,6 @@ def snapshot(name: str, kind: Kind = "model", modelscope: str | None = None) -> 
         return Path(snapshot_download(name, repo_type=kind))
     except Exception as error:  # clients raise anything, from requests' errors to their own
         reason = " ".join(str(error).split()).partition(". ")[0]
-        raise HubError(f"it is no folder here and no hub gives it ({type(error).__name__}: {reason[:300]})") from error
+        raise HubError(
+            f"not a folder on this machine, and no hub has it ({type(error).__name__}: {reason[:300]})"
+        ) from error

@@ -17,15 +17,15 @@ _CHOOSES_NPUS = (VISIBLE, "ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _REJECTED: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": (
         lambda value: value == "0",
-        "torch then does not load torch_npu, and no process finds an NPU. Unset it",
+        "torch does not load torch_npu, so no process finds an NPU. Unset it",
     ),
     "VLLM_PLUGINS": (
         lambda value: "ascend" not in value.split(","),
-        "vLLM then does not load vLLM-Ascend. Unset it, or add ascend to it",
+        "vLLM does not load vLLM-Ascend. Unset it, or add ascend to it",
     ),
     "PYTHONOPTIMIZE": (
         lambda value: value not in ("", "0"),
-        "verl and Megatron check their configuration with assert, which it switches off. Unset it",
+        "it disables assert, with which verl and Megatron check their configuration. Unset it",
     ),
 }
 
@@ -76,6 +76,6 @@ def describe_visible(environment: Mapping[str, str], dies: int) -> str | None:
     is_list = all(entry.isascii() and entry.isdigit() for entry in entries) and len(set(entries)) == len(entries)
     if is_list and len(entries) == dies:
         return None
-    shown = f"it shows {len(entries)} NPUs" if is_list else "it is no list of numbers, such as 0,1"
+    shown = f"it shows {len(entries)} NPUs, but" if is_list else "not a list of numbers such as 0,1;"
     fitting = ",".join(map(str, range(dies)))
-    return f"{VISIBLE}={value[:100]} is invalid: {shown}, and the job takes {dies}. Unset it, or set it to {fitting}"
+    return f"{VISIBLE}={value[:100]} is invalid: {shown} the job takes {dies}. Unset it, or set it to {fitting}"

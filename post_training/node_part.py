@@ -47,7 +47,7 @@ class NodePart:
         try:
             return cls(found["role"], tuple(found["command"]), found["environment"])
         except (KeyError, TypeError) as error:
-            raise ValueError("the launcher describes no part of a job") from error
+            raise ValueError("the launcher does not describe a part of a job") from error
 
 
 def main(words: Sequence[str]) -> None:

@@ -24,9 +24,9 @@ def reason_old_log_prob_is_needed(config: Mapping[str, Any], prompts: int) -> st
     mini = actor["ppo_mini_batch_size"]
     if mini != prompts:
         return (
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} makes {prompts / mini:g} updates of the "
-            f"{prompts} prompts of a rollout batch; set the two equal"
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini} splits the {prompts} prompts of a rollout batch into "
+            f"{prompts / mini:g} updates; set the two equal"
         )
     if config["algorithm"]["use_kl_in_reward"]:
-        return "algorithm.use_kl_in_reward=True reads it before the update; set it to False"
+        return "algorithm.use_kl_in_reward=True needs it before the update; set it to False"
     return None

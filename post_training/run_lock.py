@@ -156,8 +156,8 @@ class FolderLock:
 
     def _sentence(self, facts: dict[str, str | int]) -> str:
         return (
-            f"{self.folder} {IN_USE} {facts.get('pid')} on {facts.get('host')}, since {facts.get('began')}; wait for "
-            "its end, end it, or choose another folder"
+            f"{self.folder} {IN_USE} {facts.get('pid')} on {facts.get('host')}, since {facts.get('began')}. Wait for "
+            "its end, stop it, or choose another folder"
         )
 
     def _create(self, number: int) -> bool:
@@ -306,7 +306,7 @@ def _beat(locks: Sequence[FolderLock], over: threading.Event, owned: Ownership) 
                 print(f"warning: {lock.folder}: the heartbeat cannot be written ({error.strerror})", file=sys.stderr)
                 continue
             if not kept:
-                owned.lost = f"another start has taken {lock.folder} over: this one stood still for {STALE_S:g} s"
+                owned.lost = f"another start took over {lock.folder}, because this one stood still for {STALE_S:g} s"
                 print(f"error: {owned.lost}", file=sys.stderr, flush=True)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

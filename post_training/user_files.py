@@ -53,13 +53,13 @@ def read_bytes(path: Path, limit: int = DOCUMENT_BYTES) -> bytes:
             content = file.read(min(limit, os.fstat(file.fileno()).st_size + _GROWTH) + 1)
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        raise FileError(f"{path} cannot be read: {error.strerror}; check the path", missing) from error
+        raise FileError(f"{path} cannot be read: {error.strerror}. Check the path", missing) from error
     except ValueError as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"{str(path)!r} is no path ({error}): check it") from error
+        raise FileError(f"{str(path)!r} is not a path ({error}). Check it") from error
     if len(content) > limit:
-        raise FileError(f"{path} has more than {limit:,} bytes: is it the right file?")
+        raise FileError(f"{path} has more than {limit:,} bytes. Is it the right file?")
     return content
 
 
@@ -75,7 +75,7 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(mode):
         file.close()
         kind = _KINDS.get(stat.S_IFMT(mode), "no file")
-        raise FileError(f"{path} is {kind}: give a regular file")
+        raise FileError(f"{path} is {kind}. Pass a regular file")
     return file
 
 
@@ -84,7 +84,7 @@ def read_text(path: Path, limit: int = DOCUMENT_BYTES) -> str:
     try:
         return read_bytes(path, limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileError(f"{path} is not UTF-8 text (byte {error.start}): convert it to UTF-8") from error
+        raise FileError(f"{path} is not UTF-8 text (byte {error.start}). Convert it to UTF-8") from error
 
 
 def read_lines(path: Path, count: int, limit: int = DOCUMENT_BYTES) -> Iterator[str]:
@@ -104,9 +104,9 @@ def read_lines(path: Path, count: int, limit: int = DOCUMENT_BYTES) -> Iterator[
                     found += 1
                     yield line
     except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}; check the path") from error
+        raise FileError(f"{path} cannot be read: {error.strerror}. Check the path") from error
     except UnicodeDecodeError as error:
-        raise FileError(f"{path} is not UTF-8 text (after line {found}): convert it to UTF-8") from error
+        raise FileError(f"{path} is not UTF-8 text (after line {found}). Convert it to UTF-8") from error
 
 
 def parse_json(text: str, place: str) -> Any:
@@ -114,9 +114,9 @@ def parse_json(text: str, place: str) -> Any:
     try:
         content = json.loads(text, object_pairs_hook=_without_repetition)
     except RecursionError as error:
-        raise FileError(f"{place} is no JSON that can be read: it is nested too deeply") from error
+        raise FileError(f"{place} is not readable JSON: it is nested too deeply") from error
     except ValueError as error:  # also raised for a number with more digits than Python converts
-        raise FileError(f"{place} is no JSON ({_first_line(error)}): correct it") from error
+        raise FileError(f"{place} is not JSON ({_first_line(error)}). Correct it") from error
     _check_depth(content, place)
     return content
 
@@ -130,7 +130,7 @@ def read_object(path: Path, limit: int = DOCUMENT_BYTES) -> dict[str, Any]:
     """Return the JSON object of a file, such as a model's config.json. Raises FileError."""
     content = read_json(path, limit)
     if not isinstance(content, dict):
-        raise FileError(f"{path} is JSON that holds {_kind(content)}: give a file with a JSON object")
+        raise FileError(f"{path} is JSON with {_kind(content)}. Pass a file with a JSON object")
     return content
 
 
@@ -144,7 +144,7 @@ def read_yaml(path: Path, limit: int = DOCUMENT_BYTES) -> Any:
     except RecursionError as error:
         raise FileError(f"{path} is nested too deeply: at most {DEEPEST} levels are read") from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:  # also for an impossible date or number
-        raise FileError(f"{path} is no YAML ({' '.join(str(error).split())[:300]}): correct it") from error
+        raise FileError(f"{path} is not YAML ({' '.join(str(error).split())[:300]}). Correct it") from error
 
 
 def _strict_loader() -> Any:
@@ -159,7 +159,7 @@ def _strict_loader() -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             event = self.peek_event()
             if isinstance(event, yaml.AliasEvent):
-                raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}; write it out")
+                raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}. Write it out")
             if self.depth >= DEEPEST:
                 raise yaml.YAMLError(f"line {event.start_mark.line + 1} is nested deeper than {DEEPEST} levels")
             self.depth += 1
@@ -185,7 +185,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
-            raise ValueError(f"the key {key[:60]!r} is there twice")
+            raise ValueError(f"the key {key[:60]!r} occurs twice")
         made[key] = value
     return made
 

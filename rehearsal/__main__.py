@@ -71,10 +71,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     if resumed is not None:
         return Options.of_command(parser, values, resumed), dry_run
     if values["model"] and values["job"] != DEFAULT_JOB:
-        parser.error(f"--model is for the job {DEFAULT_JOB}, and {values['job']} has its own; take one of the two away")
+        parser.error(f"--model is for the job {DEFAULT_JOB}, but {values['job']} has its own. Remove one of them")
     job = job_of(values["job"], values["model"])
     if values["data"] is not None and reads_images(values["model"] or job.model_type):
-        parser.error(f"--data={values['data']} is invalid: the model is trained on images that are drawn; take it away")
+        parser.error(f"--data={values['data']} is invalid: the model is trained on drawn images. Remove it")
     values["dies"] = values["dies"] or job.dies
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 

@@ -55,7 +55,7 @@ def take_environment() -> int | None:
         return fail(str(error), REJECTED)
     dropped = drop_inherited(os.environ, emulated=True)
     if dropped:
-        print(f"not taken over from the environment, because they are another job's: {' '.join(dropped)}")
+        print(f"ignored in the environment, because they belong to another job: {' '.join(dropped)}")
     for each in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(each, lambda number, _: sys.exit(SIGNALLED + number))
     return None
@@ -114,7 +114,7 @@ def status_of(run: Callable[[], None], output: Path) -> int:
             raise
         return fail(describe_full_disk([error.filename or output, output]) or str(error), FAILED)
     except RunFailed as error:
-        return fail(f"{error}\nThe whole log: {error.log}", FAILED)
+        return fail(f"{error}\nWhole log: {error.log}", FAILED)
     except Interrupted as interrupted:
         return fail(
             f"{interrupted} ended the run; everything it started has been stopped.", SIGNALLED + interrupted.number

@@ -27,8 +27,8 @@ _STAGES = ("rollout", "old_log_prob", "ref", "update", "reshard", "offload")
 _COLUMNS = ("rollout", "old lp", "ref", "update", "reshard", "offload", "step s")
 _HEADER = f"{'step':>7}  {'reward':<{6 + _BAR_CELLS}}" + "".join(f"{title:>{_CELL}}" for title in _COLUMNS)
 _PRECISION_NOTES = {
-    "bfloat16": " (bfloat16 rounds the two apart; the gate is fp32: run with "
-    "-- actor_rollout_ref.overlay.precision=float32)",
+    "bfloat16": " (rounding in bfloat16; the gate is for float32: run with -- "
+    "actor_rollout_ref.overlay.precision=float32)",
 }
 _EVENTS = {
     "ray_ready": "Ray is up",
@@ -199,7 +199,7 @@ def _experts_in_words(share: float | None, compared: int | None) -> str:
         return "not compared in this run"
     if not share:
         return f"the same in rollout and training, in all {compared:,} tokens x layers compared"
-    return f"rollout and training chose others for at most {share:.2%} of a step's tokens x layers"
+    return f"rollout and training chose different experts for at most {share:.2%} of a step's tokens x layers"
 
 
 def _wrapped(name: str, value: str) -> str:

@@ -78,7 +78,9 @@ def check_steps(config: Mapping[str, Any]) -> None:
         PreflightError: it is missing.
     """
     if config["trainer"]["total_training_steps"] is None:
-        raise PreflightError("trainer.total_training_steps=null: give the number of steps, or --steps.")
+        raise PreflightError(
+            "trainer.total_training_steps=null is invalid. Set it to the number of steps, or pass --steps."
+        )
 
 
 def check_device_memory(parameters: int, dies: int, capacity_mb: int) -> None:
@@ -90,8 +92,8 @@ def check_device_memory(parameters: int, dies: int, capacity_mb: int) -> None:
     needed_mb = parameters * (_TRAINING_BYTES + _ROLLOUT_BYTES) / dies / 2**20
     if needed_mb > capacity_mb:
         raise PreflightError(
-            f"--device-memory {capacity_mb} is too little: weights, gradients and optimizer of {parameters:,} "
-            f"parameters take {needed_mb:.0f} MiB on each of {dies} dies before any activation; give at least "
+            f"--device-memory={capacity_mb} is invalid: weights, gradients and optimizer of {parameters:,} parameters "
+            f"take {needed_mb:.0f} MiB on each of {dies} dies before any activation. Set it to at least "
             f"{2 * needed_mb:.0f}."
         )
 
@@ -133,9 +135,13 @@ def _tensors(path: Path) -> dict[str, Any]:
             header.pop("__metadata__", None)
             ends = [entry["data_offsets"][1] for entry in header.values()]
         except (struct.error, ValueError, AttributeError, KeyError, TypeError) as error:
-            raise PreflightError(f"{path} is no safetensors file ({error}): copy or make the model again.") from error
-    if size != 8 + length + max(ends, default=0):
-        raise PreflightError(f"{path} is {size} bytes long and not what its header says: copy or make the model again.")
+            raise PreflightError(
+                f"{path} is not a safetensors file ({error}). Copy or make the model again."
+            ) from error
+    if size != (expected := 8 + length + max(ends, default=0)):
+        raise PreflightError(
+            f"{path} is {size} bytes long, but its header says {expected}. Copy or make the model again."
+        )
     return header
 
 
@@ -148,7 +154,9 @@ def check_output(output: Path) -> None:
     made: list[Path] = []
     try:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise PreflightError(f"{output} exists and is not an empty folder: choose another --output.")
+            raise PreflightError(
+                f"--output={output} is invalid: it exists and is not an empty folder. Choose another one."
+            )
         for folder in reversed([output, *output.parents]):
             if not folder.exists():
                 folder.mkdir()
@@ -157,7 +165,7 @@ def check_output(output: Path) -> None:
             probe.write(bytes(4096))
     except OSError as error:
         raise PreflightError(
-            f"--output {output} cannot be written ({error.strerror}): choose a folder that takes files."
+            f"--output={output} cannot be written ({error.strerror}). Choose a writable folder."
         ) from error
     finally:
         for folder in reversed(made):
@@ -177,6 +185,6 @@ def check_rows(plan: Plan, config: Mapping[str, Any]) -> None:
     check_file(plan.test_data, expected)
     if rows < batch:
         raise PreflightError(
-            f"The data give {rows} training rows, and one step takes data.train_batch_size={batch}: give more data, or "
-            f"a smaller batch after --, such as data.train_batch_size={config['trainer']['n_gpus_per_node']}."
+            f"data.train_batch_size={batch} is invalid: the data has {rows} training rows. Use more data, or a smaller "
+            f"batch after --, such as data.train_batch_size={config['trainer']['n_gpus_per_node']}."
         )

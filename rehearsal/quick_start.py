@@ -108,7 +108,7 @@ def write_model(folder: Path, seed: int, progress: Callable[[int, float], None],
     if (folder / MARKER).exists():
         return False
     if folder.exists():
-        raise FileExistsError(f"{folder} exists and holds no tiny model: choose another folder or remove it")
+        raise FileExistsError(f"{folder} exists but is not a tiny model. Choose another folder or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
         untaught, taught = Path(scratch, "untaught"), Path(scratch, "taught")

@@ -135,10 +135,10 @@ class Rehearsal:
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
             if not os.access(plan.checkpoint.parent, os.W_OK | os.X_OK):
                 raise PreflightError(
-                    f"{plan.checkpoint} is damaged, and {plan.checkpoint.owner()} alone can make it again: let them "
+                    f"{plan.checkpoint} is damaged, and only {plan.checkpoint.owner()} can make it again. Let them "
                     "remove it, or use a checkout of your own."
                 )
-            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; it is made again")
+            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; making it again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
             name = family_of(TINY_MODELS[plan.options.model_type]).name
@@ -196,7 +196,7 @@ class Rehearsal:
             self.console.print(f"skipped: {escaped(sentence)}", markup=False)
         take_back_steps(str(plan.output), step or 0)
         where = f"after step {step}" if step else f"at step 1, because {checkpoints} has no complete checkpoint"
-        self.console.print(f"Going on {escaped(where)}", markup=False)
+        self.console.print(f"Continuing {escaped(where)}", markup=False)
 
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:

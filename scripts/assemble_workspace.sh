@@ -60,20 +60,20 @@ source_folder() {
 clone_at_pin() {
     local repository=$1 wanted=$2 folder=$3
     say "cloning $repository at $wanted"
-    git clone --quiet --no-checkout "$repository" "$folder" || fail "$repository cannot be cloned; give the checkout as NAME=DIR."
-    git -C "$folder" checkout --quiet --detach "$wanted" || fail "$repository has no $wanted; see overlay/pins.toml."
+    git clone --quiet --no-checkout "$repository" "$folder" || fail "$repository cannot be cloned. Pass a checkout as NAME=DIR."
+    git -C "$folder" checkout --quiet --detach "$wanted" || fail "$repository has no $wanted. See overlay/pins.toml."
 }
 
 # Fails unless the checkout FOLDER of PACKAGE is at the pinned commit and unchanged.
 verify_commit() {
     local package=$1 folder=$2 wanted=$3 found expected
     found=$(git -C "$folder" rev-parse --verify --quiet HEAD 2>/dev/null) ||
-        fail "$folder is no git checkout, so its commit cannot be verified; use --clone or --any-commit."
+        fail "$folder is not a git checkout, so its commit cannot be verified. Use --clone or --any-commit."
     expected=$(git -C "$folder" rev-parse --verify --quiet "$wanted^{commit}") || expected=$wanted
     [[ $found == "$expected" ]] ||
-        fail "$package: $folder is at $found and the pin is $wanted; check that commit out, or use --any-commit."
+        fail "$package: $folder is at $found, but the pin is $wanted. Check out that commit, or use --any-commit."
     [[ -z $(git -C "$folder" status --porcelain -- "$package") ]] ||
-        fail "$package: $folder has changes under $package; undo them, or use --any-commit."
+        fail "$package: $folder has changes under $package. Undo them, or use --any-commit."
 }
 
 # Copies one package to the staging folder.
@@ -84,7 +84,7 @@ stage() {
         folder=$STAGING/clones/$package
         clone_at_pin "$repository" "$wanted" "$folder"
     fi
-    [[ -d $folder/$package ]] || fail "$package: there is no $folder/$package; give $package=FOLDER or --clone."
+    [[ -d $folder/$package ]] || fail "$package: $folder/$package does not exist. Pass $package=FOLDER or --clone."
     [[ $any_commit == yes ]] || verify_commit "$package" "$folder" "$wanted"
     say "$package from $folder"
     cp -a "$folder/$package" "$STAGING/$package"
@@ -99,7 +99,7 @@ stage_metadata() {
     # vLLM finds no NPU without it.
     [[ $package != vllm_ascend ]] || needs=(--needs vllm.platform_plugins)
     name=$("$python" "$project_root/scripts/internal/write_metadata.py" "${needs[@]}" "$package" "${reference#v}" "$folder" "$STAGING") ||
-        fail "$package: its metadata cannot be written, see above; give the whole checkout."
+        fail "$package: its metadata cannot be written (see above). Pass the whole checkout."
     require_ours "$name"
     packages+=("$name")
 }
@@ -115,7 +115,7 @@ apply_series() {
     done
     ((${#files[@]})) || return 0
     if (cd "$STAGING" && GIT_CEILING_DIRECTORIES=$project_root git apply --reverse --check "${backwards[@]}" 2>/dev/null); then
-        say "vllm_ascend has the patches of vllm_ascend_patches/series already"
+        say "vllm_ascend already has the patches of vllm_ascend_patches/series"
         return 0
     fi
     # The staging folder may lie in a repository; its paths must not be taken for that repository's.
@@ -123,7 +123,7 @@ apply_series() {
         cd "$STAGING"
         export GIT_CEILING_DIRECTORIES=$project_root
         git apply --check "${files[@]}"
-    ) || fail "vllm_ascend_patches/series does not apply to this vllm_ascend; nothing was changed."
+    ) || fail "vllm_ascend_patches/series does not apply to this vllm_ascend. Nothing was changed."
     (cd "$STAGING" && GIT_CEILING_DIRECTORIES=$project_root git apply "${files[@]}")
     say "applied ${#files[@]} patches of vllm_ascend_patches/series"
 }
@@ -138,7 +138,7 @@ insert_prelude() {
 
 insert_prelude_into() {
     local file=$STAGING/$1
-    [[ -f $file ]] || fail "verl has no $1, where the prelude line belongs."
+    [[ -f $file ]] || fail "verl has no $1, the file for the prelude line."
     ! grep -q '^from verl_patches import prelude_patch' "$file" || return 0
     if ! grep -Eq '^(import|from) ' "$file"; then
         printf '%s\n' "$PRELUDE_LINE" >>"$file"
@@ -163,9 +163,9 @@ require_ours() {
     local package=$1 recorded
     [[ -e $project_root/$package ]] || return 0
     recorded=$(awk -v name="$package" '$1 == name { print $2 }' "$MANIFEST" 2>/dev/null || true)
-    [[ -n $recorded ]] || fail "$project_root/$package was not put there by this script; move it away first."
+    [[ -n $recorded ]] || fail "$project_root/$package was not copied by this script. Move it away first."
     [[ $discard == yes || $(checksum "$project_root/$package") == "$recorded" ]] ||
-        fail "$project_root/$package was changed since it was put there; save the changes and use --discard."
+        fail "$project_root/$package was changed after the copy. Save the changes and use --discard."
 }
 
 # Moves the staged packages into place and writes down what they are.
@@ -201,13 +201,13 @@ replace_changed() {
 # Prepares the packages of a fork where they lie, after everything has succeeded on copies of them.
 in_place() {
     local rows package repository commit reference checked=() changed=() metadata
-    rows=$(cd "$project_root" && "$python" -m overlay pins) || fail "the pins cannot be read: see above."
+    rows=$(cd "$project_root" && "$python" -m overlay pins) || fail "the pins cannot be read (see above)."
     rm -rf "$STAGING"
     mkdir -p "$STAGING"
     trap 'rm -rf "$STAGING"' EXIT
     while IFS=$'\t' read -r package repository commit reference; do
         if [[ ! -d $project_root/$package ]]; then
-            say "there is no $package here"
+            say "no $package in this folder"
             continue
         fi
         cp -a "$project_root/$package" "$STAGING/$package"
@@ -217,13 +217,13 @@ in_place() {
             stage_metadata "$package" "$repository" "$reference"
         fi
     done <<<"$rows"
-    ((${#changed[@]})) || fail "$project_root has no package of overlay/pins.toml; copy them there first."
+    ((${#changed[@]})) || fail "$project_root has no package of overlay/pins.toml. Copy them there first."
     [[ " ${changed[*]} " != *" vllm_ascend "* ]] || apply_series
     # Without a verl here, an entry point of the overlay turns it on.
     # Nor does the line belong into a verl beside which only the patches of another package lie.
     [[ " ${changed[*]} " != *" verl "* || ! -f $project_root/verl_patches/prelude_patch.py ]] || insert_prelude
     (cd "$project_root" && "$python" -m overlay check "${checked[@]}") ||
-        fail "these sources do not fit the patches; nothing was changed in $project_root."
+        fail "the patches do not apply to these sources. Nothing was changed in $project_root."
     replace_changed "${changed[@]}"
     for metadata in "${packages[@]}"; do
         mv "$STAGING/$metadata" "$project_root/$metadata"
@@ -250,7 +250,7 @@ undo() {
 
 assemble() {
     local rows row package repository commit reference wanted checked=()
-    rows=$(cd "$project_root" && "$python" -m overlay pins) || fail "the pins cannot be read: see above."
+    rows=$(cd "$project_root" && "$python" -m overlay pins) || fail "the pins cannot be read (see above)."
     rm -rf "$STAGING"
     mkdir -p "$STAGING"
     trap 'rm -rf "$STAGING"' EXIT
@@ -264,12 +264,12 @@ assemble() {
         [[ $package != vllm* ]] || stage_metadata "$package" "$repository" "$reference"
     done <<<"$rows"
     for row in "${!given[@]}"; do
-        [[ " ${packages[*]} " == *" $row "* ]] || fail "$row is no package of overlay/pins.toml: it has ${packages[*]}."
+        [[ " ${packages[*]} " == *" $row "* ]] || fail "$row is not a package of overlay/pins.toml, which has ${packages[*]}."
     done
     apply_series
     insert_prelude
     (cd "$project_root" && "$python" -m overlay check "${checked[@]}") ||
-        fail "these sources do not fit the patches; nothing was changed in the workspace."
+        fail "the patches do not apply to these sources. Nothing was changed in the workspace."
     install_staged
     say "the workspace $project_root is ready"
 }
@@ -301,11 +301,11 @@ main() {
                 return 0
                 ;;
             [a-z]*=?*) given[${1%%=*}]=${1#*=} ;;
-            *) fail "$1 is not understood: see --help." ;;
+            *) fail "Unknown argument \"$1\": see --help." ;;
         esac
         shift
     done
-    "$python" -c 'import tomllib' 2>/dev/null || fail "$python is older than Python 3.11; name a newer one in PYTHON."
+    "$python" -c 'import tomllib' 2>/dev/null || fail "$python is older than Python 3.11. Set PYTHON to a newer one."
     "$action"
 }
 

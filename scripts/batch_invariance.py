@@ -67,8 +67,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the engine (default: %(default)s)"
     )
     parser.add_argument("--mode", choices=("both", "off", "on"), default="both", help="default: %(default)s")
-    parser.add_argument("--no-graphs", action="store_true", help="leave out graphs, which are captured for a minute")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write what was found as JSON")
+    parser.add_argument("--no-graphs", action="store_true", help="skip graphs, which take a minute to capture")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU")
     return parser.parse_args(arguments)
 
@@ -102,9 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     if options.model is not None and not (options.model / "config.json").is_file():
-        raise EngineError(f"--model {options.model} holds no config.json; give a model's folder")
+        raise EngineError(f"--model={options.model} is invalid: no config.json. Set it to a model's folder")
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise EngineError(f"--output {options.output}: there is no folder {options.output.absolute().parent}")
+        raise EngineError(f"--output={options.output} is invalid: no folder {options.output.absolute().parent}")
 
 
 def _found(options: argparse.Namespace, signals: SignalFlag) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _run(
     if code or not (here / "result.json").is_file():
         lines = (here / "engine.log").read_text(errors="replace").splitlines(True)
         print("".join(lines[-_LAST_LINES:]), file=sys.stderr, end="")
-        raise EngineError(f"the engine ended with exit code {code}; its last lines are above")
+        raise EngineError(f"the engine ended with exit code {code} (see its last lines above)")
     return dict(json.loads((here / "result.json").read_text()))
 
 

@@ -48,14 +48,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         type=Path,
         metavar="DIR",
         help="folder of the model, or of its tokenizer: prompts are measured with it. With a preprocessor_config.json "
-        "prompts may hold images, whose tokens count",
+        "prompts may have images, whose tokens count",
     )
     parser.add_argument("--image_key", default="images", metavar="NAME", help="data.image_key (default: images)")
     parser.add_argument("--max_prompt_length", type=int, default=1024, help="data.max_prompt_length (default: 1024)")
     parser.add_argument(
         "--filter_overlong_prompts",
         action="store_true",
-        help="the run sets data.filter_overlong_prompts=true, so that longer prompts are left out",
+        help="the run sets data.filter_overlong_prompts=true, so longer prompts are dropped",
     )
     parser.add_argument(
         "--train_batch_size", type=int, default=1, help="data.train_batch_size, which the rows must fill (default: 1)"
@@ -86,10 +86,12 @@ def image_measure(folder: Path) -> tuple[Measure, ImageTokens]:
         tokens = ImageTokens.of(processor.image_processor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"--tokenizer {folder} holds no processor of Qwen2.5-VL: give the folder of the published model."
+            f"--tokenizer={folder} is invalid: no processor of Qwen2.5-VL. Set it to the folder of the published model."
         ) from error
     if not getattr(processor, "chat_template", None):
-        raise DataError(f"--tokenizer {folder} has no chat template: verl needs one to make a prompt of the messages.")
+        raise DataError(
+            f"--tokenizer={folder} is invalid: no chat template, which verl needs to build a prompt from the messages."
+        )
 
     def count(chats: list[Chat], sizes: list[list[Size]]) -> list[int]:
         return prompt_lengths(processor, chats, sizes)
@@ -108,9 +110,13 @@ def token_counter(folder: Path) -> Measure:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"--tokenizer {folder} holds no tokenizer: give the folder with tokenizer.json.") from error
+        raise DataError(
+            f"--tokenizer={folder} is invalid: no tokenizer. Set it to the folder with tokenizer.json."
+        ) from error
     if not tokenizer.chat_template:
-        raise DataError(f"--tokenizer {folder} has no chat template: verl needs one to make a prompt of the messages.")
+        raise DataError(
+            f"--tokenizer={folder} is invalid: no chat template, which verl needs to build a prompt from the messages."
+        )
 
     def count(chats: list[Chat], sizes: list[list[Size]]) -> list[int]:
         texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
@@ -144,10 +150,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         if options.max_prompt_length < 1:
-            raise DataError(f"--max_prompt_length is {options.max_prompt_length}: it must be at least 1.")
+            raise DataError(f"--max_prompt_length={options.max_prompt_length} is invalid. Set it to at least 1.")
         if options.tokenizer and not options.tokenizer.is_dir():
             raise DataError(
-                f"--tokenizer {options.tokenizer} is not a folder: give the folder of the model or its tokenizer."
+                f"--tokenizer={options.tokenizer} is invalid: not a folder. Set it to the folder of the model "
+                "or its tokenizer."
             )
         measure: Measure | None
         if has_processor(options.tokenizer):

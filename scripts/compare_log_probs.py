@@ -121,11 +121,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--training-dump", type=Path, metavar="FILE", help="take training's side from this dump")
     parser.add_argument(
         "--dump", nargs=2, action="append", default=[], metavar=("rollout|training", "FILE"),
-        help="write this side's dump; without another side to compare it with, only that side is computed",
+        help="write this side's dump; without another side to compare it with, compute only this side",
     )  # fmt: skip
     parser.add_argument("--tolerance", type=float, help="relative difference of activations that counts as the same")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: outputs/mismatch/TIME)")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be computed, and start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
     return parser.parse_intermixed_args(arguments)
 
 
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with SignalFlag() as signals:
             return _run(options, given, source, wanted, sequences, dtypes, _Place(output, signals))
     except Interrupted as interrupted:
-        print(f"error: {interrupted} ended it; everything it started has been stopped", file=sys.stderr)
+        print(f"error: {interrupted} ended the comparison; everything it started has been stopped", file=sys.stderr)
         return 128 + interrupted.number
     except (InvalidComparison, DiesInUse, DumpError, ComparisonError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -170,11 +170,11 @@ def _given_dumps(options: argparse.Namespace) -> dict[Side, Dump]:
     for side, dump in found.items():
         if dump.header.side != side:
             raise InvalidComparison(
-                f"{files[side]} is a dump of {dump.header.side}; give it as --{dump.header.side}-dump"
+                f"{files[side]} is a dump of {dump.header.side}. Pass it as --{dump.header.side}-dump"
             )
     for side, _ in options.dump:
         if side not in SIDES:
-            raise InvalidComparison(f"--dump {side}: a side is {' or '.join(SIDES)}")
+            raise InvalidComparison(f"--dump={side} is invalid. Set it to {' or '.join(SIDES)}")
     return found
 
 
@@ -200,11 +200,11 @@ def _source(options: argparse.Namespace) -> Source:
             f"{run / 'config.yaml'} with {options.overrides}: {str(error).splitlines()[0]}"
         ) from error
     if strategy != "megatron":
-        raise InvalidComparison(f"actor.strategy={strategy}: only a training by Megatron can be looked at")
+        raise InvalidComparison(f"actor.strategy={strategy} is invalid: only training with Megatron can be compared")
     if _emulated() and dies > _MOST_DIES:
         raise InvalidComparison(
-            f"the run has {dies} dies, and at most {_MOST_DIES} are emulated here; give a smaller layout as KEY=VALUE, "
-            "or dump on the cluster (--dump) and compare the dumps"
+            f"the run has {dies} dies, but at most {_MOST_DIES} are emulated here. Set a smaller layout with "
+            "KEY=VALUE, or dump on the cluster (--dump) and compare the dumps"
         )
     return source
 
@@ -214,7 +214,7 @@ def _checkpoint(folder: Path, run: Path) -> Path | None:
     if folder != run and folder.name != "checkpoints":
         step = folder.parent if folder.name == _ACTOR else folder
         if not (step / _ACTOR).is_dir():
-            raise InvalidComparison(f"{folder} holds no checkpoint of an actor; give global_step_N of a run")
+            raise InvalidComparison(f"{folder} has no checkpoint of an actor. Pass global_step_N of a run")
         return step / _ACTOR
     root = run / "checkpoints"
     number = newest_step(root)[0] if root.is_dir() else None
@@ -232,12 +232,12 @@ def _wanted(options: argparse.Namespace, given: dict[Side, Dump], source: Source
     wanted = [side for side in SIDES if side not in given and (compares or side in asked)]
     if wanted and source is None:
         raise InvalidComparison(
-            f"nothing says what {' and '.join(wanted)} would compute; give a RUN, or a dump of each side"
+            f"{' and '.join(wanted)} cannot be computed without a run. Pass a RUN, or a dump of each side"
         )
     if any(side in given for side in asked):
-        raise InvalidComparison("--dump writes a side that is computed here, and this one is read from a dump")
+        raise InvalidComparison("--dump writes a side that is computed here, but this one is read from a dump")
     if not wanted and source is not None:
-        raise InvalidComparison(f"both sides are given as dumps, so {source.folder} has nothing to do; leave it away")
+        raise InvalidComparison(f"both sides are dumps, so {source.folder} is not needed. Remove it")
     return wanted
 
 
@@ -245,12 +245,12 @@ def _sequences(options: argparse.Namespace, given: dict[Side, Dump], source: Sou
     """Return the tokens to compare. Raises InvalidComparison for a file without usable lines."""
     if given:
         if options.tokens:
-            raise InvalidComparison("a dump has its tokens with it; leave --tokens away")
+            raise InvalidComparison("a dump contains its tokens. Remove --tokens")
         return list(next(iter(given.values())).sequences)
     if options.tokens is None:
-        raise InvalidComparison("--tokens FILE is missing: the prompts and responses to compare")
+        raise InvalidComparison("--tokens is missing. Set it to the file of prompts and responses to compare")
     if options.limit < 1:
-        raise InvalidComparison(f"--limit is {options.limit}: give 1 or more")
+        raise InvalidComparison(f"--limit={options.limit} is invalid. Set it to at least 1")
     assert source is not None
     lines = list(read_lines(options.tokens, options.limit))
     read = _Reader(Path(source.config.actor_rollout_ref.model.path), options.tokens)
@@ -270,7 +270,7 @@ class _Reader:
             self._vocabulary = int(read_object(model / "config.json")["vocab_size"])
         except (OSError, ValueError, KeyError) as error:
             raise InvalidComparison(
-                f"{model / 'config.json'} does not say the model's vocab_size; the run's model is not there"
+                f"{model / 'config.json'} has no vocab_size; the run's model is not there"
             ) from error
 
     def line(self, number: int, line: str) -> TokenSequence:
@@ -279,7 +279,7 @@ class _Reader:
             content = parse_json(line, where)
             prompt, response = content["prompt"], content["response"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidComparison(f'{where} is no JSON object with "prompt" and "response"') from error
+            raise InvalidComparison(f'{where} is not a JSON object with "prompt" and "response"') from error
         return TokenSequence(self._tokens(prompt, where), self._tokens(response, where))
 
     def _tokens(self, given: Any, where: str) -> tuple[int, ...]:
@@ -290,10 +290,10 @@ class _Reader:
                 self._tokenizer = AutoTokenizer.from_pretrained(self._model)
             given = self._tokenizer(given, add_special_tokens=False)["input_ids"]
         if not isinstance(given, list) or not given or not all(type(each) is int for each in given):
-            raise InvalidComparison(f"{where}: prompt and response are texts or lists of token ids, and not empty")
+            raise InvalidComparison(f"{where}: prompt and response must be texts or lists of token ids, and not empty")
         wrong = next((each for each in given if not 0 <= each < self._vocabulary), None)
         if wrong is not None:
-            raise InvalidComparison(f"{where}: {wrong} is no token of a vocabulary of {self._vocabulary}")
+            raise InvalidComparison(f"{where}: {wrong} is not a token of a vocabulary of {self._vocabulary}")
         return tuple(given)
 
 
@@ -303,23 +303,25 @@ def _dtypes(options: argparse.Namespace, given: dict[Side, Dump]) -> list[str]:
     if not found:
         chosen = list(dict.fromkeys(options.dtype or _DTYPES))
         if options.dump and len(chosen) > 1:
-            raise InvalidComparison("a dump has one dtype; give --dtype float32 or --dtype bfloat16")
+            raise InvalidComparison("a dump has one dtype. Set --dtype to float32 or bfloat16")
         return chosen
     if options.dtype and set(options.dtype) != found:
-        raise InvalidComparison(f"the dump is in {', '.join(sorted(found))}; leave --dtype away")
+        raise InvalidComparison(f"the dump is in {', '.join(sorted(found))}. Remove --dtype")
     return [next(iter(given.values())).header.dtype]
 
 
 def _check_tolerance(tolerance: float | None) -> None:
     if tolerance is not None and not 0 < tolerance < 10:
-        raise InvalidComparison(f"--tolerance is {tolerance:g}: give a relative difference above 0, such as 1e-4")
+        raise InvalidComparison(
+            f"--tolerance={tolerance:g} is invalid. Set it to a relative difference above 0, such as 1e-4"
+        )
 
 
 def _output(options: argparse.Namespace) -> Path:
     folder = options.output or ROOT / "outputs" / "mismatch" / datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = absolute(folder)
     if (folder / JSON_NAME).exists():
-        raise InvalidComparison(f"{folder} holds a comparison; give another --output")
+        raise InvalidComparison(f"--output={folder} is invalid: it contains a comparison. Choose another folder")
     if not options.dry_run:
         folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -377,7 +379,7 @@ def _compared(dumps: dict[Side, Dump], tolerance: Tolerance | None) -> Compariso
     console.print(table(found))
     print(sentence(found), flush=True)
     for name, by in found.replicas.items():
-        print(f"Ranks that hold the same rows differ at {name} by {by:.2g}.")
+        print(f"Ranks that own the same rows differ at {name} by {by:.2g}.")
     return found
 
 

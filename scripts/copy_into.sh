@@ -47,7 +47,7 @@ for upstream in Pins.read().upstreams:
     if upstream.patch_package and upstream.repository:
         print(upstream.packages[0], upstream.patch_package, upstream.cluster_label, sep="\t")
 PROGRAM
-    ) || fail "the pins cannot be read: see above."
+    ) || fail "the pins cannot be read (see above)."
 }
 
 # Sets `folders` to what is copied, and `packages` to the packages of CHECKOUT.
@@ -65,9 +65,9 @@ choose() {
         [[ ! -d $project_root/$patches ]] || folders+=("$patches")
     done <<<"$rows"
     for name in "${wanted[@]}"; do
-        [[ " ${known[*]} " == *" $name "* ]] || fail "--only $name: there are patches of ${known[*]}."
+        [[ " ${known[*]} " == *" $name "* ]] || fail "--only=$name is invalid: no such patches. Set it to one of ${known[*]}."
     done
-    ((${#packages[@]})) || fail "--into $into: there is none of ${known[*]} in it; give the folder that holds the package."
+    ((${#packages[@]})) || fail "--into=$into is invalid: it has none of ${known[*]}. Set it to the folder that contains the package."
     if [[ " ${folders[*]} " == *" verl_patches "* ]]; then
         folders+=(scripts)
     else
@@ -121,7 +121,7 @@ require_unchanged() {
     for path in "${!kind_of[@]}"; do
         # A run that was cut short has not put everything there: what was there before is no change of anybody's.
         [[ ${found[$path]:-} == "${content_put[$path]}" || ${found[$path]:-} == "${original[$path]:-}" ]] ||
-            fail "$into/$path was changed since it was put there; save the changes and use --discard."
+            fail "$into/$path was changed after the copy. Save the changes and use --discard."
     done
 }
 
@@ -165,7 +165,7 @@ compare() {
         elif [[ " ${packages[*]} " == *" ${path%%/*} "* ]]; then
             kind_of[$path]=changed
         else
-            fail "$into/$path is in the way of the overlay's; move it away first."
+            fail "$into/$path is in the way of the overlay's file. Move it away first."
         fi
         content_put[$path]=${tried[$path]}
         [[ ${found[$path]:-} == "${tried[$path]}" ]] || different+=("$path")
@@ -225,14 +225,14 @@ copy() {
     for path in "${different[@]}"; do
         [[ ${kind_of[$path]} != changed ]] || say "changes $path"
     done
-    say "$((${#different[@]})) files to put into $into, ${#stale[@]} to take out: ${folders[*]}"
+    say "$((${#different[@]})) files to copy into $into, ${#stale[@]} to remove: ${folders[*]}"
     if [[ $dry_run == yes ]]; then
         say "nothing was changed"
     elif ((${#different[@]} + ${#stale[@]})); then
         install "$scratch"
         say "the patches are in $into, and overlay check is clean"
     else
-        say "$into has all of it already"
+        say "$into is up to date"
     fi
 }
 
@@ -244,7 +244,7 @@ undo() {
     }
     read_record
     require_unchanged
-    say "${#kind_of[@]} files to take out of $into or to put back"
+    say "${#kind_of[@]} files to remove from $into or to restore"
     [[ $dry_run == no ]] || return 0
     for path in "${!kind_of[@]}"; do
         if [[ ${kind_of[$path]} == changed ]]; then
@@ -255,7 +255,7 @@ undo() {
         fi
     done
     rm -rf "${into:?}/$RECORD"
-    say "$into is as it was"
+    say "$into is restored"
 }
 
 main() {
@@ -286,16 +286,16 @@ main() {
                 usage
                 return 0
                 ;;
-            *) fail "$1 is not understood: see --help." ;;
+            *) fail "Unknown argument \"$1\": see --help." ;;
         esac
         shift
     done
     [[ -n $into ]] || fail "--into DIR is missing: see --help."
-    [[ -d $into ]] || fail "--into $into: there is no such folder."
+    [[ -d $into ]] || fail "--into=$into is invalid: no such folder. Set it to a checkout of upstream."
     into=$(cd "$into" && pwd -P)
-    [[ $into != "$project_root" || $action == undo ]] || fail "--into $into is this project itself; give a checkout of upstream."
+    [[ $into != "$project_root" || $action == undo ]] || fail "--into=$into is invalid: it is this project itself. Set it to a checkout of upstream."
     [[ $python != */* ]] || python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
-    "$python" -c 'import tomllib' 2>/dev/null || fail "$python is older than Python 3.11; name a newer one in PYTHON."
+    "$python" -c 'import tomllib' 2>/dev/null || fail "$python is older than Python 3.11. Set PYTHON to a newer one."
     "$action"
 }
 

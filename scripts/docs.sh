@@ -55,14 +55,14 @@ main() {
             *) fail "Unknown argument \"$1\": see --help." ;;
         esac
     done
-    [[ -z $serve || -z $output ]] || fail "--output is invalid with --serve: a site that is served is not written. Give one of them."
+    [[ -z $serve || -z $output ]] || fail "--output is invalid with --serve: a served site is not written. Use one of them."
     local command=("$project_root/.venv.docs/bin/python" -m mkdocs)
     if [[ -n $serve ]]; then
         command+=(serve --config-file "$project_root/mkdocs.yml" --strict --dev-addr "127.0.0.1:$port")
     else
         output=$(realpath --canonicalize-missing -- "${output:-$project_root/.cache/site}")
         [[ ! -e $output || -f $output/search/search_index.json || -z $(ls -A -- "$output" 2>/dev/null) ]] ||
-            fail "--output=$output is invalid: it holds something other than a site, which the build would remove. Set it to a new folder."
+            fail "--output=$output is invalid: it contains something other than a site, which the build would remove. Set it to a new folder."
         command+=(build --config-file "$project_root/mkdocs.yml" --strict --site-dir "$output")
     fi
     if [[ -n $dry_run ]]; then

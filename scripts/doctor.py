@@ -72,7 +72,7 @@ def report(findings: list[Finding]) -> int:
     for finding in findings:
         print(finding.line())
     bad = sum(bool(finding.remedy) for finding in findings)
-    print(f"{bad} of {len(findings)} are bad" if bad else f"all {len(findings)} are well, or could not be looked at")
+    print(f"{bad} of {len(findings)} are bad" if bad else f"all {len(findings)} are fine, or could not be checked")
     return 1 if bad else 0
 
 
@@ -92,12 +92,12 @@ def check_address(address: str) -> None:
     """Raise ValueError unless a server answers at HOST:PORT; Ray itself would try for minutes."""
     match = re.fullmatch(r"([^:\s]+):([1-9]\d{0,4})", address)
     if not match or int(match[2]) > 65535:
-        raise ValueError(f"--ray is {address!r}: give HOST:PORT of a Ray that runs, such as 10.0.0.1:6379")
+        raise ValueError(f"--ray={address!r} is invalid. Set it to HOST:PORT of a running Ray, such as 10.0.0.1:6379")
     try:
         socket.create_connection((match[1], int(match[2])), timeout=10).close()
     except OSError as error:
         raise ValueError(
-            f"--ray: nothing answers at {address} ({error}); start the job or a Ray there first"
+            f"--ray={address} is invalid: no answer ({error}). Start the job or a Ray there first"
         ) from error
 
 

@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"every process of {sys.executable} that imports verl has the patches of {ROOT}")
     except OSError as error:
         print(
-            f"error: {folder} cannot be written ({error.strerror}): use the Python of an environment of your own.",
+            f"error: {folder} cannot be written ({error.strerror}). Use the Python of your own environment.",
             file=sys.stderr,
         )
         return 2

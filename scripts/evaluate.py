@@ -178,21 +178,22 @@ def _check_numbers(options: argparse.Namespace) -> None:
     )
     for name, value, least, most in wanted:
         if not least <= value <= most:
-            raise EvaluationError(f"{name} is {value}: give a number from {least} to {most}")
+            raise EvaluationError(f"{name}={value} is invalid. Set it to a number from {least} to {most}")
     if not 0 < options.temperature <= 10:
         raise EvaluationError(
-            f"--temperature is {options.temperature:g}: give one above 0, up to 10; --n 0 asks for greedy answers alone"
+            f"--temperature={options.temperature:g} is invalid. Set it above 0, up to 10; --n 0 uses only "
+            "greedy answers"
         )
     for name, share in (("--top-p", options.top_p), ("--memory-share", options.memory_share)):
         if not 0 < share <= 1:
-            raise EvaluationError(f"{name} is {share:g}: give a share above 0, up to 1")
+            raise EvaluationError(f"{name}={share:g} is invalid. Set it above 0, up to 1")
 
 
 def _check_names(models: Sequence[Model]) -> None:
     names = [model.name for model in models]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise EvaluationError(f"two models are called {twice}; give NAME=DIR for each")
+        raise EvaluationError(f"two models have the name {twice}. Pass NAME=DIR for each")
 
 
 def _reward(options: argparse.Namespace) -> tuple[RewardFunction, dict[str, Any]]:
@@ -200,10 +201,10 @@ def _reward(options: argparse.Namespace) -> tuple[RewardFunction, dict[str, Any]
     from post_training.rewards.rules import RULES
 
     if options.rule not in RULES:
-        raise EvaluationError(f"--rule {options.rule} does not exist; give one of: {', '.join(RULES)}")
+        raise EvaluationError(f"--rule={options.rule} is invalid: no such rule. Set it to one of: {', '.join(RULES)}")
     own = options.reward.partition(":")[0] == str(REWARD)
     if not own and options.rule != "boxed":
-        raise EvaluationError("--rule belongs to the rule reward; take it or --reward away")
+        raise EvaluationError("--rule is only for the rule reward. Remove it or --reward")
     return load_reward(options.reward), {"rule": options.rule} if own else {}
 
 
@@ -220,15 +221,19 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EvaluationError(
-            f"--model {folder} has no tokenizer; copy tokenizer.json and its settings to it"
+            f"--model={folder} is invalid: no tokenizer. Copy tokenizer.json and its settings there"
         ) from error
     if not tokenizer.chat_template:
-        raise EvaluationError(f"--model {folder}: its tokenizer has no chat template, which makes prompts of chats")
+        raise EvaluationError(
+            f"--model={folder} is invalid: its tokenizer has no chat template, which builds prompts from chats"
+        )
     chats = [list(question.messages) for question in questions]
     try:
         texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     except TemplateError as error:
-        raise EvaluationError(f"--model {folder}: its chat template rejects a prompt of the data ({error})") from error
+        raise EvaluationError(
+            f"--model={folder} is invalid: its chat template rejects a prompt of the data ({error})"
+        ) from error
     prompts = tokenizer(texts, add_special_tokens=False)["input_ids"]
     try:
         ends = end_tokens(folder, tokenizer.eos_token_id)
@@ -238,8 +243,8 @@ def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Na
     most = read_object(folder / "config.json").get("max_position_embeddings")
     if most and found.longest + options.max_tokens > most:
         raise EvaluationError(
-            f"--model {folder} reads {most} tokens, and the longest question has {found.longest} of them beside "
-            f"--max-tokens {options.max_tokens}; give fewer"
+            f"--model={folder} reads {most} tokens, but the longest question has {found.longest} of them beside "
+            f"--max-tokens {options.max_tokens}. Lower it"
         )
     return found
 
@@ -249,7 +254,7 @@ def _output(options: argparse.Namespace) -> Path:
     folder = options.output or ROOT / "outputs" / "evaluation" / datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = absolute(folder)
     if (folder / JSON_NAME).exists():
-        raise EvaluationError(f"{folder} holds an evaluation; give another --output")
+        raise EvaluationError(f"--output={folder} is invalid: it contains an evaluation. Choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     return Path(folder)
 

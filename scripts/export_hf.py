@@ -42,8 +42,8 @@ _GB = 10**9
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = CommandParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CHECKPOINT", help="the same as --load-dir")
-    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="the same as --save-dir")
+    parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CHECKPOINT", help="alias of --load-dir")
+    parser.add_argument("out", type=Path, nargs="?", metavar="OUT", help="alias of --save-dir")
     parser.add_argument("--load-dir", type=Path, metavar="DIR", help="folder of the shards or of the checkpoint")
     parser.add_argument("--save-dir", type=Path, metavar="DIR", help="folder to write; empty or new")
     parser.add_argument(
@@ -60,7 +60,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     for name, place in (("load_dir", "checkpoint"), ("save_dir", "out")):
         given = [folder for folder in (getattr(options, name), getattr(options, place)) if folder is not None]
         if len(given) != 1:
-            parser.error(f"give {place.upper()} (or --{name.replace('_', '-')}) once")
+            parser.error(f"pass {place.upper()} (or --{name.replace('_', '-')}) once")
         setattr(options, name, given[0])
     return options
 
@@ -68,13 +68,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def plan(options: argparse.Namespace) -> Conversion:
     """Return the conversion that the options ask for."""
     if not math.isfinite(options.max_file_gb) or options.max_file_gb * _GB < 1:
-        raise ValueError(f"--max-file-gb is {options.max_file_gb:g}: it must be a size above 0")
+        raise ValueError(f"--max-file-gb={options.max_file_gb:g} is invalid. Set it to a size above 0")
     size, checksums = int(options.max_file_gb * _GB), known_checksums(options)
     if is_training_checkpoint(options.load_dir):
         model = options.hf_dir or model_of_run(options.load_dir)
         return trained_to_huggingface(options.load_dir, model, options.save_dir, size, checksums)
     if options.hf_dir is None:
-        raise ValueError("--hf-dir is missing: give the folder with the model's config.json and tokenizer")
+        raise ValueError("--hf-dir is missing. Set it to the folder with the model's config.json and tokenizer")
     form, config = shards_form(options.load_dir, lambda shape: layout_form(options, "source", shape), options.hf_dir)
     return to_huggingface(options.load_dir, options.hf_dir, options.save_dir, form, config, size, checksums)
 
@@ -86,8 +86,10 @@ def model_of_run(checkpoint: Path) -> Path:
             path = at(read_yaml(folder / "config.yaml"), "actor_rollout_ref.model.path")
             if isinstance(path, str):
                 return Path(path)
-            raise ValueError(f"{folder / 'config.yaml'} names no model; give the model's folder with --hf-dir")
-    raise ValueError(f"{checkpoint} does not lie in a run's folder with a config.yaml; give the model's with --hf-dir")
+            raise ValueError(f"{folder / 'config.yaml'} does not name a model. Set --hf-dir to the model's folder")
+    raise ValueError(
+        f"{checkpoint} is not in the folder of a run with a config.yaml. Set --hf-dir to the model's folder"
+    )
 
 
 if __name__ == "__main__":

@@ -52,12 +52,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def report(path: Path, reading: Reading) -> None:
     """Print what was left out of a file, with the first record of each kind."""
     if reading.without_answer:
-        print(f"{path}: left out {len(reading.without_answer)} without an answer (first: {reading.without_answer[0]})")
+        print(f"{path}: dropped {len(reading.without_answer)} without an answer (first: {reading.without_answer[0]})")
     if reading.repeated:
         first = reading.repeated[0]
         different = sum(not repetition.same_answer for repetition in reading.repeated)
         print(
-            f"{path}: left out {len(reading.repeated)} whose question occurs before, {different} of them with another "
+            f"{path}: dropped {len(reading.repeated)} whose question occurs before, {different} of them with another "
             f"answer (first: {first.place} repeats {first.first_place})"
         )
 
@@ -73,19 +73,19 @@ def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
     """Return the training and the test problems that the options ask for; no question is in both."""
     for option, text in (("--data_source", options.data_source), ("--instruction", options.instruction)):
         if not _is_text(text or ""):
-            raise DataError(f"{option} is not UTF-8 text: give it in UTF-8.")
+            raise DataError(f"{option} is not UTF-8 text. Set it in UTF-8.")
     problems = read_reported(options.json_path)
     if options.test_json_path is None:
         if not 0 < options.test_size < 1:
-            raise DataError(f"--test_size is {options.test_size}: it must be between 0 and 1.")
+            raise DataError(f"--test_size={options.test_size} is invalid. Set it between 0 and 1.")
         return split(problems, max(1, round(len(problems) * options.test_size)), options.seed)
     test = read_reported(options.test_json_path)
     tested = set(map(question_of, test))
     train = [problem for problem in problems if question_of(problem) not in tested]
     if len(train) < len(problems):
-        print(f"{options.json_path}: left out {len(problems) - len(train)} that are test problems as well")
+        print(f"{options.json_path}: dropped {len(problems) - len(train)} that are also test problems")
     if not train:
-        raise DataError(f"{options.json_path} holds only test problems: give training problems of their own.")
+        raise DataError(f"{options.json_path} has only test problems. Use separate training problems.")
     return train, test
 
 
@@ -109,9 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
             for name, problems in (("train", train), ("test", test))
         }
         if bool(test[0].images) != has_images:
-            raise DataError(
-                "Training problems have images and test problems have none, or the other way: use one kind."
-            )
+            raise DataError("Only one of training and test problems has images. Use one kind.")
         write_files(files, IMAGE_SCHEMA if has_images else SCHEMA)
         for path in files:
             print(f"{path}: {check_file(path, Expectations(image_key='images' if has_images else None))} rows")

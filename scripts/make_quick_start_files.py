@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         written = write_model(options.home / MODEL, options.seed, show)
         write_dataset(options.home / DATASET, options.seed)
     except OSError as error:
-        print(f"--home={options.home} is invalid: {error}. Set it to a folder of your own.", file=sys.stderr)
+        print(f"--home={options.home} is invalid: {error}. Set it to your own folder.", file=sys.stderr)
         return 1
     print(f"{'wrote' if written else 'kept'} the model in {options.home / MODEL}")
     print(f"wrote the data in {options.home / DATASET}")

@@ -52,7 +52,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     )
     tools = ", ".join(sorted(TURN_SEPARATORS))
     parser.add_argument("--calls-tool", action="store_true", help=f"let it call a calculator; for {tools}")
-    width = "another value for a key of config.json; may be given again"
+    width = "another value for a key of config.json; repeatable"
     parser.add_argument("--set", type=_change, action="append", default=[], metavar="KEY=N", dest="changes", help=width)
     parser.add_argument("--no-warm-start", action="store_true", help="leave the weights random")
     options = parser.parse_args(arguments)
@@ -68,7 +68,7 @@ def _change(text: str) -> tuple[str, int]:
     if key and value in _SWITCH:
         return key, _SWITCH[value]
     if not key or not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no KEY=N with a whole number N, true or false")
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=N with a whole number N, true or false")
     return key, int(value)
 
 

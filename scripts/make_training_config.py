@@ -42,11 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
         written.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
         written.replace(options.output)
     except FileError as error:
-        print(f"error: {error}: give the config.json of a published model.", file=sys.stderr)
+        print(f"error: {error}. Pass the config.json of a published model.", file=sys.stderr)
         return 2
     except OSError as error:
         print(
-            f"error: --output={options.output} cannot be written ({error.strerror}): give another file.",
+            f"error: --output={options.output} cannot be written ({error.strerror}). Choose another file.",
             file=sys.stderr,
         )
         return 2

@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         choices=_CLUSTERS,
         default="2025",
         help="versions of upstream (docs/stacks.md): 2026 plans the jobs of verl_plugin/config, with the Python of "
-        ".venv-2026/, with --time for the weight sync alone, and without --fewer-nodes (default: %(default)s)",
+        ".venv-2026/, with --time only the weight sync, and without --fewer-nodes (default: %(default)s)",
     )
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="the model's config.json")
     _add_options_of_the_machine(parser)
@@ -81,12 +81,14 @@ def main(arguments: list[str] | None = None) -> int:
     options.cluster = options.cluster or ROOT / "scripts" / "env" / _CLUSTERS[options.stack]
     try:
         if options.picture and not options.time:
-            raise ValueError("--picture draws the time of a step; give --time too")
+            raise ValueError("--picture draws the time of a step. Add --time")
         if options.time and options.fewer_nodes:
-            raise ValueError("--time and --fewer-nodes are two plans; take one of them away")
+            raise ValueError("--time and --fewer-nodes are two plans. Remove one of them")
         if options.stack == "2026" and (options.picture or options.fewer_nodes):
             asked = "--picture" if options.picture else "--fewer-nodes"
-            raise ValueError(f"{asked} is invalid with --stack 2026: memory and weight sync are planned. Take it away")
+            raise ValueError(
+                f"{asked} is invalid with --stack 2026: only memory and weight sync are planned. Remove it"
+            )
         if options.time:
             print(_time(options) if options.stack == "2025" else _sync_time(options))
             return 0
@@ -119,7 +121,7 @@ def _add_options_of_the_machine(parser: argparse.ArgumentParser) -> None:
         type=_speed,
         default=0.0,
         metavar="X",
-        help="GB/s that all nodes together write to the checkpoint storage; measure it (default: 0, unknown)",
+        help="GB/s of checkpoint storage when all nodes write; measure it (default: 0, unknown)",
     )
     parser.add_argument(
         "--swap-optimizer",
@@ -256,7 +258,7 @@ def _speed(text: str) -> float:
     except ValueError:
         speed = 0.0
     if not 0 < speed < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no speed; give GB a second, above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed. Set it to GB a second, above 0")
     return speed * 1e9
 
 
@@ -266,13 +268,13 @@ def outside_torch(cluster: Path, cann_memory: str) -> OutsideTorch:
     Raises ValueError for an invalid size.
     """
     if not cluster.is_file():
-        raise ValueError(f"--cluster: {cluster} is no file; give one like scripts/env/a3_256_dies.env")
+        raise ValueError(f"--cluster={cluster} is invalid: not a file. Set it to one like scripts/env/a3_256_dies.env")
     given = read_environment(cluster)
     buffers = {"HCCL_BUFFSIZE": given.get("HCCL_BUFFSIZE", "200"), _P2P: given.get(_P2P, "20")}
     for name, megabytes in buffers.items():
         least = 0 if name == _P2P else 1  # without buffers of their own, two ranks use their group's
         if not megabytes.isascii() or not megabytes.isdigit() or int(megabytes) < least:
-            raise ValueError(f"{name} in {cluster} is {megabytes!r}: give MB, {least} or more")
+            raise ValueError(f"{name}={megabytes!r} in {cluster} is invalid. Set it to MB, at least {least}")
     one, of_two_ranks = (int(megabytes) << 20 for megabytes in buffers.values())
     return OutsideTorch(one, _bytes(cann_memory), of_two_ranks)
 
@@ -282,7 +284,7 @@ def read_model(path: Path) -> dict:
     try:
         return read_object(path)
     except FileError as error:
-        raise ValueError(f"--model: {error}; give the model's config.json") from error
+        raise ValueError(f"--model is invalid: {error}. Set it to the model's config.json") from error
 
 
 def _time(options: argparse.Namespace) -> str:
@@ -290,8 +292,8 @@ def _time(options: argparse.Namespace) -> str:
     family = _family(options)
     if family not in (None, A3):
         raise ValueError(
-            f"CHIP={family} of {options.cluster} is invalid with --time: a step is modelled from published numbers of "
-            "Atlas A3, and there are none of another. Set --cluster to a file with CHIP=A3"
+            f"CHIP={family} of {options.cluster} is invalid with --time: published numbers of a step are only for "
+            "Atlas A3. Set --cluster to a file with CHIP=A3"
         )
     job, config = _job(options)
     model, cluster = read_model(options.model), read_cluster(options.cluster)
@@ -315,7 +317,7 @@ def _sync_time(options: argparse.Namespace) -> str:
     """Return the modelled weight sync of a job of stack 2026, as text or JSON. Raises ValueError for one on FSDP."""
     plan = _plan(options, _machine(options))
     if isinstance(plan, FsdpPlan):
-        raise ValueError(f"--time models weights of Megatron, and {options.config_name} trains with FSDP; take it away")
+        raise ValueError(f"--time models weights of Megatron, but {options.config_name} trains with FSDP. Remove it")
     return json.dumps(sync_estimates(plan.reshard), indent=1) if options.json else describe_sync(plan.reshard)
 
 
@@ -323,7 +325,7 @@ def _job(options: argparse.Namespace) -> tuple[Job, dict[str, Any]]:
     """Return the job, and the configuration that describes it. Raises ValueError for one on FSDP."""
     config, model, swaps = _configuration(options)
     if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
-        raise ValueError(f"--time models Megatron's steps, and {options.config_name} trains with FSDP; take it away")
+        raise ValueError(f"--time models Megatron's steps, but {options.config_name} trains with FSDP. Remove it")
     return read_job(config, model, swaps), config
 
 

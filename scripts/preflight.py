@@ -100,16 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with SignalFlag() as signals:
             stages = _stages(options, given, signals)
     except OSError as error:
-        print(f"error: --output {options.output}: {error.strerror}; choose another folder", file=sys.stderr)
+        print(f"error: --output={options.output} is invalid: {error.strerror}. Choose another folder", file=sys.stderr)
         return 2
     except Interrupted as interrupted:
-        print("interrupted; everything that this started has been stopped", file=sys.stderr)
+        print("interrupted; all processes have been stopped", file=sys.stderr)
         return _SIGNALLED + interrupted.number
     passed = all(stage.state != FAILED for stage in stages)
     _write_page(options, stages, passed)
-    print(
-        f"{'everything that was looked at is well' if passed else 'not fit to start'}; {options.output}/preflight.html"
-    )
+    print(f"{'all checks passed' if passed else 'not fit to start'}; {options.output}/preflight.html")
     return 0 if passed else 1
 
 
@@ -119,7 +117,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config-name", required=True, metavar="NAME", help=names)
     stack = "versions of upstream: docs/stacks.md (default: %(default)s)"
     parser.add_argument("--stack", choices=sorted(doctor.CLUSTERS), default="2025", metavar="NAME", help=stack)
-    cluster = "settings of the cluster: sets model, data and nodes, and this node is checked"
+    cluster = "settings of the cluster: sets model, data and nodes, and checks this node"
     parser.add_argument("--cluster", type=Path, metavar="FILE", help=cluster)
     parser.add_argument(
         "--model", type=Path, metavar="FILE", help="a config.json for the plan instead of the model's own"
@@ -168,12 +166,12 @@ _Look = tuple[str, str, Callable[[], tuple[str, str]]]
 
 def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) -> list[Stage]:
     cheap: list[_Look] = [
-        ("checks", "keys, types, sizes, layout, data, reward, trackers, room on disks, as a start makes them",
+        ("checks", "keys, types, sizes, layout, data, reward, trackers, disk space, as at a start",
          lambda: _checks(options, given)),
         ("plan", "memory of a die by phase, of hosts, and checkpoints against free space",
          lambda: _plan(options, given)),
-        ("node", "this node against the cluster's file, as doctor.py does it", lambda: _node(options)),
-        ("device", "dies 0 and 1: NaN, large tensors, events and all-to-all, as doctor.py tests them", _device),
+        ("node", "this node against the cluster's file, as in doctor.py", lambda: _node(options)),
+        ("device", "dies 0 and 1: NaN, large tensors, events and all-to-all, as in doctor.py", _device),
     ]  # fmt: skip
     emulation = _emulation_2026 if options.stack == "2026" else _emulation
     command, emulated = emulation(options, given, signals)
@@ -182,7 +180,7 @@ def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) 
         begun = time.monotonic()
         why_not = "" if len(stages) < len(cheap) else _why_not(options, command, stages)
         if name == "evaluation" and not why_not and _reads_images(options.config_name):
-            why_not = "evaluate.py shows a model no images"
+            why_not = "evaluate.py does not support images"
         state, said = (LEFT_OUT, why_not) if why_not else look()
         stages.append(_shown(Stage(name, about, state, said, time.monotonic() - begun)))
     return stages
@@ -261,7 +259,7 @@ def _plan(options: argparse.Namespace, given: list[str]) -> tuple[str, str]:
         config, planned = _configured(options, [*own, *given], model)
         folder = Path(config["actor_rollout_ref"]["model"]["path"]).expanduser()
         if model is None and not (folder / "config.json").is_file():
-            return LEFT_OUT, f"{folder} has no config.json here; give one with --model"
+            return LEFT_OUT, f"--model is missing: {folder} has no config.json here. Set it to one"
         model = model or read_model(folder / "config.json")
         outside = outside_torch(_cluster_file(options), CANN_MEMORY)
         disk = _free(Path(config["trainer"]["default_local_dir"])) if config["trainer"]["save_freq"] > 0 else 0
@@ -319,7 +317,7 @@ def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, s
     code = run_to_the_end(command, environment, ROOT, log, signals)
     if code == 0:
         return PASSED, log.read_text(errors="replace")
-    return FAILED, f"{last_error(log)}\nthe whole log: {log}"
+    return FAILED, f"{last_error(log)}\nwhole log: {log}"
 
 
 def _validation(scaled: ScaledDownJob) -> tuple[str, str]:

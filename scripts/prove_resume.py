@@ -106,7 +106,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     if options.points < 1:
-        parser.error(f"--points {options.points}: give 1 or more")
+        parser.error(f"--points={options.points} is invalid. Set it to at least 1")
     return options
 
 
@@ -143,7 +143,7 @@ def _shrunk(options: argparse.Namespace, folder: Path) -> Shrunk:
         raise ValueError(sentence_of(error)) from error
     dies = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if dies > MOST_DIES:
-        raise ValueError(f"{dies} dies are too many for a proof; set trainer.nnodes and n_gpus_per_node to at most 8")
+        raise ValueError(f"{dies} dies are too many for a proof. Set trainer.nnodes and n_gpus_per_node to at most 8")
     problems = _problems(config)
     if options.model is None:
         scaled_command = [sys.executable, "-m", "rehearsal.resume_proof.model", str(scaled), scale.model_type]
@@ -191,8 +191,8 @@ def _problems(config: "DictConfig") -> list[str]:
     key = max(batches, key=lambda name: batches[name])
     if 2 * batches[key] > len(known):
         raise ValueError(
-            f"data.{key}={batches[key]}: a proof takes two batches and has {len(known)} problems; give at most "
-            f"{len(known) // 2}, or leave it away"
+            f"data.{key}={batches[key]} is invalid: a proof takes two batches and has {len(known)} problems. Set it to "
+            f"at most {len(known) // 2}, or remove it"
         )
     return known[: 2 * batches[key]]
 
@@ -224,7 +224,7 @@ def _prove(shrunk: Shrunk, points: list[Point], signals: SignalFlag) -> int:
     unbroken = train_unbroken(shrunk, signals)
     print(f"unbroken run: {time.monotonic() - begun:.0f} s", flush=True)
     if digests_of(unbroken, STEPS) == digests_of(unbroken, STEPS - 1):
-        print("error: the last step changed nothing, so a resume proves nothing; raise the learning rate")
+        print("error: the last step changed nothing, so a resume proves nothing. Raise the learning rate")
         return 1
     record = ProofRecord(shrunk.folder / "proof.json", shrunk.asked)
     rows = []
@@ -234,8 +234,8 @@ def _prove(shrunk: Shrunk, points: list[Point], signals: SignalFlag) -> int:
         row = record.equal(point) or _prove_one(shrunk, unbroken, point, signals)
         record.add(row)
         rows.append(row)
-        print(f"     went on after step {row.after}; {row.metrics} metrics of {row.steps} steps, "
-              f"{len(row.differing)} differ; {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+        print(f"     continued after step {row.after}; {row.metrics} metrics of {row.steps} steps, "
+f"{len(row.differing)} differ; {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
     _print_table(rows)
     return int(any(row.differing for row in rows))
 
@@ -263,7 +263,7 @@ def _print_table(rows: list[Row]) -> None:
         killed = row.point.partition(" while ")[0]
         print(f"{killed:<9}{at:<{width}}{'step ' + str(row.after):<15}{row.metrics:>8}  {shown}{more}")
     failed = sum(bool(row.differing) for row in rows)
-    print(f"{len(rows) - failed} of {len(rows)} resumes were the unbroken run, bit for bit")
+    print(f"{len(rows) - failed} of {len(rows)} resumes equalled the unbroken run, bit for bit")
 
 
 if __name__ == "__main__":

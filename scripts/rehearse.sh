@@ -79,7 +79,7 @@ main() {
                     --precision) choices=(float32 bfloat16) ;;
                 esac
                 [[ " ${choices[*]} " == *" $2 "* && $2 != *" "* ]] ||
-                    fail "$1=$2 is invalid: there is no such value. Set it to one of: ${choices[*]}."
+                    fail "$1=$2 is invalid. Set it to one of: ${choices[*]}."
                 of_2026=$1
                 options+=("$1" "$2")
                 shift 2
@@ -92,22 +92,22 @@ main() {
                     --steps | --dies | --device-memory) argument_require_number "$1" "$2" 1 ;;
                     --model)
                         known=$(<"$families_file")
-                        [[ $2 != *" "* && " $known " == *" $2 "* ]] || fail "--model is \"$2\", and the families are $known."
+                        [[ $2 != *" "* && " $known " == *" $2 "* ]] || fail "--model=$2 is invalid. Set it to one of: $known."
                         ;;
                     --chip) argument_require_chip "$2" ;;
                     --recipe)
                         [[ $2 == grpo || $2 == dapo || $2 == ppo ]] ||
-                            fail "--recipe is \"$2\", and the recipes are grpo, dapo and ppo."
+                            fail "--recipe=$2 is invalid. Set it to grpo, dapo or ppo."
                         ;;
                 esac
                 options+=("$1" "$2")
                 shift 2
                 ;;
-            *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
+            *) fail "Unknown argument \"$1\": see --help. Training settings go after --." ;;
         esac
     done
 
-    [[ -z $of_2026 || $stack == 2026 ]] || fail "$of_2026 is for --stack 2026: add that, or leave $of_2026 away."
+    [[ -z $of_2026 || $stack == 2026 ]] || fail "$of_2026 needs --stack 2026. Add it, or remove $of_2026."
     local python module=rehearsal
     # Each stack has a job of its own.
     [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]] || module=rehearsal.stack_$stack

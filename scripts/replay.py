@@ -68,7 +68,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("folder", type=Path, metavar="DIR", help="a recorded step: RUN/checkpoints/records/step_N")
     parser.add_argument("--dies", type=int, metavar="N", help="dies to compute on (default: as many as trained)")
     parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="the last stage (default: %(default)s)")
-    parser.add_argument("--layers", action="store_true", help="find where a value first is not finite; takes longer")
+    parser.add_argument("--layers", action="store_true", help="find the first value that is not finite; takes longer")
     parser.add_argument(
         "--tolerance",
         type=float,
@@ -78,7 +78,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the recorded configuration; repeat"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write what was compared as JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the comparison as JSON")
     parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU")
     return parser.parse_args(arguments)
 
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     on = f"{record.dies} {'die' if record.dies == 1 else 'dies'}"
-    print(f"Step {record.step} of {len(record.keys)} samples, recorded on {on}, is made again on {dies}", flush=True)
+    print(f"Recomputing step {record.step} of {len(record.keys)} samples, recorded on {on}, on {dies}", flush=True)
     try:
         with SignalFlag() as signals, claimed_dies(0 if options.emulate else dies):
             found = _made(options, record, dies, signals)
@@ -116,20 +116,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace, record: StepRecord, dies: int) -> None:
     """Raise ReplayError for input that would make every rank fail after its start."""
     if not 1 <= dies <= 1024:
-        raise ReplayError(f"--dies is {dies}: give a number from 1 to 1024")
+        raise ReplayError(f"--dies={dies} is invalid. Set it to a number from 1 to 1024")
     if options.tolerance is not None and not (options.tolerance >= 0 and math.isfinite(options.tolerance)):
-        raise ReplayError(f"--tolerance is {options.tolerance:g}: give a number of 0 or more")
+        raise ReplayError(f"--tolerance={options.tolerance:g} is invalid. Set it to a number, at least 0")
     for given in options.set:
         key, separator, _ = given.partition("=")
         if not separator or "." not in key:
-            raise ReplayError(f"--set {given} is no KEY=VALUE: give one as actor_rollout_ref.actor.strategy=fsdp2")
+            raise ReplayError(
+                f"--set={given} is invalid: not KEY=VALUE. Set it like actor_rollout_ref.actor.strategy=fsdp2"
+            )
     model = Path(_model(options, record))
     if not (model / "config.json").is_file():
         raise ReplayError(
-            f"{model}, the model of the recorded run, is not here; name its folder with --set {_MODEL}=DIR"
+            f"{model}, the model of the recorded run, is not on this machine. Pass its folder with --set {_MODEL}=DIR"
         )
     if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise ReplayError(f"--output {options.output}: there is no folder {options.output.absolute().parent}")
+        raise ReplayError(f"--output={options.output} is invalid: no folder {options.output.absolute().parent}")
 
 
 def _model(options: argparse.Namespace, record: StepRecord) -> str:
@@ -150,7 +152,7 @@ def _made(options: argparse.Namespace, record: StepRecord, dies: int, signals: S
                 remove_emulated_dies(folder.name)
         if code or not result.is_file():
             print("".join(log.read_text(errors="replace").splitlines(True)[-_LAST_LINES:]), file=sys.stderr, end="")
-            said = [each.read_text() for each in sorted(folder.glob("*.error"))] or ["their last lines are above"]
+            said = [each.read_text() for each in sorted(folder.glob("*.error"))] or ["see their last lines above"]
             raise ReplayError(f"the ranks ended with exit code {code}: {said[0]}")
         return json.loads(result.read_text())
 
@@ -197,7 +199,7 @@ def _report(found: Mapping[str, Any], layers: bool) -> int:
         print("  no operator made a value that is not finite")
     wrong = next((each for each in compared if each.apart), None)
     if wrong is None:
-        print("All is as recorded." if not found["origins"] else "As recorded, with values that are not finite.")
+        print("Everything is as recorded." if not found["origins"] else "As recorded, with values that are not finite.")
         return 1 if found["origins"] else 0
     print(f"The first stage that differs is {wrong.stage}: {wrong.what}, {wrong.where}.")
     return 1

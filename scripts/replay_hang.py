@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the calls, find the cause, replay the schedule, and return the exit code."""
     options = parse_arguments(arguments)
     if not options.run.is_dir():
-        print(f"error: {options.run} is no folder: give the output folder of a run.", file=sys.stderr)
+        print(f"error: {options.run} is not a folder. Pass the output folder of a run.", file=sys.stderr)
         return 2
     try:
         schedule = Schedule(read_calls(options.run))
@@ -102,7 +102,7 @@ def _replay(schedule: Schedule, options: argparse.Namespace) -> None:
 
 def _why(schedule: Schedule, run: Path) -> str:
     if schedule.written:
-        return f"{named(schedule.written)} finished all calls that are recorded"
+        return f"{named(schedule.written)} finished all recorded calls"
     return f"{run / CALLS} has no file, so every rank made progress, or {BUFFER} was not set"
 
 

@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error.filename} cannot be written ({error.strerror}); give --output", file=sys.stderr)
+        print(f"error: {error.filename} cannot be written ({error.strerror}). Set --output", file=sys.stderr)
         return 2
     return 0
 

@@ -62,7 +62,9 @@ def report(options: argparse.Namespace) -> tuple[Ways, Plan]:
     """Compute all statistics. Raises ValueError for options that do not fit each other."""
     for name, lowest in (("itemsize", 1), ("dies_per_node", 1)):
         if getattr(options, name) < lowest:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(options, name)}: it must be at least {lowest}")
+            raise ValueError(
+                f"--{name.replace('_', '-')}={getattr(options, name)} is invalid. Set it to at least {lowest}"
+            )
     table = parse_model(options.model)
     train, rollout = parse_placements(options.train, options.rollout, table.layers)
     bucket = parse_bytes(options.bucket)

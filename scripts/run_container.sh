@@ -55,7 +55,7 @@ list_npus() {
             number=${path##*davinci}
             [[ ! $number =~ ^[0-9]+$ ]] || ((found += 1))
         done
-        ((found > 0)) || fail "There is no /dev/davinci0: is the NPU driver installed?"
+        ((found > 0)) || fail "/dev/davinci0 does not exist. Is the NPU driver installed?"
         dies=$found
     fi
     seq 0 $((dies - 1))
@@ -72,7 +72,7 @@ add_npus() {
         return
     fi
     for device in "${numbers[@]/#//dev/davinci}" /dev/davinci_manager /dev/devmm_svm /dev/hisi_hdc; do
-        [[ -e $device_root$device ]] || fail "There is no $device: is the NPU driver installed, and does npu-smi show that NPU?"
+        [[ -e $device_root$device ]] || fail "$device does not exist. Is the NPU driver installed, and does npu-smi show that NPU?"
         command+=(--device "$device")
     done
 }
@@ -87,7 +87,7 @@ add_mounts() {
         mode=${path##*:}
         [[ $mode == ro ]] || mode=rw
         path=${path%:ro}
-        [[ $path == /* && -d $path ]] || fail "--mount: $path is no folder of this machine, given from / on."
+        [[ $path == /* && -d $path ]] || fail "--mount=$path is invalid. Set it to an absolute path of a folder on this machine."
         command+=(--volume "$path:$path:$mode")
     done
 }
@@ -107,7 +107,7 @@ main() {
                     --name) name=$2 ;;
                     --dies) argument_require_number "$1" "$2" 1; dies=$2 ;;
                     --devices)
-                        [[ $2 =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "--devices is \"$2\": give numbers of NPUs, such as 3 or 0,1,6."
+                        [[ $2 =~ ^[0-9]+(,[0-9]+)*$ ]] || fail "--devices=$2 is invalid. Set it to numbers of NPUs, such as 3 or 0,1,6."
                         devices=$2
                         ;;
                     --mount) mounts+=("$2") ;;
@@ -119,9 +119,9 @@ main() {
             *) fail "Unknown argument \"$1\": see --help." ;;
         esac
     done
-    [[ -z $dies || -z $devices ]] || fail "--dies and --devices both choose NPUs; take one of them away."
+    [[ -z $dies || -z $devices ]] || fail "--dies and --devices both choose NPUs. Remove one of them."
     [[ -n $image && -n $name ]] || fail "--image and --name are needed: see --help."
-    command -v docker >/dev/null || fail "docker was not found; install it, or start the image with what you have."
+    command -v docker >/dev/null || fail "docker was not found. Install it, or start the image with another tool."
     local command=(docker run --detach --interactive --tty --init --name "$name" --network host --shm-size "$shared")
     # HCCL pins memory and opens a connection to every other die.
     command+=(--ulimit memlock=-1 --ulimit nofile=1048576)

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command = _command(options, folder, model.name)
             run_to_the_end(command, environment, ROOT, log, signals, check=_Announcement(options, model.name))
     except Interrupted:
-        print("The server has ended, and everything it started.")
+        print("The server and its processes have ended.")
         return 0
     except DiesInUse as error:
         print(f"error: {error}", file=sys.stderr)
@@ -153,30 +153,32 @@ def _key(options: argparse.Namespace) -> dict[str, str]:
     if options.api_key_file is None:
         if options.host not in (_LOOPBACK, "localhost", "::1"):
             raise InferenceError(
-                f"--host {options.host} lets everybody who reaches it use the model; give --api-key-file"
+                f"--host={options.host} lets everyone who reaches it use the model. Set --api-key-file"
             )
         return {}
     key = options.api_key_file.read_text().strip()
     if not key or len(key.split()) != 1:
-        raise InferenceError(f"--api-key-file {options.api_key_file} holds no key; write one word into it")
+        raise InferenceError(f"--api-key-file={options.api_key_file} is invalid: no key. Write one word into it")
     return {_KEY_VARIABLE: key}
 
 
 def _check_length(folder: Path, length: int | None) -> None:
     most = read_object(folder / "config.json").get("max_position_embeddings")
     if length and most and length > most:
-        raise InferenceError(f"--max-model-len is {length}, and the model reads {most} tokens; give at most {most}")
+        raise InferenceError(
+            f"--max-model-len={length} is invalid: the model reads {most} tokens. Set it to at most {most}"
+        )
 
 
 def _check_port(host: str, port: int) -> None:
     if port > _HIGHEST_PORT:
-        raise InferenceError(f"--port is {port}; give a number from 1 to {_HIGHEST_PORT}")
+        raise InferenceError(f"--port={port} is invalid. Set it to a number from 1 to {_HIGHEST_PORT}")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise InferenceError(f"--port {port} cannot be taken at {host} ({error.strerror}); give another") from error
+            raise InferenceError(f"--port={port} is not available at {host} ({error.strerror}). Set another") from error
 
 
 if __name__ == "__main__":

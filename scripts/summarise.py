@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = "; ".join(f"{peak.teraflops:g}: {peak.source}" for peak in A3_PEAKS)
     parser = CommandParser(description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="output folder of a run")
-    parser.add_argument("--step", type=int, help="this step alone; the published rows are of one step")
+    parser.add_argument("--step", type=int, help="only this step; the published rows are of one step")
     parser.add_argument("--model", type=Path, metavar="FILE", help="the model's config.json, for runs without one")
     parser.add_argument(
         "--peak",

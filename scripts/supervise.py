@@ -67,7 +67,7 @@ def _main(options: argparse.Namespace) -> int:
         print(shlex.join(run.command({})))
         return 0
     if shutil.which(options.command[0]) is None:
-        return _reject(f"{options.command[0]} is no command: give a launcher behind --, such as bash and its path.")
+        return _reject(f"Command not found: {options.command[0]}. Pass a launcher after --, such as bash and its path.")
     with ExitStack() as stack:
         try:
             # Every node of a job has one supervisor in the folder that all of them share.
@@ -79,7 +79,9 @@ def _main(options: argparse.Namespace) -> int:
             if full_disk:
                 print(f"error: {full_disk}", file=sys.stderr)
                 return 1
-            return _reject(f"--output {run.folder} cannot be made ({error.strerror}): choose another folder.")
+            return _reject(
+                f"--output={run.folder} is invalid: it cannot be created ({error.strerror}). Choose another folder."
+            )
         return _supervise(run, job, policy, options)
 
 
@@ -155,9 +157,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not options.command:
-        parser.error("no command: give one after --, such as -- bash scripts/train_qwen2_5_0_5b_gsm8k.sh --model DIR")
+        parser.error(
+            "Command missing. Pass one after --, such as -- bash scripts/train_qwen2_5_0_5b_gsm8k.sh --model DIR"
+        )
     if "--emulate" in options.command or any(Path(word).name == "rehearse.sh" for word in options.command):
-        parser.error("a rehearsal resumes by its own --resume: give the training that it stands for")
+        parser.error("A rehearsal resumes with its own --resume. Pass the real training")
     return options
 
 
@@ -170,7 +174,7 @@ def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
         "on all again when they return",
     )
     elastic.add_argument(
-        "--min-nodes", type=whole(1), default=1, help="end with fewer nodes than this (default: %(default)s)"
+        "--min-nodes", type=whole(1), default=1, help="stop with fewer nodes than this (default: %(default)s)"
     )
     longest = 30 * 86400
     elastic.add_argument(
@@ -185,8 +189,8 @@ def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
         type=finite(above=0, highest=longest),
         default=60,
         metavar="SECONDS",
-        help="time between two looks for returned nodes; the training takes them at the next checkpoint "
-        "(default: %(default)s)",
+        help="time between two looks for returned nodes; the training uses them from the next checkpoint (default: "
+        "%(default)s)",
     )
     elastic.add_argument(
         "--die-memory",

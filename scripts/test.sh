@@ -84,10 +84,10 @@ main() {
     done
     cd "$project_root"
     if [[ $stack != "$ENVIRONMENT_DEFAULT_STACK" ]]; then
-        [[ " $* " != *" --measure"* ]] || fail "--measure is for the tests of stack $ENVIRONMENT_DEFAULT_STACK: leave --stack away."
+        [[ " $* " != *" --measure"* ]] || fail "--measure is for the tests of stack $ENVIRONMENT_DEFAULT_STACK. Remove --stack."
         run_stack "$stack" "${chip:-a2}" "$@"
     fi
-    [[ -z $chip ]] || fail "--chip is for --stack 2026: the tests of stack $ENVIRONMENT_DEFAULT_STACK choose their chips."
+    [[ -z $chip ]] || fail "--chip needs --stack 2026: the tests of stack $ENVIRONMENT_DEFAULT_STACK choose their chips."
     environment_ensure "$project_root"
     documentation_ensure "$project_root"
     local tools=$project_root/.venv/bin shell_scripts

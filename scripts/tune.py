@@ -125,27 +125,25 @@ def _contradiction(options: argparse.Namespace) -> str:
     """Return how options contradict each other; empty if they do not."""
     if options.objective == "seconds":
         if options.command:
-            return "--objective seconds starts nothing; take the command away"
+            return "--objective=seconds starts nothing. Remove the command"
         if options.model is None:
             return (
-                "--objective seconds needs --model, the model's config.json; to measure runs, give a command behind --"
+                "--objective=seconds needs --model, the model's config.json. To measure runs, pass a command after --"
             )
     elif not options.command:
-        return (
-            f"--objective {options.objective} is measured: give a command behind --, such as bash scripts/rehearse.sh"
-        )
+        return f"--objective={options.objective} is measured. Pass a command after --, such as bash scripts/rehearse.sh"
     if options.algorithm and options.objective != "reward":
-        return f"--algorithm changes what is learned, which {options.objective} do not show; add --objective reward"
+        return f"--algorithm changes what is learned, which {options.objective} do not show. Add --objective reward"
     if options.objective == "reward" and not (options.algorithm or options.space):
         return "--objective reward needs --algorithm or --space: speed settings do not change what is learned"
     if options.algorithm and options.space:
-        return "--algorithm and --space both say what to search; take one of them away"
+        return "--algorithm and --space both define the search. Remove one of them"
     if options.command and shutil.which(options.command[0]) is None:
-        return f"{options.command[0]} is no command: give a launcher behind --, such as bash and its path"
+        return f"Command not found: {options.command[0]}. Pass a launcher after --, such as bash and its path"
     if is_rehearsal(options.command) and (options.config_name or options.model):
-        return "a rehearsal has its own configuration and model; take --config-name and --model away"
+        return "a rehearsal has its own configuration and model. Remove --config-name and --model"
     if not is_rehearsal(options.command) and not options.config_name:
-        return "no --config-name: give a file of verl_patches/trainer/config"
+        return "--config-name is missing. Set it to a file of verl_patches/trainer/config"
     return ""
 
 
@@ -183,13 +181,13 @@ def _compose_first(subject: Subject, space: Space) -> None:
 
 def _check_modelled(subject: Subject, config: Mapping[str, Any]) -> None:
     if subject.layers(config) is None:
-        raise ValueError(f"seconds are modelled of Megatron's steps, and {subject.config_name} trains with FSDP")
+        raise ValueError(f"seconds are modelled for Megatron's steps, but {subject.config_name} trains with FSDP")
 
 
 def _show(options: argparse.Namespace, subject: Subject, space: Space) -> int:
     print(f"# {options.trials} trials of {subject.config_name}, by {options.objective}; files in {options.output}")
     refused = subject.refusal({})
-    print(f"# As it is configured: {refused or 'nothing is refused'}")
+    print(f"# As configured: {refused or 'nothing is rejected'}")
     if subject.command:
         print(f"# {shlex.join(subject.run(options.output / 'trials' / '0000', options.steps, {}))}")
     print(as_text(space), end="")
@@ -229,7 +227,7 @@ def _search(
         print(f"\n{results.table(study, objective.unit)}")
         best = results.write_best(study, objective.unit, options.output)
         if best is None:
-            print("error: no trial has a value; the sentences above say why", file=sys.stderr)
+            print("error: no trial has a value; see the reasons above", file=sys.stderr)
             return 1
         drawn = results.draw(study, objective.unit, options.output)
     print(f"\n{options.output}: {', '.join([results.BEST, *drawn])}")

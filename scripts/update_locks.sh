@@ -32,7 +32,7 @@ case ${1:-} in
     *) fail "Unknown argument \"$1\": see --help." ;;
 esac
 (($# <= 1)) || fail "Unknown argument \"$2\": see --help."
-[[ -x $project_root/.venv/bin/uv ]] || fail "$project_root/.venv/bin/uv was not found: set the environment up with scripts/test.sh."
+[[ -x $project_root/.venv/bin/uv ]] || fail "$project_root/.venv/bin/uv was not found. Set up the environment with scripts/test.sh."
 cd "$project_root/requirements"
 
 # The later sets are resolved against the earlier ones: all of them are installed into one environment.

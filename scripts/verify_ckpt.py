@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     if comparison.only_in_one:
-        print(f"not compared, in one of the two only: {len(comparison.only_in_one)} tensors of multi-token prediction")
+        print(f"not compared, only in one of the two: {len(comparison.only_in_one)} tensors of multi-token prediction")
     if comparison.difference:
         print(f"different: {comparison.difference}")
         return 1

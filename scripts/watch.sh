@@ -39,14 +39,14 @@ main() {
                 ;;
             -*) fail "Unknown option \"$1\": see --help." ;;
             *)
-                [[ -z $run ]] || fail "\"$1\" is a second folder; give one run."
+                [[ -z $run ]] || fail "\"$1\" is a second folder. Pass one run."
                 run=$1
                 shift
                 ;;
         esac
     done
-    [[ -n $run ]] || fail "Which run? Give its output folder: see --help."
-    [[ -d $run || ! -e $run ]] || fail "$run is not a folder: give the output folder of a run."
+    [[ -n $run ]] || fail "RUN is missing. Pass the output folder of a run (see --help)."
+    [[ -d $run || ! -e $run ]] || fail "$run is not a folder. Pass the output folder of a run."
     [[ -x $python ]] || python=python3
     exec "$python" "$project_root/scripts/internal/watch_run.py" "$run" "$port"
 }

@@ -26,7 +26,7 @@ def test_no_function_is_too_long():
     assert {file: found for file, text in texts.items() if (found := too_long(text))} == {}
 
 
-def test_a_function_that_is_too_long_is_noticed():
+def test_overlong_function_detected():
     body = "    pass\n" * (MOST_LINES - 1)
     fits, does_not = f"@wrap(\n)\ndef fits():\n{body}", f"class C:\n  async def long(self):\n{body}    pass\n"
     assert too_long(fits) == [] and too_long(does_not) == ["long:2 has 61 lines"]

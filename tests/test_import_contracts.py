@@ -249,7 +249,7 @@ def test_patch_files_import_nothing_heavy_at_module_level():
         ("from verl_patches import features", heavy_in_patch_file, False),
     ],
 )
-def test_each_rule_catches_what_it_is_for(tmp_path, source, rule, caught):
+def test_each_rule_catches_its_fault(tmp_path, source, rule, caught):
     file = tmp_path / "sample.py"
     file.write_text(source)
     assert bool(violations([("overlay.sample", file)], rule)) == caught

@@ -41,7 +41,7 @@ def test_the_product_names_pinned_versions_only():
     assert {name: found for name, text in texts.items() if (found := not_pinned(text))} == {}
 
 
-def test_a_version_that_is_not_pinned_is_noticed():
+def test_unpinned_version_detected():
     assert not_pinned("verl 0.4.1 and vLLM v0.9.1, arXiv, section 2.1.2") == ["0.4.1"]
     assert not_pinned("since megatron-core 0.10, at 127.0.0.1, sections 1.4.1 and 1.4.2") == []
 

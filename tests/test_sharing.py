@@ -100,7 +100,7 @@ def test_control_a_folder_that_need_not_stay_together_is_shared(runs):
     assert ran["test_2.py"] != ran["test_3.py"]
 
 
-def test_what_a_crashed_process_leaves_is_run(tmp_path):
+def test_remaining_tests_of_a_crashed_process_run(tmp_path):
     (tmp_path / "tests").mkdir()
     for name, text in CRASHING.items():
         (tmp_path / "tests" / name).write_text(text)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     "verl.protocol:DataProto.__getstate__",
     feature=MEASURE,
     evidence="executed",
-    why="how many bytes the driver hands to workers decides how late the last of them starts, and nothing says it",
+    why="the bytes that the driver sends to workers decide how late the last of them starts, and nothing reports them",
 )
 def getstate(upstream: Callable[..., tuple[Any, ...]], self: DataProto) -> tuple[Any, ...]:
     from verl_patches.features.measure import serialized
@@ -32,8 +32,8 @@ def getstate(upstream: Callable[..., tuple[Any, ...]], self: DataProto) -> tuple
     "verl.protocol:DataProto.to",
     feature=VERL_ON_NPU,
     evidence="executed",
-    why="tensordict waits for the copies that it begins on CUDA alone: log-probs of a worker are sent to the driver "
-    "before torch_npu's queue has copied them, and a batch may be freed before it is on the device",
+    why="tensordict waits only for copies that it begins on CUDA: log-probs of a worker are sent to the driver before "
+    "torch_npu's queue has copied them, and a batch may be freed before it is on the device",
     upstream="https://github.com/verl-project/verl/pull/3222",
     remove_when="the pinned verl or tensordict waits for copies from and to an NPU",
 )

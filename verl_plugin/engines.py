@@ -31,7 +31,7 @@ def extend_engine(backend: str, extension: type) -> type:
         ValueError: verl has no engine of this backend here.
     """
     if not has_engine(backend):
-        raise ValueError(f"verl has no training engine {backend!r} here: what it needs is not installed.")
+        raise ValueError(f"verl has no training engine {backend!r} here: its dependencies are not installed.")
     upstream = EngineRegistry.get_engine_cls(_MODEL, backend)
     # The registry has no way to unregister an engine.
     EngineRegistry._engines[_MODEL][backend].pop((_DEVICE, _VENDOR), None)

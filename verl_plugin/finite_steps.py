@@ -24,7 +24,7 @@ MOST_IN_A_ROW = 10
 """Skipped updates after which a run ends: its gradients do not become finite by themselves."""
 METRIC = "nonfinite_steps"
 _LIBRARY = "verl_plugin.finite_steps"
-_REMEDY = f"take {_LIBRARY} out of actor_rollout_ref.model.external_lib to train with it"
+_REMEDY = f"remove {_LIBRARY} from actor_rollout_ref.model.external_lib to train with it"
 
 
 class FiniteSteps:
@@ -51,10 +51,10 @@ class FiniteSteps:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if guard.skipped else 0
         if guard.skipped:
             # With weights that are not finite every later update would be skipped.
-            check_weights(self.module, "after an update that was skipped, weights", "begin from weights before that")
+            check_weights(self.module, "after a skipped update, weights", "begin from earlier weights")
         if self._skipped_in_a_row >= MOST_IN_A_ROW:
             raise RunError(
-                f"the last {MOST_IN_A_ROW} updates had gradients that are not finite, and were skipped; begin from an "
+                f"the last {MOST_IN_A_ROW} updates had gradients that are not finite, and were skipped. Begin from an "
                 "earlier checkpoint, with a lower actor_rollout_ref.actor.optim.lr",
                 "not_valid",
             )

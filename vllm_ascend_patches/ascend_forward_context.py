@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     "vllm_ascend.ascend_forward_context:get_fused_moe_state",
     feature=ROLLOUT_EXPERT_PARALLEL,
     evidence="executed",
-    why="below 16 dies it decodes through an all-to-all that reads its sizes on the host, which no graph can hold",
+    why="below 16 dies it decodes through an all-to-all that reads its sizes on the host, which no graph supports",
     upstream="https://github.com/vllm-project/vllm-ascend/pull/2734",
     remove_when="the pinned vLLM-Ascend chooses the fused exchange for graphs on any number of dies",
     relies_on=["vllm_ascend.ascend_config:get_ascend_config"],

@@ -30,8 +30,8 @@ def parameter_types(module: ModuleType) -> dict[Any, str]:
 @wrap(
     "vllm.utils:get_mp_context",
     feature=VLLM_PROCESSES,
-    why="engine cores and workers come from this context; a forked one is a copy of its patched parent, a spawned one "
-    "begins with nothing",
+    why="engine cores and workers come from this context; a forked one is a copy of its patched parent, but a spawned "
+    "one starts empty",
     upstream="not forwarded: vLLM's plugins are loaded only after vLLM itself, which is too late on torch 2.5.1",
     remove_when="never: it is how the overlay reaches these processes",
 )

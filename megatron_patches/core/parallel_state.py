@@ -70,8 +70,8 @@ def initialize_model_parallel(
 ) -> None:
     if expert_tensor_parallel_size not in (None, tensor_model_parallel_size):
         raise ValueError(
-            f"expert_tensor_parallel_size={expert_tensor_parallel_size}: megatron-core 0.8.0 has no expert tensor "
-            f"parallel group of its own; leave it empty or set it to the tensor parallel size "
+            f"expert_tensor_parallel_size={expert_tensor_parallel_size} is invalid: megatron-core 0.8.0 has no "
+            "separate expert tensor parallel group. Leave it empty or set it to the tensor parallel size "
             f"({tensor_model_parallel_size})"
         )
     return upstream(tensor_model_parallel_size, *args, **kwargs)

@@ -160,7 +160,7 @@ CANN_API aclError aclopCompileAndExecuteV2(const char* name, int inputs, aclTens
       if (!result.defined() || !out[index]->data) continue;
       const auto width = c10::elementSize(scalar_type(out_descriptions[index]->dtype));
       const auto bytes = static_cast<size_t>(result.numel()) * width;
-      TORCH_CHECK(bytes <= out[index]->bytes, "there is no room for a result of shape ", result.sizes());
+      TORCH_CHECK(bytes <= out[index]->bytes, "the output buffer is too small for a result of shape ", result.sizes());
       const Ints shape = result.sizes().vec();
       if (result.numel()) memory_of(*out_descriptions[index], *out[index], shape).copy_(result);
       out_descriptions[index]->dims = out_descriptions[index]->plain = shape;

@@ -133,7 +133,7 @@ CANN_API aclError aclrtIpcMemImportByKey(void** address, const char* key, uint64
   Part part{};
   long begin = 0;
   if (!address || !key || std::sscanf(key, "%d %d %ld %zu", &part.process, &part.file, &begin, &part.bytes) != 4)
-    return refuse("aclrtIpcMemImportByKey: this is no key of a block");
+    return refuse("aclrtIpcMemImportByKey: not a key of a block");
   part.begin = begin;
   auto& all = blocks();
   std::lock_guard<std::mutex> guard(all.mutex);

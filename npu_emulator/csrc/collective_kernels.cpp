@@ -281,7 +281,7 @@ void sum_rows(const char* name, const std::string& group, const std::string& op,
   TORCH_CHECK(op == "sum", "reduce_op ", op, " is not emulated");
   auto& ranks = group_named(group);
   TORCH_CHECK(!is_scattered || given.size(0) == ranks.ranks * out.size(0), given.size(0), " rows for ", ranks.ranks,
-              " ranks of the communicator do not give ", out.size(0), " to each");
+              " ranks of the communicator do not divide into ", out.size(0), " for each");
   Parcel parcel;
   parcel.add(given);
   ranks.exchange(name, c10::str(given.sizes(), " x ", given.scalar_type()), parcel.bytes(), parcel.fill(), [&] {

@@ -172,9 +172,9 @@ CANN_API aclError aclrtSetDevice(int32_t device) {
                 "device " + std::to_string(device) + " is not one of the " + std::to_string(count) +
                     " that this process sees (ASCEND_RT_VISIBLE_DEVICES, NPU_EMULATOR_DEVICES)");
   if (!take_context(die_of(device)))
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "die " + std::to_string(die_of(device)) + " has not the " +
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "die " + std::to_string(die_of(device)) + " does not have the " +
                                                     std::to_string(context_bytes() >> 20) +
-                                                    " MiB that a process takes of it (NPU_EMULATOR_CONTEXT_MB)");
+                                                    " MiB that a process needs (NPU_EMULATOR_CONTEXT_MB)");
   is_used = true;
   chosen = device;
   return ACL_SUCCESS;

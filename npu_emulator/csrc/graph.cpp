@@ -153,7 +153,7 @@ CANN_API aclError aclmdlRICaptureEnd(aclrtStream stream, aclmdlRI* model) {
   --captures_under_way;
   if (!is_joined) {
     forget(graph);
-    return fail(kStreamUnjoined, "a capture ends whose stream has not waited for all streams that take part in it");
+    return fail(kStreamUnjoined, "a capture ended before its stream waited for all streams that take part in it");
   }
   if (in_group) {
     forget(graph);
@@ -233,7 +233,7 @@ CANN_API aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGr
   std::lock_guard<std::mutex> guard(capture_mutex);
   const auto found = groups().find(handle);
   if (!stream || found == groups().end())
-    return fail(ACL_ERROR_RT_PARAM_INVALID, "an update on no stream, or of what is no group of tasks of a graph");
+    return fail(ACL_ERROR_RT_PARAM_INVALID, "an update needs a stream and a group of tasks of a graph");
   if (stream_of(stream)->capturing) return fail(kStreamIsCaptured, "an update begins on a stream that is being captured");
   if (stream_of(stream)->update) return fail(kTaskGroupStatus, "an update begins within another");
   stream_of(stream)->update = std::make_unique<Update>(Update{found->second, {}, {}});

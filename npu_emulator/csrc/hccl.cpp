@@ -140,7 +140,7 @@ HcclResult call_reduction(const char* name, SharedGroup& ranks, Span given, Hccl
                           aclrtStream stream, std::function<void()> work) {
   // HCCL's own check for Atlas A2 and A3.
   if (op == HCCL_REDUCE_PROD && (type == HCCL_DATA_TYPE_INT16 || type == HCCL_DATA_TYPE_BFP16)) {
-    fail(HCCL_E_NOT_SUPPORT, std::string(name) + ": there are no products of int16 and bfloat16");
+    fail(HCCL_E_NOT_SUPPORT, std::string(name) + ": products of int16 and bfloat16 are not supported");
     return HCCL_E_NOT_SUPPORT;
   }
   return call(name, ranks, given, stream, std::move(work));

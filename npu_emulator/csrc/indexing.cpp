@@ -142,7 +142,7 @@ OP(EmbeddingBag, [](Tensor weight, Tensor indices, Tensor offsets, bool by_frequ
               "offsets do not go up from 0 to at most ", indices.numel());
   TORCH_CHECK(std::all_of(rows.begin(), rows.end(), [&](auto row) { return row >= 0 && row < weight.size(0); }),
               "an index is not one of the ", weight.size(0), " rows");
-  TORCH_CHECK(mode >= 0 && mode <= 2, "there is no mode ", mode);
+  TORCH_CHECK(mode >= 0 && mode <= 2, "no such mode ", mode);
   if (weights.defined()) demand_same_shape(weights, indices);
   const auto [sums, bags, counts, at_index] = at::_embedding_bag(weight, indices, offsets, by_frequency, mode, sparse,
                                                                  maybe(weights), last_offset, padding);

@@ -225,7 +225,7 @@ CANN_API aclError aclrtMallocAlign32(void** address, size_t bytes, aclrtMemMallo
 CANN_API aclError aclrtFree(void* address) {
   if (!address) return ACL_SUCCESS;
   const auto block = device_blocks().take(address);
-  if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree of an address that aclrtMalloc did not give");
+  if (!block.bytes) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree of an address that aclrtMalloc did not return");
   if (!free_in_file(address)) std::free(address);
   discharge(block.die, block.pages);
   return ACL_SUCCESS;

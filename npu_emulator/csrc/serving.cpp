@@ -327,7 +327,7 @@ OP(KvRmsNormRopeCache, [](Tensor kv, Tensor weight, Tensor cos, Tensor sin, Tens
                           Tensor of_latent) {
   for (const auto& tensor : {key_scale, latent_scale, key_offset, latent_offset}) refuse_given("quantisation", tensor);
   static const std::vector<std::string> kModes = {"Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"};
-  TORCH_CHECK(std::find(kModes.begin(), kModes.end(), mode) != kModes.end(), "there is no cache_mode ", mode);
+  TORCH_CHECK(std::find(kModes.begin(), kModes.end(), mode) != kModes.end(), "no such cache_mode ", mode);
   demand_widths(kv, weight, key_cache, index, mode);
   for (const auto& [tensor, name] : {std::pair(key_cache, "kCacheRef"), {latent_cache, "ckvCacheRef"}})
     demand_type_of(kv, "kv", tensor, name);

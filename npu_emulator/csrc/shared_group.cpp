@@ -342,7 +342,7 @@ void SharedGroup::transfer(const char* what, const std::vector<Message>& message
 SharedGroup& group_named(const std::string& name) {
   std::lock_guard<std::mutex> guard(groups_mutex);
   const auto found = groups().find(name);
-  TORCH_CHECK(found != groups().end(), "there is no communicator ", name, " in this process");
+  TORCH_CHECK(found != groups().end(), "no communicator ", name, " in this process");
   TORCH_CHECK(found->second->has_buffers(), found->second->words_for_no_buffers());
   return *found->second;
 }

@@ -27,7 +27,7 @@ LossRows rows_of(const Tensor& log_prob, const Tensor& target, const Tensor& wei
   const auto kept = target.ne(ignored);
   const auto classes = at::where(kept, target, at::zeros_like(target)).to(at::kLong);
   TORCH_CHECK(!classes.numel() || (classes.min().item<int64_t>() >= 0 && classes.max().item<int64_t>() < count),
-              "a target is none of ", count, " classes");
+              "a target is outside the ", count, " classes");
   rows.kept = kept.to(log_prob.scalar_type());
   rows.classes = weight.defined() ? weight.to(log_prob.scalar_type()) : at::ones({count}, log_prob.options());
   rows.place = classes.unsqueeze(1);

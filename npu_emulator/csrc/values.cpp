@@ -64,7 +64,7 @@ CANN_API aclError aclrtValueWrite(void* address, uint64_t value, uint32_t flag, 
 }
 CANN_API aclError aclrtValueWait(void* address, uint64_t value, uint32_t mode, aclrtStream stream) {
   if (const auto refused = check_given(address, stream, "aclrtValueWait")) return refused;
-  if (mode > ACL_STREAM_WAIT_VALUE_NOR) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtValueWait: there is no such mode");
+  if (mode > ACL_STREAM_WAIT_VALUE_NOR) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtValueWait: no such mode");
   will_wait(stream);
   submit(stream, "aclrtValueWait", [=] { wait_for_value(address, value, mode); });
   return ACL_SUCCESS;

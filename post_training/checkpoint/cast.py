@@ -20,7 +20,7 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
     """Plan the cast of the folder `source`. Raises CheckpointError if it is no intact FP8 checkpoint."""
     folder = open_huggingface(source)
     if not folder.quantised:
-        raise CheckpointError(f"{source}: no tensor is FP8; there is nothing to cast")
+        raise CheckpointError(f"{source}: no tensor is FP8, so there is nothing to cast")
     table = table_for(folder.config)
     check_tensors(folder, table.shapes, table.ignored_in_files)
     check_prediction_layers(folder, table)

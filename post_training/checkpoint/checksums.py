@@ -16,6 +16,6 @@ def read_checksums(path: Path) -> dict[str, str]:
     for line in lines:
         digest, _, name = line.partition(" ")
         if len(digest) != 64 or not name.strip(" *"):
-            raise CheckpointError(f"{path}: {line!r} is no line of sha256sum")
+            raise CheckpointError(f"{path}: {line!r} is not a line of sha256sum")
         digests[name.strip(" *")] = digest.lower()
     return digests

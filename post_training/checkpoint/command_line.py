@@ -45,7 +45,7 @@ def run_tool(options: argparse.Namespace, plan: Callable[[argparse.Namespace], C
     """Plan and run a conversion, and return the exit status: 0 done, 2 rejected, 130 interrupted."""
     begun = time.monotonic()
     try:
-        with acknowledged("interrupted; stopping the workers, finished files are kept"):
+        with acknowledged("interrupted; stopping the workers, keeping finished files"):
             summary = run(plan(options), options.workers, lambda line: print(line, flush=True))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

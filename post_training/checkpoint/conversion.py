@@ -87,7 +87,7 @@ def run(conversion: Conversion, workers: int, say: Callable[[str], None]) -> Sum
         manifest.sources = sources
         kept, damaged = _verified(conversion, manifest, workers)
         for name in damaged:
-            say(f"{conversion.output / name}: damaged since it was written; it is written again")
+            say(f"{conversion.output / name}: damaged since it was written; writing it again")
         missing = [file for file in conversion.files if file.path not in kept]
         _check_space(conversion, missing, workers, say)
         if not missing and manifest.complete and _marked(conversion):
@@ -122,7 +122,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise CheckpointError(f"{folder}: another conversion is writing there") from None
+                    raise CheckpointError(f"{folder}: another conversion is writing to this folder") from None
                 time.sleep(0.05)
         yield
     finally:
@@ -138,7 +138,7 @@ def _explained(path: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise CheckpointError(
-            f"{path}: {os.strerror(error.errno)}; free space and run the same command again: what is finished is kept"
+            f"{path}: {os.strerror(error.errno)}. Free space and run the same command again; finished files are kept"
         ) from error
 
 
@@ -150,16 +150,16 @@ def _resumed(conversion: Conversion) -> Manifest:
         strangers = [path for path in output.iterdir() if not path.name.endswith(PARTIAL_SUFFIX)]
         if strangers:
             raise CheckpointError(
-                f"{output}: not empty ({strangers[0].name} is there) and without {MANIFEST_NAME}; "
-                "choose another folder, or empty this one"
+                f"{output}: not empty ({strangers[0].name} is there) and has no {MANIFEST_NAME}. Choose another "
+                "folder, or empty this one"
             )
         return Manifest(conversion.arguments)
     if manifest.arguments != conversion.arguments:
         keys = sorted(manifest.arguments.keys() | conversion.arguments.keys())
         key = next(key for key in keys if manifest.arguments.get(key) != conversion.arguments.get(key))
         raise CheckpointError(
-            f"{output}: holds a conversion with {key}={manifest.arguments.get(key)!r}, now it is "
-            f"{conversion.arguments.get(key)!r}; choose another folder, or empty this one"
+            f"{output}: contains a conversion with {key}={manifest.arguments.get(key)!r}, but this one has "
+            f"{conversion.arguments.get(key)!r}. Choose another folder, or empty this one"
         )
     return manifest
 
@@ -188,20 +188,20 @@ def _hash_sources(conversion: Conversion, manifest: Manifest, workers: int) -> d
     folder = conversion.source_folder
     origin = Manifest.read(folder)
     if origin is not None and not origin.complete:
-        raise CheckpointError(f"{folder}: the conversion that writes it has not ended; run that one again first")
+        raise CheckpointError(f"{folder}: its own conversion has not finished. Run that one again first")
     found = _hash_files(folder, conversion.source_files, workers, "reading and hashing the source")
     if origin is not None:
         check_digests(folder, origin.files, found, str(folder / MANIFEST_NAME))
     for name, expected in conversion.checksums.items():
         if name in found and found[name].sha256 != expected:
             raise CheckpointError(
-                f"{folder / name}: has SHA-256 {found[name].sha256}, not {expected}; download it again"
+                f"{folder / name}: has SHA-256 {found[name].sha256}, not {expected}. Download it again"
             )
     if manifest.sources:
         where = f"{conversion.output / MANIFEST_NAME}, written when this conversion began,"
         check_digests(folder, manifest.sources, found, where)
         if manifest.sources.keys() != found.keys():
-            raise CheckpointError(f"{folder}: has other files than when this conversion began; choose a new output")
+            raise CheckpointError(f"{folder}: its files have changed since this conversion began. Choose a new output")
     return found
 
 
@@ -232,12 +232,12 @@ def _check_space(conversion: Conversion, missing: list[OutputFile], workers: int
     )
     if needed > free:
         raise CheckpointError(
-            f"{conversion.output}: needs {needed / _GIB:.2f} GiB more, its disk has {free / _GIB:.2f} GiB free"
+            f"{conversion.output}: needs {needed / _GIB:.2f} GiB more, but its disk has {free / _GIB:.2f} GiB free"
         )
     if memory > available:
         raise CheckpointError(
-            f"{busy} workers may need {memory / _GIB:.2f} GiB of memory, {available / _GIB:.2f} GiB are available; "
-            "use fewer --workers"
+            f"{busy} workers may need {memory / _GIB:.2f} GiB of memory, but {available / _GIB:.2f} GiB are available. "
+            "Use fewer --workers"
         )
 
 

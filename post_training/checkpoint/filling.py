@@ -61,7 +61,7 @@ def check_states(folder: Path, files: TrainingFiles, rank: TrainingRank) -> None
         for name in {shard.hf_name for shard in shards[local]} - {PADDING}:
             for state in needed:
                 if state not in files.sources or name not in files.sources[state].tensors:
-                    raise CheckpointError(f"{folder}: no file has {state} of {name}; resume from another checkpoint")
+                    raise CheckpointError(f"{folder}: no file has {state} of {name}. Resume from another checkpoint")
 
 
 def fill_weights(files: TrainingFiles, rank: TrainingRank, progress: Callable[[int], None]) -> None:

@@ -71,11 +71,11 @@ class HuggingfaceFolder:
             return None
         if scales is None:
             raise CheckpointError(
-                f"{tensor.file}: {name} is FP8, but {name}{SCALE_SUFFIX} is missing; download the checkpoint again"
+                f"{tensor.file}: {name} is FP8, but {name}{SCALE_SUFFIX} is missing. Download the checkpoint again"
             )
         if scales.dtype != torch.float32 or scales.shape != scale_shape(tensor.shape) or len(tensor.shape) != 2:
             raise CheckpointError(
-                f"{scales.file}: {name}{SCALE_SUFFIX} is {scales.dtype} {scales.shape}, a weight {tensor.shape} "
+                f"{scales.file}: {name}{SCALE_SUFFIX} is {scales.dtype} {scales.shape}, but a weight {tensor.shape} "
                 f"needs float32 {scale_shape(tensor.shape)}"
             )
         return scales
@@ -98,8 +98,8 @@ def open_huggingface(path: str | Path) -> HuggingfaceFolder:
         listed = {name for name, where in weight_map.items() if where == file}
         for name in sorted(listed - found.keys()):
             raise CheckpointError(
-                f"{folder / file}: tensor {name} is missing, but {INDEX_NAME} places it there; "
-                "is the index that of another (FP8) checkpoint, or the download incomplete?"
+                f"{folder / file}: tensor {name} is missing, but {INDEX_NAME} lists it there. Is the index from "
+                "another (FP8) checkpoint, or the download incomplete?"
             )
         for name in sorted(found.keys() - listed):
             raise CheckpointError(f"{folder / file}: tensor {name} is not in {INDEX_NAME}")
@@ -129,8 +129,8 @@ def check_tensors(
         weight = name.removesuffix(SCALE_SUFFIX)
         if weight not in shapes and not weight.startswith(ignored) and not weight.endswith(DERIVED_SUFFIX):
             raise CheckpointError(
-                f"{tensor.file}: tensor {name} has no place in the model that config.json describes "
-                "(num_nextn_predict_layers counts layers for multi-token prediction)"
+                f"{tensor.file}: tensor {name} is not part of the model in config.json (num_nextn_predict_layers "
+                "counts layers for multi-token prediction)"
             )
 
 
@@ -140,13 +140,13 @@ def _check_present(folder: HuggingfaceFolder, shapes: Mapping[str, tuple[int, ..
         if name not in folder.tensors:
             missing = sum(name not in folder.tensors for name in shapes)
             raise CheckpointError(
-                f"{folder.path}: tensor {name} is missing ({missing} of {len(shapes)} are); "
-                "is config.json of this model, and is the download complete?"
+                f"{folder.path}: tensor {name} is missing ({missing} of {len(shapes)} are). Is config.json from this "
+                "model, and is the download complete?"
             )
         if folder.tensors[name].shape != tuple(shape):
             raise CheckpointError(
-                f"{folder.tensors[name].file}: tensor {name} has shape {folder.tensors[name].shape}, "
-                f"config.json means {tuple(shape)}"
+                f"{folder.tensors[name].file}: tensor {name} has shape {folder.tensors[name].shape}, but config.json "
+                f"implies {tuple(shape)}"
             )
 
 
@@ -179,14 +179,14 @@ def _weight_map(folder: Path) -> dict[str, str]:
     if not (folder / INDEX_NAME).is_file():
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
-            raise CheckpointError(f"{folder}: {len(files)} safetensors files and no {INDEX_NAME}")
+            raise CheckpointError(f"{folder}: {len(files)} safetensors files but no {INDEX_NAME}")
         return dict.fromkeys(read_header(files[0]), files[0].name)
     weight_map = read_json(folder / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{folder / INDEX_NAME}: has no weight_map")
     for name, file in weight_map.items():
         if not isinstance(file, str) or file in ("", ".", "..") or Path(file).name != file:
-            raise CheckpointError(f"{folder / INDEX_NAME}: {name} is said to be in {file!r}, outside the folder")
+            raise CheckpointError(f"{folder / INDEX_NAME}: {name} is listed in {file!r}, outside the folder")
     return weight_map
 
 

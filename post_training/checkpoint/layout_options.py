@@ -42,10 +42,11 @@ def layout_form(options: argparse.Namespace, side: str, shape: DeepseekV3Shape) 
     for option, value in (("num_layers", shape.layers), ("first_k_dense_replace", shape.dense_layers)):
         given = getattr(options, option)
         if given not in (None, value):
-            raise ValueError(f"--{option.replace('_', '-')} {given}: config.json says {value}")
+            raise ValueError(f"--{option.replace('_', '-')}={given} is invalid. Set it to {value}, as in config.json")
     if options.num_nextn_predict_layers > shape.mtp_layers:
         raise ValueError(
-            f"--num-nextn-predict-layers {options.num_nextn_predict_layers}: config.json says {shape.mtp_layers}"
+            f"--num-nextn-predict-layers={options.num_nextn_predict_layers} is invalid. Set it to "
+            f"{shape.mtp_layers}, as in config.json"
         )
     _check_counts(options, side)
     sizes = {name: getattr(options, f"{side}_{name}_parallel_size") for name in ("tensor", "pipeline", "expert")}
@@ -71,7 +72,7 @@ def _check_counts(options: argparse.Namespace, side: str) -> None:
     for option, least in lowest.items():
         given = getattr(options, option)
         if given is not None and given < least:
-            raise ValueError(f"--{option.replace('_', '-')} is {given}: it must be at least {least}")
+            raise ValueError(f"--{option.replace('_', '-')}={given} is invalid. Set it to at least {least}")
 
 
 def _layer_list(options: argparse.Namespace, stages: int, layers: int) -> tuple[tuple[int, ...], int]:
@@ -81,13 +82,13 @@ def _layer_list(options: argparse.Namespace, stages: int, layers: int) -> tuple[
             raise ValueError("--num-layer-list and --num-layers-per-virtual-pipeline-stage exclude each other")
         parts = options.num_layer_list.split(",")
         if not all(part.isdecimal() for part in parts):
-            raise ValueError(f"--num-layer-list {options.num_layer_list}: not a list such as 7,7,8")
+            raise ValueError(f"--num-layer-list={options.num_layer_list} is invalid. Set it to a list such as 7,7,8")
         return tuple(int(part) for part in parts), 1
     size = options.num_layers_per_virtual_pipeline_stage
     parts = stages if size is None else layers // size
     if parts < 1 or layers % parts or parts % stages or size not in (None, layers // parts):
         raise ValueError(
             f"{layers} layers cannot be divided equally over {stages} pipeline stages"
-            + (f" in chunks of {size}" if size else "; give --num-layer-list")
+            + (f" in chunks of {size}" if size else ". Set --num-layer-list")
         )
     return (layers // parts,) * parts, parts // stages

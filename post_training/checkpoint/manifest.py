@@ -71,8 +71,8 @@ def describe_missing(folder: Path, files: Mapping[str, Written]) -> str:
             if time.monotonic() > deadline:
                 found = "is missing" if size is None else f"has {size} bytes"
                 return (
-                    f"{folder / name}: {found} instead of the {written.bytes} bytes that were written; end whatever "
-                    "else writes into this folder"
+                    f"{folder / name}: {found} instead of the {written.bytes} bytes written. Stop whatever else writes "
+                    "into this folder"
                 )
             os.listdir(folder)  # makes an NFS client ask the server again
             time.sleep(_POLL_S)
@@ -92,6 +92,6 @@ def check_digests(folder: Path, expected: dict[str, Written], found: dict[str, W
     for name in sorted(expected.keys() & found.keys()):
         if expected[name] != found[name]:
             raise CheckpointError(
-                f"{folder / name}: has SHA-256 {found[name].sha256} ({found[name].bytes} bytes), "
-                f"{origin} says {expected[name].sha256} ({expected[name].bytes} bytes): the file has changed"
+                f"{folder / name}: has SHA-256 {found[name].sha256} ({found[name].bytes} bytes), but {origin} has "
+                f"{expected[name].sha256} ({expected[name].bytes} bytes): the file has changed"
             )

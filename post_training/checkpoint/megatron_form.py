@@ -31,10 +31,10 @@ class MegatronForm:
 
     def __post_init__(self) -> None:
         if self.placement.dp != self.placement.ep:
-            raise ValueError("the placement of files has dp equal to ep")
+            raise ValueError("the placement of files needs dp equal to ep")
         if self.placement.moe_tp_extend_ep and not self.moe_grouped_gemm:
             raise ValueError(
-                "moe-tp-extend-ep needs moe-grouped-gemm: without it MindSpeed-LLM's converter cuts the joined gate "
+                "moe-tp-extend-ep needs moe-grouped-gemm: without it MindSpeed-LLM's converter splits the joined gate "
                 "and up projection of an expert in the middle, and no model can train from such shards"
             )
         if self.mtp_layers > 1:

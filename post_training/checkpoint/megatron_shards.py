@@ -65,7 +65,7 @@ def _records(shards: dict[str, list[Shard]], source: Source) -> dict[str, Record
     for name, parts in shards.items():
         dtypes = {source.dtype(shard.hf_name) for shard in parts if shard.hf_name != PADDING}
         if len(dtypes) != 1:
-            raise ValueError(f"{name}: its parts have the types {sorted(map(str, dtypes))}; they must be one")
+            raise ValueError(f"{name}: its parts have the types {sorted(map(str, dtypes))}, but must have one")
         records[name] = Record(name, dtypes.pop(), local_shapes(parts)[parts[0].local], tuple(parts))
     return records
 
@@ -80,7 +80,7 @@ def recorded_form(root: Path) -> tuple[MegatronForm, dict[str, Any]] | None:
     if manifest is None:
         return None
     if not manifest.complete or "form" not in manifest.arguments:
-        raise CheckpointError(f"{root / MANIFEST_NAME}: not of a complete conversion to Megatron shards")
+        raise CheckpointError(f"{root / MANIFEST_NAME}: does not describe a complete conversion to Megatron shards")
     return MegatronForm.from_arguments(manifest.arguments["form"]), manifest.arguments["config"]
 
 
@@ -116,7 +116,7 @@ def shard_path(root: Path, placement: TrainPlacement, rank: int) -> Path:
         text = tracker.read_text().strip()
         iteration = text if text == "release" else f"iter_{int(text):07d}" if text.isdecimal() else None
         if iteration is None:
-            raise CheckpointError(f"{tracker}: {text!r} is no iteration")
+            raise CheckpointError(f"{tracker}: {text!r} is not an iteration")
         candidates = [root / iteration / folder / SHARD_NAME]
     else:
         candidates = [root / "model" / folder / VERL_SHARD_NAME, root / folder / VERL_SHARD_NAME]
@@ -125,10 +125,10 @@ def shard_path(root: Path, placement: TrainPlacement, rank: int) -> Path:
         if path.is_file():
             return path
     raise CheckpointError(
-        f"{candidates[0]}: missing; is {root} a complete checkpoint of this layout? (it has no {TRACKER_NAME}"
-        f" until a conversion has ended)"
+        f"{candidates[0]}: missing. Is {root} a complete checkpoint of this layout? ({TRACKER_NAME} is written when a "
+        "conversion ends)"
         if not tracker.is_file()
-        else f"{candidates[0]}: missing; is the layout another one, or was a rank not saved?"
+        else f"{candidates[0]}: missing. Is the layout another one, or was a rank not saved?"
     )
 
 
@@ -146,8 +146,8 @@ def read_models(file: Path, chunks: int) -> list[dict[str, Any]]:
         models = []
     if len(models) != chunks or not all(isinstance(model, dict) for model in models):
         raise CheckpointError(
-            f"{file}: does not hold {chunks} state dict(s) of a model; is it a shard, and has the pipeline as many "
-            "model chunks (--num-layers-per-virtual-pipeline-stage)?"
+            f"{file}: does not contain {chunks} state dict(s) of a model. Is it a shard, and does the pipeline have as "
+            "many model chunks (--num-layers-per-virtual-pipeline-stage)?"
         )
     return models
 
@@ -155,10 +155,10 @@ def read_models(file: Path, chunks: int) -> list[dict[str, Any]]:
 def _expected(file: Path, name: str, model: dict[str, Any], parts: list[Shard]) -> StoredTensor:
     tensor = model.get(name)
     if not isinstance(tensor, StoredTensor):
-        raise CheckpointError(f"{file}: tensor {name} is missing; is the layout another one?")
+        raise CheckpointError(f"{file}: tensor {name} is missing. Is the layout another one?")
     shape = local_shapes(parts)[parts[0].local]
     if tensor.shape != shape:
-        raise CheckpointError(f"{file}: tensor {name} has shape {tensor.shape}, the layout means {shape}")
+        raise CheckpointError(f"{file}: tensor {name} has shape {tensor.shape}, but the layout implies {shape}")
     return tensor
 
 
@@ -174,7 +174,7 @@ def _add_fragments(
 def _reject_unexpected(file: Path, model: dict[str, Any], shards: dict[str, list[Shard]]) -> None:
     for name, tensor in model.items():
         if isinstance(tensor, StoredTensor) and name not in shards and not name.endswith("_extra_state"):
-            raise CheckpointError(f"{file}: tensor {name} has no place in the layout; is the layout another one?")
+            raise CheckpointError(f"{file}: tensor {name} is not part of the layout. Is the layout another one?")
 
 
 def source_files(source: Source) -> list[Path]:

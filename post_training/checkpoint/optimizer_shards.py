@@ -61,7 +61,7 @@ class OptimizerShard:
         for name, tensor in found.items():
             if tensor.untyped_storage().nbytes() < tensor.nbytes:
                 raise CheckpointError(
-                    f"{name} of {self.local} is not in memory; set trainer.save_freq=-1 where an optimizer swaps it"
+                    f"{name} of {self.local} is not in memory. Set trainer.save_freq=-1 where an optimizer swaps it"
                 )
         return found
 

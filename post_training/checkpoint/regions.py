@@ -167,7 +167,7 @@ class Region:
         except ValueError as error:
             rows = f"rows {bounds[0][0]} to {bounds[0][1] - 1}"
             raise CheckpointError(
-                f"{self.tensor.file}: tensor {self.name}, {rows}: {error}; download it again"
+                f"{self.tensor.file}: tensor {self.name}, {rows}: {error}. Download it again"
             ) from error
         if not direct:
             place(values, target)
@@ -228,5 +228,7 @@ class _opened:
         while done < len(buffer):
             count = os.preadv(self.descriptor, [buffer[done:]], offset + done)
             if count == 0:
-                raise CheckpointError(f"{self.file}: ends at byte {offset + done}, {len(buffer) - done} more expected")
+                raise CheckpointError(
+                    f"{self.file}: ends at byte {offset + done}, but {len(buffer) - done} more were expected"
+                )
             done += count

@@ -31,7 +31,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 _LONGEST_HEADER = 100_000_000
-_AGAIN = "download it again"
+_AGAIN = "Download it again"
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -45,7 +45,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         tensors = {name: _stored(path, 8 + length, entry) for name, entry in content.items()}
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: its header is damaged ({error!r}); {_AGAIN}") from error
+        raise CheckpointError(f"{path}: its header is damaged ({error!r}). {_AGAIN}") from error
     _check_tiling(path, 8 + length, size, tensors)
     return tensors
 
@@ -54,7 +54,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     """Return a file's metadata. Raises CheckpointError if it is no safetensors file."""
     metadata = _read(path)[2].get("__metadata__", {})
     if not isinstance(metadata, dict):
-        raise CheckpointError(f"{path}: its header is damaged; {_AGAIN}")
+        raise CheckpointError(f"{path}: its header is damaged. {_AGAIN}")
     return metadata
 
 
@@ -66,7 +66,7 @@ def _read(path: Path) -> tuple[int, int, dict[str, Any]]:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _LONGEST_HEADER + 1
             if length > min(_LONGEST_HEADER, size):
-                raise CheckpointError(f"{path}: not a safetensors file, or cut off in its header; {_AGAIN}")
+                raise CheckpointError(f"{path}: not a safetensors file, or cut off in its header. {_AGAIN}")
             content = parse_json(file.read(length).decode(), f"{path}: its header")
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
@@ -75,19 +75,19 @@ def _read(path: Path) -> tuple[int, int, dict[str, Any]]:
             raise
         if isinstance(error, FileError):
             raise CheckpointError(f"{error}; {_AGAIN}") from error
-        raise CheckpointError(f"{path}: its header is not JSON; {_AGAIN}") from error
+        raise CheckpointError(f"{path}: its header is not JSON. {_AGAIN}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: its header is not a JSON object; {_AGAIN}")
+        raise CheckpointError(f"{path}: its header is not a JSON object. {_AGAIN}")
     return size, length, content
 
 
 def _stored(path: Path, data_start: int, entry: dict) -> StoredTensor:
     start, stop = entry["data_offsets"]
     if not all(type(each) is int and each >= 0 for each in (start, stop, *entry["shape"])):
-        raise ValueError(f"{entry} has a size that is no whole number")
+        raise ValueError(f"{entry} has a size that is not a whole number")
     tensor = StoredTensor(path, data_start + start, DTYPES[entry["dtype"]], tuple(entry["shape"]))
     if stop - start != tensor.nbytes:
-        raise ValueError(f"{entry} does not have the size of its shape")
+        raise ValueError(f"{entry} has a size that does not match its shape")
     return tensor
 
 
@@ -96,11 +96,11 @@ def _check_tiling(path: Path, start: int, size: int, tensors: dict[str, StoredTe
     position = start
     for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
         if tensor.offset != position:
-            raise CheckpointError(f"{path}: tensors overlap or leave a hole at byte {position}; {_AGAIN}")
+            raise CheckpointError(f"{path}: tensors overlap or leave a hole at byte {position}. {_AGAIN}")
         position += tensor.nbytes
     if position != size:
         what = "truncated" if position > size else "longer than its header says"
-        raise CheckpointError(f"{path}: {what}: {size} bytes instead of {position}; {_AGAIN}")
+        raise CheckpointError(f"{path}: {what}: {size} bytes instead of {position}. {_AGAIN}")
 
 
 def file_bytes(records: list[Record]) -> int:

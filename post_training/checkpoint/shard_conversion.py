@@ -72,7 +72,7 @@ def _check_aliases(source: Source, aliases: Mapping[str, str]) -> None:
 def _check_replicas(source: Source) -> None:
     """Raise CheckpointError if ranks have different values for the same part of a weight."""
     names = [name for name, tensor in source.tensors.items() if len(tensor.fragments) > len(tensor.distinct)]
-    difference = _first_difference(source, source, names, "comparing what several ranks hold")
+    difference = _first_difference(source, source, names, "comparing shards that several ranks own")
     if difference:
         raise CheckpointError(f"ranks disagree: {difference}")
 
@@ -146,7 +146,7 @@ def shards_form(path: Path, form_of: FormOf, config_folder: Path | None) -> tupl
         return recorded
     if config_folder is None:
         raise ValueError(
-            f"{path}: neither a HuggingFace folder nor shards with a manifest; give --hf-dir and the layout"
+            f"{path}: neither a HuggingFace folder nor shards with a manifest. Pass --hf-dir and the layout"
         )
     config = read_json(config_folder / CONFIG_NAME)
     return form_of(shard_shape_of(config)), config

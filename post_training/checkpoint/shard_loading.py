@@ -57,7 +57,7 @@ def load_shard(
     }
     for name in sorted(stored.keys() ^ tensors.keys()):
         where = "the shard" if name in tensors else "the model"
-        raise CheckpointError(f"{file}: tensor {name} is missing in {where}; is the layout another one?")
+        raise CheckpointError(f"{file}: tensor {name} is missing in {where}. Is the layout another one?")
     with torch.no_grad():
         return sum(
             _fill(tensors[name].data, tensor, f"{file}: tensor {name}", progress) for name, tensor in stored.items()
@@ -71,12 +71,12 @@ def _check_form(root: Path, placement: TrainPlacement) -> None:
         return
     expected = MegatronForm(replace(placement, dp=placement.ep, vocab_padded=None))
     if recorded[0] != expected:
-        raise CheckpointError(f"{root}: its shards have the layout {recorded[0]}, training has {expected}")
+        raise CheckpointError(f"{root}: its shards have the layout {recorded[0]}, but training has {expected}")
 
 
 def _fill(target: torch.Tensor, tensor: StoredTensor, what: str, progress: Callable[[int], None]) -> int:
     if tuple(target.shape) != tensor.shape:
-        raise CheckpointError(f"{what} has shape {tensor.shape}, the model needs {tuple(target.shape)}")
+        raise CheckpointError(f"{what} has shape {tensor.shape}, but the model needs {tuple(target.shape)}")
     region = Region.of(tensor)
     rows = target.unsqueeze(0) if target.dim() == 1 else target
     for top, bottom in region.area.slabs(tensor.dtype.itemsize, _COPY_BYTES):

@@ -55,7 +55,7 @@ class HFTensor:
         covered = sum(volume(fragment.bounds) for fragment in self.distinct)
         whole = torch.Size(self.shape).numel()
         if covered != whole:
-            raise CheckpointError(f"tensor {self.name}: the files hold {covered} of its {whole} elements")
+            raise CheckpointError(f"tensor {self.name}: the files have {covered} of its {whole} elements")
 
 
 class Source:

@@ -20,6 +20,6 @@ def complete_manifest(folder: Path) -> Manifest:
     manifest = Manifest.read(folder)
     if manifest is None or not manifest.complete:
         raise CheckpointError(
-            f"{folder}: not a complete checkpoint, {MANIFEST_NAME} is missing or unfinished; resume from an older one"
+            f"{folder}: not a complete checkpoint, {MANIFEST_NAME} is missing or unfinished. Resume from an older one"
         )
     return manifest

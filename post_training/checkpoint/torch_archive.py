@@ -77,7 +77,7 @@ def read_archive(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     except zipfile.BadZipFile as error:
-        raise CheckpointError(f"{path}: truncated or no file of torch.save ({error})") from error
+        raise CheckpointError(f"{path}: truncated, or not a file of torch.save ({error})") from error
     except Exception as error:  # a damaged pickle can raise anything
         raise CheckpointError(f"{path}: its pickle is damaged ({error!r})") from error
 

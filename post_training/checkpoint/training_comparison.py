@@ -53,7 +53,7 @@ def compare_trained(paths: tuple[Path, Path], config_folder: Path | None, worker
     given = None if config_folder is None else read_json(config_folder / CONFIG_NAME)
     config = next(filter(None, (given, *map(_config, paths))), None)
     if config is None:
-        raise CheckpointError(f"{paths[0]}: does not say of which model it is; give --hf-dir with its config.json")
+        raise CheckpointError(f"{paths[0]}: does not name its model. Pass --hf-dir with its config.json")
     shapes = table_for(config).shapes
     both = all(map(is_training_checkpoint, paths))
     sources = [_tensors(path, shapes, all_states=both) for path in paths]
@@ -63,7 +63,7 @@ def compare_trained(paths: tuple[Path, Path], config_folder: Path | None, worker
     left, right = (Source(str(path), list(found.values())) for path, found in zip(paths, sources, strict=True))
     missing = sorted(left.tensors.keys() ^ right.tensors.keys())
     if missing:
-        raise CheckpointError(f"{missing[0]} is in one of {paths[0]} and {paths[1]} only; they are of different models")
+        raise CheckpointError(f"{missing[0]} is only in one of {paths[0]} and {paths[1]}, so they are different models")
     names = list(left.tensors)
     total = compared_bytes(left, right, names)
     with progress_bar(total, "comparing") as bar:

@@ -87,7 +87,8 @@ def trained_to_huggingface(
     named = config.get("torch_dtype")
     if named not in TYPES:
         raise CheckpointError(
-            f"{model / CONFIG_NAME}: torch_dtype is {named!r}; set it to one of {', '.join(TYPES)}, the type to write"
+            f"{model / CONFIG_NAME}: torch_dtype={named!r} is invalid. Set it to the type to write, one of "
+            f"{', '.join(TYPES)}"
         )
     table = table_for(config)
     files = open_training_files(actor, table.shapes)

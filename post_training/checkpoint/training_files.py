@@ -163,7 +163,7 @@ def open_training_files(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> 
     missing = sorted(shapes.keys() - held)
     if missing:
         raise CheckpointError(
-            f"{folder}: no file has any part of {missing[0]} ({len(missing)} tensors are missing); resume from another "
+            f"{folder}: no file has any part of {missing[0]} ({len(missing)} tensors are missing). Resume from another "
             "checkpoint"
         )
     return TrainingFiles(sources, metadata, random)
@@ -173,9 +173,9 @@ def _check_size(path: Path, written: Written) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); resume from an older checkpoint") from error
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}). Resume from an older checkpoint") from error
     if size != written.bytes:
-        raise CheckpointError(f"{path}: {size} bytes instead of {written.bytes}; resume from an older checkpoint")
+        raise CheckpointError(f"{path}: {size} bytes instead of {written.bytes}. Resume from an older checkpoint")
 
 
 def _add(
@@ -186,16 +186,14 @@ def _add(
 ) -> None:
     parsed = _NAME.fullmatch(entry)
     if parsed is None or parsed["hf_name"] not in shapes:
-        raise CheckpointError(
-            f"{stored.file}: {entry} is no tensor of this model; resume with the model that was saved"
-        )
+        raise CheckpointError(f"{stored.file}: {entry} is not a tensor of this model. Resume with the saved model")
     name, limits = parsed["hf_name"], (interval.split(":") for interval in parsed["bounds"].split(","))
     bounds = tuple((int(start), int(stop)) for start, stop in limits)
     shape = as_matrix(shapes[name])
     fits = len(bounds) == len(shape) and all(stop <= extent for (_, stop), extent in zip(bounds, shape, strict=True))
     if not fits or tuple(stop - start for start, stop in bounds) != stored.shape:
         raise CheckpointError(
-            f"{stored.file}: {entry} does not lie in a tensor of shape {shape}; resume with the model that was saved"
+            f"{stored.file}: {entry} does not fit into a tensor of shape {shape}. Resume with the saved model"
         )
     tensor = found.setdefault(parsed["state"], {}).setdefault(name, HFTensor(name, shape))
     tensor.fragments.append(Fragment(bounds, Region.of(stored), stored.file.name))
@@ -206,7 +204,7 @@ def common_metadata(files: TrainingFiles, key: str) -> str:
     values = {name: metadata.get(key) for name, metadata in files.metadata.items()}
     known = set(values.values())
     if len(known) != 1 or None in known:
-        raise CheckpointError(f"the ranks' files say different things of {key}: {json.dumps(values, sort_keys=True)}")
+        raise CheckpointError(f"the ranks' files disagree on {key}: {json.dumps(values, sort_keys=True)}")
     return next(value for value in known if value is not None)
 
 

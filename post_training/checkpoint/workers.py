@@ -58,8 +58,8 @@ def run_tasks(task: Task, arguments: Iterable[Any], workers: int, bar: ProgressB
             bar.update(already + _count.value - bar.n)
         except BrokenProcessPool as error:
             raise CheckpointError(
-                "a worker process was killed, perhaps for lack of memory; run the same command again, with fewer "
-                "--workers: what is finished is kept"
+                "a worker process was killed, perhaps for lack of memory. Run the same command again with fewer "
+                "--workers; finished files are kept"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)

@@ -18,15 +18,15 @@ def split_file(folder: Path, split: str) -> Path:
         DataError: there is no such folder, no such file, or several.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: give the one with the downloaded files.")
+        raise DataError(f"{folder} is not a folder. Pass the folder of the downloaded files.")
     visible = (path for path in sorted(folder.rglob(f"{split}*")) if path.suffix in _SUFFIXES)
     found = [path for path in visible if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     preferred = [path for path in found if path.parent.name in _PREFERRED]
     found = preferred or found
     if not found:
         kinds = ", ".join(f"{split}*{suffix}" for suffix in _SUFFIXES)
-        raise DataError(f"{folder} has no file of the split {split} ({kinds}): download the data set again.")
+        raise DataError(f"{folder} has no file of the split {split} ({kinds}). Download the data set again.")
     if len(found) > 1:
         names = ", ".join(str(path.relative_to(folder)) for path in found[:4])
-        raise DataError(f"{folder} has several files of the split {split} ({names}): keep one of them in a folder.")
+        raise DataError(f"{folder} has several files of the split {split} ({names}). Keep one of them in a folder.")
     return found[0]

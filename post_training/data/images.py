@@ -70,9 +70,9 @@ def image_size(image: Any) -> Size:
         ImageError: it is no image, or a truncated one.
     """
     if not isinstance(image, Mapping) or "bytes" not in image:
-        raise ImageError("is no record with the bytes of an image")
+        raise ImageError("is not a record with the bytes of an image")
     if not isinstance(image["bytes"], bytes) or not image["bytes"]:
-        raise ImageError("has no bytes, and another machine does not have the file of its path")
+        raise ImageError("has a path but no bytes, and another machine does not have that file")
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -80,7 +80,7 @@ def image_size(image: Any) -> Size:
             opened.convert("RGB")
             return opened.size
     except UnidentifiedImageError as error:
-        raise ImageError("is in no format that Pillow reads") from error
+        raise ImageError("is in a format that Pillow cannot read") from error
     except Image.DecompressionBombError as error:
         raise ImageError("has more pixels than Pillow decodes") from error
     except (OSError, SyntaxError, ValueError) as error:

@@ -131,7 +131,7 @@ def check_configured_files(data: Mapping[str, Any], reads_images: bool = False) 
         rows = sum(check_file(path, expected) for path in here)
         _check_alike(here)
         if not files:
-            raise DataError(f"data.{key}=[] names no file: give at least one parquet file.")
+            raise DataError(f"data.{key}=[] is invalid: no file. Set it to at least one parquet file.")
         if key == "train_files" and len(here) == len(files):
             _check_batch(data, rows)
 
@@ -145,8 +145,8 @@ def _check_batch(data: Mapping[str, Any], rows: int) -> None:
 
 def too_few_rows(rows: int, batch: int, key: str) -> Finding:
     """Return the finding for files that do not fill the first batch; `key` is that of the batch size."""
-    problem = f"the data hold {rows} rows, fewer than {key}={batch}, and verl trains on whole batches alone"
-    return Finding("*", problem, f"set {key} to at most {rows}, or give more rows")
+    problem = f"the data has {rows} rows, fewer than {key}={batch}, and verl trains only on whole batches"
+    return Finding("*", problem, f"set {key} to at most {rows}, or add rows")
 
 
 def _check_alike(paths: list[Path]) -> None:
@@ -159,8 +159,8 @@ def _check_alike(paths: list[Path]) -> None:
                 continue
             if _plain(known) != _plain(column.type):
                 raise DataError(
-                    f"{path}: column {column.name} is {column.type}, and {known} in {earlier}, which verl cannot put "
-                    f"together; {_CONVERT}."
+                    f"{path}: column {column.name} is {column.type}, but {known} in {earlier}, and verl cannot combine "
+                    f"them; {_CONVERT}."
                 )
 
 
@@ -192,21 +192,21 @@ def inspect_file(path: Path, expected: Expectations = Expectations(), measure: M
         DataError: the file is missing, cannot be read as parquet, names a column twice or holds text that is not UTF-8.
     """
     if not path.exists():
-        raise DataError(f"The data file {path} does not exist: check the path.")
+        raise DataError(f"The data file {path} does not exist. Check the path.")
     if not path.is_file():
-        raise DataError(f"{path} is not a file: give a .parquet file.")
+        raise DataError(f"{path} is not a file. Set it to a .parquet file.")
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             reject_repeated_columns(path, file.schema_arrow.names)
             findings = list(_column_findings(file.schema_arrow.names, expected))
             if file.metadata.num_rows == 0:
-                findings.append(Finding("*", "the file holds no rows", "give a file with at least one row"))
+                findings.append(Finding("*", "the file has no rows", "use a file with at least one row"))
             if findings:
                 return Inspection(file.metadata.num_rows, findings)
             return _inspect_rows(path, file, expected, measure)
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise DataError(f"{path} is not a parquet file that can be read ({reason}): {_CONVERT}.") from error
+        raise DataError(f"{path} is not a readable parquet file ({reason}): {_CONVERT}.") from error
 
 
 def _column_findings(names: list[str], expected: Expectations) -> Iterator[Finding]:
@@ -215,8 +215,8 @@ def _column_findings(names: list[str], expected: Expectations) -> Iterator[Findi
             yield Finding(column, f"it is missing; the file has the columns {', '.join(names)}", _CONVERT)
     for column in _MEDIA:
         if column in names and column != expected.image_key:
-            problem = "verl would make a multi-modal prompt of the row"
-            remedy = "leave the column out"
+            problem = "verl would turn the row into a multi-modal prompt"
+            remedy = "remove the column"
             if column == _IMAGES and expected.image_key is None:
                 remedy += ", or train a model that reads images, such as Qwen2.5-VL"
             yield Finding(column, problem, remedy)
@@ -271,7 +271,7 @@ class _Survey:
         asked = hashlib.sha256(repr((chat, images)).encode(errors="surrogatepass")).hexdigest()
         first = self._first_rows.setdefault(asked, number)
         if first != number:
-            remedy = "leave repeated rows out unless they are meant to count more than once"
+            remedy = "remove repeated rows unless they are meant to count more than once"
             column, shown = self._expected.prompt_key, _shown(chat[-1]["content"])
             yield Finding(column, "an earlier row has the same prompt", remedy, shown, error=False)
 
@@ -296,10 +296,10 @@ class _Survey:
         if not self._expected.filter_overlong_prompts:
             remedy += " or set data.filter_overlong_prompts=true"
         elif left:
-            remedy = f"verl leaves them out and trains on {left} rows"
+            remedy = f"verl drops them and trains on {left} rows"
         finding = Finding(
             self._expected.prompt_key,
-            f"it has more tokens than data.max_prompt_length={limit}, and the longest prompt has {longest}",
+            f"it has more tokens than data.max_prompt_length={limit}; the longest prompt has {longest}",
             remedy,
             f"{overlong[0][1]} tokens",
             fails,
@@ -312,7 +312,7 @@ class _Survey:
 def _prompt_defects(column: str, chat: Any) -> Iterator[Finding]:
     if not isinstance(chat, list) or not chat:
         remedy = f"a prompt is a list of messages with role and content; {_CONVERT}"
-        yield Finding(column, "it is no chat" if chat != [] else "it holds no message", remedy, _shown(chat))
+        yield Finding(column, "it is not a chat" if chat != [] else "it has no message", remedy, _shown(chat))
         return
     for message in chat:
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
@@ -320,11 +320,11 @@ def _prompt_defects(column: str, chat: Any) -> Iterator[Finding]:
             return
         if message["role"] not in _ROLES:
             remedy = f"use one of {', '.join(_ROLES)}"
-            yield Finding(f"{column}.role", "chat templates know no such role", remedy, _shown(message["role"]))
+            yield Finding(f"{column}.role", "chat templates do not know this role", remedy, _shown(message["role"]))
             return
         if not isinstance(message["content"], str) or not message["content"].strip():
-            remedy = "give the message text or leave the row out"
-            yield Finding(f"{column}.content", "it is not text or empty", remedy, _shown(message["content"]))
+            remedy = "fill in the message text or remove the row"
+            yield Finding(f"{column}.content", "it is empty or not text", remedy, _shown(message["content"]))
             return
     if chat[-1]["role"] == "assistant":
         remedy = "end the prompt with the user's message"
@@ -338,24 +338,24 @@ def _image_defects(expected: Expectations, row: Mapping[str, Any], chat: Chat, s
         return
     if column not in row:
         if places:
-            remedy = f"give each row the images of its prompt, or set data.image_key to their column; {_CONVERT}"
-            yield Finding(column, f"the prompt says {PLACEHOLDER}, and the file has no such column", remedy)
+            remedy = f"add the images to each row, or set data.image_key to their column; {_CONVERT}"
+            yield Finding(column, f"the prompt has {PLACEHOLDER}, but the file has no such column", remedy)
         return
     images = row[column]
     if not isinstance(images, list) or not images:
-        remedy = "put rows without images into files without the column, which verl reads in each row of a file"
-        yield Finding(column, "it holds no image", remedy, _shown(images))
+        remedy = "move rows without images into files without the column, which verl expects in every row of a file"
+        yield Finding(column, "it has no image", remedy, _shown(images))
         return
     if len(images) != places:
-        problem = f"the prompt says {PLACEHOLDER} {places} times, and each image of the row needs a place"
-        remedy = f"write {PLACEHOLDER} once for each image, where it belongs"
+        problem = f"the prompt has {PLACEHOLDER} {places} times, but each image of the row needs one"
+        remedy = f"write {PLACEHOLDER} once for each image, at its place"
         yield Finding(column, problem, remedy, f"{len(images)} images")
     for image in images:
         try:
             size = image_size(image)
             expected.image_tokens.count(size)
         except ImageError as error:
-            yield Finding(column, f"an image {error}", "correct the image or leave the row out")
+            yield Finding(column, f"an image {error}", "correct the image or remove the row")
             return
         sizes.append(size)
         yield from _pixel_remarks(column, expected.image_tokens, size)
@@ -375,30 +375,30 @@ def _pixel_remarks(column: str, tokens: ImageTokens, size: Size) -> Iterator[Fin
 def _answer_defects(reward_model: Any) -> Iterator[Finding]:
     column = "reward_model.ground_truth"
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
-        remedy = f"the rule reward compares with it; {_CONVERT}"
+        remedy = f"the rule reward compares answers with it; {_CONVERT}"
         yield Finding(column, "reward_model has no field ground_truth", remedy, _shown(reward_model))
         return
     truth = reward_model["ground_truth"]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float):
-        yield Finding(column, "it is not text or a number", "give the answer as text", _shown(truth))
+        yield Finding(column, "it is neither text nor a number", "write the answer as text", _shown(truth))
     elif isinstance(truth, float) and not math.isfinite(truth):
-        yield Finding(column, "it is no number", "fill in the answer or leave the row out", _shown(truth))
+        yield Finding(column, "it is not a number", "fill in the answer or remove the row", _shown(truth))
     elif not is_answer(str(truth)):
-        remedy = "no response can be right; fill in the answer or leave the row out"
+        remedy = "no response can be correct; fill in the answer or remove the row"
         yield Finding(column, "it is empty or NaN", remedy, _shown(truth))
     elif "####" in str(truth):
         remedy = f"only the answer itself can be compared; {_CONVERT}"
-        yield Finding(column, "it is a worked solution of GSM8K and no answer", remedy, _shown(truth))
+        yield Finding(column, "it is a worked solution of GSM8K, not an answer", remedy, _shown(truth))
 
 
 def _source_defects(column: str, source: Any) -> Iterator[Finding]:
     if not isinstance(source, str) or not source.strip():
-        yield Finding(column, "it is not text or empty", "name where the row comes from", _shown(source))
+        yield Finding(column, "it is empty or not text", "name the source of the row", _shown(source))
 
 
 def _extra_info_defects(extra_info: Any) -> Iterator[Finding]:
     if not isinstance(extra_info, dict):
-        remedy = "give every row a record such as {index: 0}, or leave the column out"
+        remedy = "set it to a record such as {index: 0} in every row, or remove the column"
         yield Finding("extra_info", "verl reads fields of it", remedy, _shown(extra_info))
 
 

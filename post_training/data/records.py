@@ -109,7 +109,7 @@ def read_problems(path: Path) -> Reading:
         try:
             problem = _to_problem(record, f"{path}, {place}")
             if not is_answer(problem.answer):
-                raise _NoAnswer(f"the answer is {problem.answer!r}, which nothing can be compared with")
+                raise _NoAnswer(f"the answer {problem.answer!r} cannot be compared with a response")
         except _NoAnswer as reason:
             without_answer.append(f"{place}: {reason}")
             continue
@@ -117,17 +117,17 @@ def read_problems(path: Path) -> Reading:
         if first is not problem:
             repeated.append(Repetition(place, first_place, first.answer == problem.answer))
     if without_answer and not problems:
-        raise DataError(f"{path}: no record has an answer ({without_answer[0]}): give data with verifiable answers.")
+        raise DataError(f"{path}: no record has an answer ({without_answer[0]}). Use data with verifiable answers.")
     if not problems:
-        raise DataError(f"{path} holds no problem: give a file with at least one record.")
+        raise DataError(f"{path} has no problems. Use a file with at least one record.")
     return Reading([problem for _, problem in problems.values()], without_answer, repeated)
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
     if not path.exists():
-        raise DataError(f"The data file {path} does not exist: check the path.")
+        raise DataError(f"The data file {path} does not exist. Check the path.")
     if not path.is_file():
-        raise DataError(f"{path} is not a file: give a .json, .jsonl or .parquet file.")
+        raise DataError(f"{path} is not a file. Set it to a .json, .jsonl or .parquet file.")
     try:
         content = read_bytes(path, _LONGEST)
     except FileError as error:
@@ -137,7 +137,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text (byte {error.start}): convert it to UTF-8.") from error
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start}). Convert it to UTF-8.") from error
     return _list_records(path, text) if text.lstrip().startswith("[") else _line_records(path, text)
 
 
@@ -160,12 +160,12 @@ def _loaded(path: Path, text: str, line: int | None = None) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = line or error.lineno
-        raise DataError(f"{path}, line {place} is not valid JSON ({error.msg}): correct that line.") from error
+        raise DataError(f"{path}, line {place} is not valid JSON ({error.msg}). Correct that line.") from error
     except RecursionError as error:
-        problem = "is nested too deeply: a record holds text and numbers only."
+        problem = "is nested too deeply: a record may contain only text and numbers."
         raise DataError(f"{path}, line {line} {problem}" if line else f"{path} {problem}") from error
     except ValueError as error:  # Python converts no integer of more than sys.get_int_max_str_digits() digits
-        problem = f"holds a number that is too long ({str(error).partition(';')[0]}): write it as text."
+        problem = f"has a number that is too long ({str(error).partition(';')[0]}). Write it as text."
         raise DataError(f"{path}, line {line} {problem}" if line else f"{path} {problem}") from error
 
 
@@ -180,7 +180,7 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
             reject_repeated_columns(path, file.schema_arrow.names)
             table = file.read()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is a broken parquet file ({_first_line(error)}): download it again.") from error
+        raise DataError(f"{path} is a broken parquet file ({_first_line(error)}). Download it again.") from error
     for batch in table.to_batches():
         for index, record in enumerate(rows_of(path, batch, first)):
             yield f"record {first + index + 1}", record
@@ -191,7 +191,7 @@ def reject_repeated_columns(path: Path, names: list[str]) -> None:
     """Raise DataError if two columns of a parquet file have the same name: which of them is read is undefined."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise DataError(f"{path} has {names.count(repeated[0])} columns named {repeated[0]}: keep one of them.")
+        raise DataError(f"{path} has {names.count(repeated[0])} columns named {repeated[0]}. Keep one of them.")
 
 
 def rows_of(path: Path, batch: "pyarrow.RecordBatch", first: int) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ def rows_of(path: Path, batch: "pyarrow.RecordBatch", first: int) -> list[dict[s
                     column[number].as_py()
                 except UnicodeDecodeError as error:
                     place = f"{path}, row {first + number}, column {name}"
-                    raise DataError(f"{place} is not UTF-8 text (byte {error.start}): write it as UTF-8.") from error
+                    raise DataError(f"{place} is not UTF-8 text (byte {error.start}). Convert it to UTF-8.") from error
         raise
 
 
@@ -219,7 +219,7 @@ def _first_line(error: Exception) -> str:
 
 def _to_problem(record: Any, place: str) -> Problem:
     if not isinstance(record, dict):
-        raise DataError(f"{place} is not a JSON object but {type(record).__name__}: every record must be an object.")
+        raise DataError(f"{place} is {type(record).__name__}, not a JSON object. Every record must be an object.")
     if "problem" in record and "answer" in record:
         question, answer = _text(record, "problem", place), _answer(record, "answer", place)
         if record.get("images"):
@@ -243,17 +243,17 @@ def _to_problem(record: Any, place: str) -> Problem:
 def _images(images: Any, question: str, place: str) -> tuple[bytes, ...]:
     """Return the encoded images of a record. Raises DataError if one is invalid or has no place in the question."""
     if not isinstance(images, list):
-        raise DataError(f'{place}: the column "images" holds {type(images).__name__} and not a list of images.')
+        raise DataError(f'{place}: the column "images" is {type(images).__name__}, not a list of images.')
     if question.count(PLACEHOLDER) != len(images):
         raise DataError(
-            f"{place}: the problem says {PLACEHOLDER} {question.count(PLACEHOLDER)} times and has {len(images)} "
-            "images: write it once for each."
+            f"{place}: the problem has {PLACEHOLDER} {question.count(PLACEHOLDER)} times but {len(images)} images. "
+            "Write it once for each image."
         )
     for number, image in enumerate(images, start=1):
         try:
             image_size(image)
         except ImageError as error:
-            raise DataError(f"{place}: image {number} {error}: correct it or leave the record out.") from error
+            raise DataError(f"{place}: image {number} {error}. Correct it or remove the record.") from error
     return tuple(image["bytes"] for image in images)
 
 
@@ -274,15 +274,15 @@ def _answer(record: dict[str, Any], column: str, place: str) -> str:
 def _text(record: dict[str, Any], column: str, place: str) -> str:
     value = record[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(f'{place}: the column "{column}" holds {type(value).__name__} and not text or a number.')
+        raise DataError(f'{place}: the column "{column}" is {type(value).__name__}, neither text nor a number.')
     if isinstance(value, float) and not math.isfinite(value):
-        raise DataError(f'{place}: the column "{column}" holds {value}, which is no answer: correct it.')
+        raise DataError(f'{place}: the column "{column}" is {value}, which is not an answer. Correct it.')
     try:
         text = str(value).strip()
     except ValueError as error:
-        raise DataError(f'{place}: the column "{column}" holds a number that is too long: write it as text.') from error
+        raise DataError(f'{place}: the column "{column}" has a number that is too long. Write it as text.') from error
     if not text:
-        raise DataError(f'{place}: the column "{column}" is empty: fill it in or leave the record out.')
+        raise DataError(f'{place}: the column "{column}" is empty. Fill it in or remove the record.')
     return _encodable(text, column, place)
 
 
@@ -292,5 +292,5 @@ def _encodable(text: str, column: str, place: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):04x}"
-        raise DataError(f'{place}: the column "{column}" holds the lone surrogate {half}: correct it.') from error
+        raise DataError(f'{place}: the column "{column}" has the lone surrogate {half}. Correct it.') from error
     return text

@@ -55,8 +55,8 @@ def to_rows(
     with_images = sum(bool(problem.images) for problem in problems)
     if 0 < with_images < len(problems):
         raise DataError(
-            f"{with_images} of {len(problems)} records have images, and verl reads images in all rows of a file or in "
-            "none: give the others in a file of their own."
+            f"{with_images} of {len(problems)} records have images, but verl reads images in all rows of a file or in "
+            "none. Put the others into a separate file."
         )
     if not with_images:
         words = INSTRUCTION if instruction is None else instruction
@@ -76,8 +76,8 @@ def split(items: Sequence[Item], test_count: int, seed: int) -> tuple[list[Item]
     """
     if not 1 <= test_count < len(items):
         raise DataError(
-            f"{test_count} of {len(items)} records were asked for as test data: at least 1 test record and 1 training "
-            "record are needed."
+            f"{test_count} of {len(items)} records were requested as test data, but at least 1 test record and 1 "
+            "training record are needed."
         )
     shuffled = random.Random(seed).sample(items, len(items))
     return shuffled[test_count:], shuffled[:test_count]

@@ -28,10 +28,10 @@ def load_reward(given: str) -> RewardFunction:
     name = name or "compute_score"
     path = Path(file)
     if not path.is_file():
-        raise RewardError(f"the reward {file} is no file; give FILE or FILE:FUNCTION as for a training")
+        raise RewardError(f"the reward {file} is not a file. Set it to FILE or FILE:FUNCTION as for training")
     spec = importlib.util.spec_from_file_location("the_reward", path)
     if spec is None or spec.loader is None:
-        raise RewardError(f"the reward {file} is no file of Python; give FILE.py or FILE.py:FUNCTION")
+        raise RewardError(f"the reward {file} is not a Python file. Set it to FILE.py or FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -39,7 +39,7 @@ def load_reward(given: str) -> RewardFunction:
         raise RewardError(f"the reward {file} cannot be loaded ({type(error).__name__}: {error})") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise RewardError(f"the reward {file} has no function {name}; give FILE.py:FUNCTION")
+        raise RewardError(f"the reward {file} has no function {name}. Set it to FILE.py:FUNCTION")
     found: RewardFunction = function
     return found
 
@@ -60,7 +60,7 @@ def judge(reward: RewardFunction, question: Question, text: str, options: Mappin
     except Exception as error:
         raise RewardError(f"the reward failed on an answer to {_shown(question)}: {error!r}") from error
     if not (math.isfinite(score) and math.isfinite(accuracy)):
-        raise RewardError(f"the reward of an answer to {_shown(question)} is {score}; it must be a finite number")
+        raise RewardError(f"the reward of an answer to {_shown(question)} is {score}, not a finite number")
     return score, accuracy >= _FULL_MARKS
 
 

@@ -48,7 +48,7 @@ def read_questions(path: Path, instruction: str = INSTRUCTION) -> list[Question]
     if rows is None:
         problems = read_problems(path).problems
         if problems[0].images:
-            raise DataError(f"{path} has images, which evaluate.py shows no model: give problems of text.")
+            raise DataError(f"{path} has images, but evaluate.py supports text only. Use problems without images.")
         rows = [to_row(problem, index, "test", None, instruction) for index, problem in enumerate(problems)]
     return [
         Question(

@@ -39,7 +39,7 @@ def check_weights(
     named = [f"{name} (rank {rank})" for rank, names in enumerate(found) for name in names]
     if named:
         more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-        raise NonfiniteWeightsError(f"{when} hold inf or nan in {', '.join(named[:_SHOWN])}{more}; {remedy}")
+        raise NonfiniteWeightsError(f"{when} contain inf or nan in {', '.join(named[:_SHOWN])}{more}; {remedy}")
 
 
 def nonfinite_weights(chunks: Iterable[torch.nn.Module]) -> list[str]:

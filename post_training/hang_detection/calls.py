@@ -154,7 +154,7 @@ def read_calls(folder: Path) -> dict[int, RankCalls]:
             # The clock of the file system is the same for all nodes.
             own = RankCalls(**content | {"time": file.stat().st_mtime})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CallsError(f"{file} is no file of calls ({error})") from error
+            raise CallsError(f"{file} is not a file of calls ({error})") from error
         found[own.rank] = own
     return dict(sorted(found.items()))
 

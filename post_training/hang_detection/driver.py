@@ -52,7 +52,7 @@ class Watcher:
         stops = {stop.name: stop for stop in self._watch.stopped()}
         for name in [name for name in self._named if name not in stops]:
             stop = self._named.pop(name)
-            print(f"warning: {stop.who} goes on after {stop.seconds:.0f} s", file=sys.stderr, flush=True)
+            print(f"warning: {stop.who} continues after {stop.seconds:.0f} s", file=sys.stderr, flush=True)
         for name, stop in stops.items():
             if name not in self._named:
                 self._say(stop)

@@ -118,15 +118,15 @@ def blame(schedule: Schedule) -> Blame | None:
     newest = max(own.time for own in schedule.written.values())
     absent = {rank for rank in missing if newest - schedule.written_at(rank) > _OUTDATED_S}
     if absent:
-        sentence = f"{named(absent)} wrote no calls while others did: ended, stopped, or still making progress"
+        sentence = f"{named(absent)} recorded no calls while others did: ended, stopped, or still making progress"
         return Blame(NO_ANSWER, tuple(sorted(absent)), sentence)
     computing = missing - waiting.keys()
     if computing:
         places = ", ".join(f"rank {rank} {schedule.written[rank].where}" for rank in sorted(computing))
-        sentence = f"{named(computing)} did not come to a collective that others wait in: {places}"
+        sentence = f"{named(computing)} did not enter a collective that others wait in: {places}"
         return Blame(COMPUTES, tuple(sorted(computing)), sentence)
     if not missing:
-        return Blame(DEVICE, (), "every rank has entered the call that it waits in: look at devices and network")
+        return Blame(DEVICE, (), "every rank has entered its collective; check devices and network")
     return _out_of_order(schedule, missing)
 
 
@@ -166,7 +166,7 @@ def _shift(schedule: Schedule, odd: int, usual: Call, place: Place) -> str:
     own, found = schedule.by_place[place][odd], list[tuple[int, int, str]]()
     for shift in range(1, _MOST_SHIFT):
         calls = "the call" if shift == 1 else f"{shift} calls"
-        skipped = f"it left out {calls} from {usual.name} {number} on ({usual.where} on rank {member})"
+        skipped = f"it skipped {calls} from {usual.name} {number} on ({usual.where} on rank {member})"
         found.append((alike(kinds(odd, number), kinds(member, number + shift)), -shift, skipped))
         added = f"it made {calls} more, from {own.name} {number} on ({own.where})"
         found.append((alike(kinds(odd, number + shift), kinds(member, number)), -shift, added))
@@ -196,7 +196,7 @@ def _out_of_order(schedule: Schedule, missing: Collection[int]) -> Blame:
         new = {rank for rank in missing if counts[rank] == most}
     waiting = schedule.waiting
     said = "; ".join(
-        f"rank {rank} entered {schedule.called(waiting[rank])} ({waiting[rank].where}) and not "
+        f"rank {rank} entered {schedule.called(waiting[rank])} ({waiting[rank].where}) instead of "
         + " and ".join(
             sorted({schedule.called(call) for call in waiting.values() if rank in _missing_in(schedule, call)})
         )

@@ -82,10 +82,10 @@ def limit_problems(chosen: WatchSettings, key: str) -> Iterator[str]:
         if not warn <= end:  # NaN is neither above nor below
             yield (
                 f"{key}.warn_s.{name}={warn:g} is not below {key}.end_s.{name}={end:g}, so the run would end before "
-                "the process is named; lower the first or raise the second"
+                "the warning. Lower the first or raise the second"
             )
         if not warn >= MISSED_SIGNS * chosen.interval_s:
             yield (
                 f"{key}.warn_s.{name}={warn:g} is less than {MISSED_SIGNS} heartbeats, which come every "
-                f"{key}.interval_s={chosen.interval_s:g} seconds; raise the first or lower the second"
+                f"{key}.interval_s={chosen.interval_s:g} seconds. Raise the first or lower the second"
             )

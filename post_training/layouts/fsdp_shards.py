@@ -59,12 +59,12 @@ def _bounds(name: str, value: torch.Tensor) -> Slice:
     if not isinstance(value, DTensor):
         return tuple((0, extent) for extent in value.shape)
     if any(placement.is_partial() for placement in value.placements):
-        raise ValueError(f"{name} is placed as {value.placements}, of which no rank holds a part of the weight")
+        raise ValueError(f"{name} has the placements {value.placements}, with which no rank owns a part of the weight")
     shape, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
     held = tuple(value.to_local().shape)
     if tuple(shape) != held:
         raise ValueError(
-            f"{name}: the rank holds {held}, and torch's placement {value.placements} gives {tuple(shape)}"
+            f"{name}: the rank has {held}, but torch's placement {value.placements} implies {tuple(shape)}"
         )
     return tuple((start, start + extent) for start, extent in zip(offset, shape, strict=True))
 
@@ -72,7 +72,7 @@ def _bounds(name: str, value: torch.Tensor) -> Slice:
 def _experts(name: str, prefix: str, weight: str, bounds: Slice, shape: tuple[int, ...]) -> Iterator[Shard]:
     (first, last), *matrix = bounds
     if matrix != [(0, extent) for extent in shape[1:]]:
-        raise ValueError(f"{name}: FSDP2 shards inside of experts, and only shards of whole experts are supported")
+        raise ValueError(f"{name}: FSDP2 shards inside experts, but only shards of whole experts are supported")
     for slot in range(last - first):
         expert = f"{prefix}{first + slot}."
         if weight == "down_proj":

@@ -364,6 +364,6 @@ def matrix_shards(shards: Iterable[Shard], shapes: Mapping[str, tuple[int, ...]]
 
 def _matrix_shard(shard: Shard, shape: tuple[int, ...]) -> Shard:
     if shard.bounds[1:] != whole_slice(shape[1:]) or shard.view != WHOLE:
-        raise ValueError(f"{shard.hf_name}: of a tensor with {len(shape)} dimensions only whole rows are moved")
+        raise ValueError(f"{shard.hf_name}: only whole rows of a tensor with {len(shape)} dimensions can be moved")
     rows, width = shard.bounds[0], as_matrix(shape)[1]
     return replace(shard, bounds=(rows, (0, width)), view=LocalView(shape=(rows[1] - rows[0], width)))

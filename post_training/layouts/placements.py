@@ -54,8 +54,8 @@ def train_placement(transformer_config: Any, whole_experts: bool = False) -> Tra
     )
     if found != expected:
         raise PlacementError(
-            f"rank {rank} is (tp, pp, dp, ep) {found} in Megatron and {expected} in the order tp-cp-ep-dp-pp; "
-            "reshard needs that order"
+            f"rank {rank} is (tp, pp, dp, ep) {found} in Megatron, but {expected} in the order tp-cp-ep-dp-pp, which "
+            "reshard needs"
         )
     return placement
 
@@ -71,7 +71,7 @@ def rollout_placement(vllm_config: Any) -> RolloutPlacement:
 
     parallel, ascend = vllm_config.parallel_config, get_ascend_config()
     if ascend.expert_map_path or ascend.dynamic_eplb:
-        raise PlacementError("reshard does not know where expert_map_path or dynamic_eplb put experts; switch them off")
+        raise PlacementError("reshard does not know where expert_map_path or dynamic_eplb put experts. Switch them off")
     if parallel.pipeline_parallel_size > 1:
         raise PlacementError("reshard does not support pipeline parallelism in the rollout")
     size = parallel.tensor_parallel_size * parallel.data_parallel_size
@@ -90,5 +90,5 @@ def rollout_placement(vllm_config: Any) -> RolloutPlacement:
     expected = (placement.tp_rank(rank), placement.tp_dp_rank(rank))
     found = (parallel_state.get_tp_group().rank_in_group, parallel_state.get_ep_group().rank_in_group)
     if found != expected:
-        raise PlacementError(f"rank {rank} is (tp, ep) {found} in vLLM and {expected} in the reshard tables")
+        raise PlacementError(f"rank {rank} is (tp, ep) {found} in vLLM, but {expected} in the sharding specs")
     return placement

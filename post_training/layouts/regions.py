@@ -79,9 +79,11 @@ def _regions(layouts: Sequence[Sequence[Shard]], names: Sequence[str]) -> list[R
 
 def _row(shard: Shard, numbers: dict[str, int]) -> tuple[int, ...]:
     if shard.hf_name not in numbers:
-        raise ValueError(f"{shard.hf_name} is no tensor of this model")
+        raise ValueError(f"{shard.hf_name} is not a tensor of this model")
     if len(shard.bounds) > 2:
-        raise ValueError(f"{shard.hf_name} has {len(shard.bounds)} dimensions, and only vectors and matrices are moved")
+        raise ValueError(
+            f"{shard.hf_name} has {len(shard.bounds)} dimensions, but only vectors and matrices can be moved"
+        )
     rows, columns = (*shard.bounds, (_VECTOR, _VECTOR))[:2]
     return numbers[shard.hf_name], *rows, *columns
 

@@ -36,4 +36,4 @@ def without_head(shards: list[Shard]) -> list[Shard]:
 
 
 def _not_served(placement: RolloutPlacement, rank: int) -> NoReturn:
-    raise ValueError("a critic is trained and never served, so it has no layout in the rollout")
+    raise ValueError("a critic is trained but never served, so it has no layout in the rollout")

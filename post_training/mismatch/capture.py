@@ -112,10 +112,8 @@ def check_lengths(worker_config: Any, sequences: Sequence[TokenSequence], paddin
     for number, each in enumerate(sequences, 1):
         if len(each.prompt) > rollout.prompt_length or len(each.response) > rollout.response_length:
             raise ValueError(
-                f"sequence {number} has {len(each.prompt)} and {len(each.response)} tokens, and the batch "
-                f"{rollout.prompt_length} and {rollout.response_length}; give shorter ones"
+                f"sequence {number} has {len(each.prompt)} and {len(each.response)} tokens, but the batch allows "
+                f"{rollout.prompt_length} and {rollout.response_length}. Use shorter ones"
             )
         if each.prompt[0] == padding:
-            raise ValueError(
-                f"the prompt of sequence {number} begins with {padding}, which pads prompts; leave it away"
-            )
+            raise ValueError(f"the prompt of sequence {number} begins with the padding token {padding}. Remove it")

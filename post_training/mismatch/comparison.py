@@ -157,7 +157,7 @@ def compare(rollout: Dump, training: Dump, tolerance: Tolerance | None = None) -
             if results[-1].diverges and results[-1].part == points.MLP:
                 results[-1] = _with_experts(results[-1], pair, training, tokens)
     if not results:
-        raise ComparisonError("the two dumps have no point in common; write them with the same version")
+        raise ComparisonError("the two dumps have no point in common. Write them with the same version")
     both = (rollout.header, training.header)
     replicas = {f"{each.side}: {name}": by for each in both for name, by in each.replicas.items()}
     one_sided = in_order(set(rollout.points.keys() ^ training.points.keys()))
@@ -170,23 +170,23 @@ def compare(rollout: Dump, training: Dump, tolerance: Tolerance | None = None) -
 def _check_comparable(rollout: Dump, training: Dump) -> None:
     for dump, side in ((rollout, "rollout"), (training, "training")):
         if dump.header.side != side:
-            raise ComparisonError(f"the dump given for {side} is of {dump.header.side}; give one of each")
+            raise ComparisonError(f"the dump for {side} was made by {dump.header.side}. Pass one of each")
         if dump.header.dtype not in TOLERANCES:
-            raise ComparisonError(f"the dump of {side} is in {dump.header.dtype}; known are {', '.join(TOLERANCES)}")
+            raise ComparisonError(f"the dump of {side} is in {dump.header.dtype}. Known are {', '.join(TOLERANCES)}")
     one, other = rollout.header, training.header
     if (one.architecture, one.layers) != (other.architecture, other.layers):
         raise ComparisonError(
-            f"the rollout's dump is of {one.architecture} with {one.layers} layers and training's of "
-            f"{other.architecture} with {other.layers}; dump the same model"
+            f"the rollout's dump is of {one.architecture} with {one.layers} layers, but training's of "
+            f"{other.architecture} with {other.layers}. Dump the same model"
         )
     if len(rollout.sequences) != len(training.sequences):
         raise ComparisonError(
-            f"the rollout's dump has {len(rollout.sequences)} sequences and training's {len(training.sequences)}; "
-            "dump the same tokens"
+            f"the rollout's dump has {len(rollout.sequences)} sequences, but training's {len(training.sequences)}. "
+            "Dump the same tokens"
         )
     for number, pair in enumerate(zip(rollout.sequences, training.sequences, strict=True), 1):
         if pair[0] != pair[1]:
-            raise ComparisonError(f"sequence {number} has other tokens in the two dumps; dump the same tokens")
+            raise ComparisonError(f"sequence {number} has different tokens in the two dumps. Dump the same tokens")
 
 
 class _Tokens:
@@ -236,8 +236,8 @@ class _Pair:
 def _aligned(rollout: Captured, training: Captured, point: str) -> _Pair:
     if rollout.values.shape[1] != training.values.shape[1]:
         raise ComparisonError(
-            f"{point} is {rollout.values.shape[1]} wide in the rollout and {training.values.shape[1]} in training; "
-            "dump the same model"
+            f"{point} is {rollout.values.shape[1]} wide in the rollout, but {training.values.shape[1]} in training. "
+            "Dump the same model"
         )
     both = rollout.rows[torch.isin(rollout.rows, training.rows)]
     theirs, ours = torch.searchsorted(rollout.rows, both), torch.searchsorted(training.rows, both)

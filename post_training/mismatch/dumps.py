@@ -111,7 +111,7 @@ def merged(parts: Iterable[Part]) -> tuple[dict[str, Captured], dict[str, float]
             if differs:
                 replicas[point] = max(differs, replicas.get(point, 0.0))
         if any(not torch.equal(piece.rows, pieces[0].rows) for piece in pieces):
-            raise DumpError(f"{point}: ranks that hold its columns computed different tokens")
+            raise DumpError(f"{point}: ranks that own its columns computed different tokens")
         points[point] = Captured(pieces[0].rows, torch.cat([piece.values for piece in pieces], dim=1))
     return points, replicas
 
@@ -193,13 +193,13 @@ def read_dump(path: Path) -> Dump:
     said, tensors = _read(path)
     try:
         if said.pop("format") != FORMAT:
-            raise DumpError(f"{path} has another format than {FORMAT!r}; write it with this version")
+            raise DumpError(f"{path} has another format than {FORMAT!r}. Write it with this version")
         header = Header(**said)
         if header.side not in SIDES:
-            raise DumpError(f"{path} says it is of {header.side!r}; a dump is of rollout or training")
+            raise DumpError(f"{path} names the side {header.side!r}, but a dump is of rollout or training")
         return Dump(header, _sequences(tensors), _points(path, tensors))
     except (KeyError, TypeError, RuntimeError) as error:
-        raise DumpError(f"{path} is no dump of activations, or not a whole one ({error!r}); write it again") from error
+        raise DumpError(f"{path} is not a dump of activations, or is incomplete ({error!r}). Write it again") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -212,7 +212,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     except OSError as error:
         raise DumpError(f"{path} cannot be read: {error.strerror or error}") from error
     except (SafetensorError, KeyError, ValueError) as error:
-        raise DumpError(f"{path} is no dump of activations, or was cut off; write it again") from error
+        raise DumpError(f"{path} is not a dump of activations, or was cut off. Write it again") from error
 
 
 def _sequences(tensors: Mapping[str, torch.Tensor]) -> tuple[TokenSequence, ...]:
@@ -241,7 +241,7 @@ def _points(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Captur
             or not in_order
             or (len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < len(tensors["tokens"]))
         ):
-            raise DumpError(f"{path}: the rows of {name} are not those of its tokens; write it again")
+            raise DumpError(f"{path}: the rows of {name} do not match its tokens. Write it again")
         if not name.endswith(EXPERTS) and not values.is_floating_point():
-            raise DumpError(f"{path}: {name} holds {values.dtype}, no activations; write it again")
+            raise DumpError(f"{path}: {name} is {values.dtype}, not activations. Write it again")
     return points

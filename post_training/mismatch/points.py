@@ -40,7 +40,7 @@ def split(point: str) -> tuple[int | None, str]:
     word, _, rest = point.partition(".")
     layer, _, part = rest.partition(".")
     if word != "layers" or not layer.isdecimal() or part not in OF_A_LAYER:
-        raise ValueError(f"{point!r} is no point of a forward pass")
+        raise ValueError(f"{point!r} is not a point of a forward pass")
     return int(layer), part
 
 

@@ -128,7 +128,7 @@ class _PackedRows:
     def __call__(self, module: nn.Module, arguments: Any, options: Mapping[str, Any]) -> None:
         packed = options.get("packed_seq_params")
         if packed is None:
-            raise RuntimeError("training does not pack its sequences here, and padding cannot be told from tokens")
+            raise RuntimeError("training does not pack its sequences here, so padding cannot be told from tokens")
         begins, edges = self._recorder.begins, packed.cu_seqlens_q_padded.tolist()
         rows = torch.full((edges[-1],), NO_TOKEN)
         for place in edges[:-1]:
@@ -155,7 +155,7 @@ class _ShardKeeper:
         if rows is None or count == len(rows):
             return rows
         if count * self._tp != len(rows):
-            raise RuntimeError(f"{point} has {count} rows for {len(rows)} tokens; context parallelism is not followed")
+            raise RuntimeError(f"{point} has {count} rows for {len(rows)} tokens: context parallelism is not supported")
         return rows[self._tp_rank * count : (self._tp_rank + 1) * count]
 
     def output(self, point: str) -> Callable[..., None]:

@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 _MOST_ROWS, _AROUND = 40, 4
 _LOOK_AT = {
-    points.EMBEDDING: "the embedding's weights, a tensor-parallel share of them too",
+    points.EMBEDDING: "the embedding's weights, also a tensor-parallel shard",
     points.ATTENTION_NORM: "weights or epsilon of the norm",
-    points.ATTENTION: "weights of the attention, a tensor-parallel share of them too, its norms, its scale",
+    points.ATTENTION: "weights of the attention, also a tensor-parallel shard, its norms, its scale",
     points.AFTER_ATTENTION: "the residual stream",
     points.MLP_NORM: "weights or epsilon of the norm",
     points.ROUTER_LOGITS: "weights of the router, or their dtype",
     points.EXPERTS: "the router's bias, groups, or number of experts of a token",
-    points.MLP: "weights of the MLP or of experts, a share of them too, the place of experts, the weights of their sum",
+    points.MLP: "weights of the MLP or of experts, also a shard, the placement of experts, the weights of their sum",
     points.OUTPUT: "the residual stream",
     points.FINAL_NORM: "weights or epsilon of the final norm",
-    points.LOGITS: "weights of the output layer, a tensor-parallel share of them too",
-    points.LOG_PROBS: "the temperature: logits agree, so one side divides them by another one",
+    points.LOGITS: "weights of the output layer, also a tensor-parallel shard",
+    points.LOG_PROBS: "the temperature: logits agree, so one side divides them by a different one",
 }
 _OF_ATTENTION = {
-    "every token but the first of each sequence": "the rotary embedding (base, scaling), the mask or the KV cache: "
-    "a first token, which attends to itself alone, agrees",
-    "every decoded token and no token of a prompt": "what decoding alone uses: the KV cache, weights that are derived "
-    "for it (MLA's absorbed ones)",
+    "every token but the first of each sequence": "the rotary embedding (base, scaling), the mask or the KV cache: a "
+    "first token, which attends only to itself, agrees",
+    "every decoded token and no token of a prompt": "code used only in decoding: the KV cache, weights derived for it "
+    "(MLA's absorbed ones)",
 }
 
 
@@ -45,7 +45,7 @@ def sentence(comparison: Comparison) -> str:
     if first is None:
         last = comparison.results[-1]
         swapped = (
-            f"; {comparison.swapped} of {comparison.tokens} tokens were given other experts"
+            f"; {comparison.swapped} of {comparison.tokens} tokens went to different experts"
             if comparison.swapped
             else ""
         )
@@ -59,7 +59,7 @@ def sentence(comparison: Comparison) -> str:
         amount = f"for {first.worst:.0%} of the tokens where {first.tolerance:.0%} may be near ties"
     named = f" Its experts: {', '.join(map(str, first.experts))}." if first.experts else ""
     return (
-        f"{comparison.dtype}: rollout and training part first at {in_words(first.point)}: {amount}, at "
+        f"{comparison.dtype}: rollout and training first diverge at {in_words(first.point)}: {amount}, at "
         f"{first.where}{at}.{named} Look at {look_at(first)}."
     )
 
@@ -77,7 +77,8 @@ def _unjudged(comparison: Comparison) -> str:
     if lost is None:
         return ""
     return (
-        f"; from {in_words(lost.point)} on every token has seen other experts, and none is judged: compare in float32"
+        f"; from {in_words(lost.point)} on every token has seen different experts, so none is compared. "
+        "Compare in float32"
     )
 
 

@@ -51,7 +51,7 @@ _AS_PUBLISHED = {
 def _layout_variants(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each value of a configuration that the sharding specs do not describe."""
     if config.get("q_lora_rank") is None:
-        reason = "only DeepSeek models with q_lora_rank (V2, V3, R1) have a layout table, not V2-Lite"
+        reason = "only DeepSeek models with q_lora_rank (V2, V3, R1) have a sharding spec, not V2-Lite"
         yield invalid("q_lora_rank", None, reason, "Set actor_rollout_ref.model.path to DeepSeek-V3 or R1")
     for key in ("moe_layer_freq", "tie_word_embeddings"):
         if config.get(key, _AS_PUBLISHED[key]) != _AS_PUBLISHED[key]:
@@ -68,11 +68,11 @@ def variants(config: Mapping[str, Any]) -> Iterator[str]:
         yield invalid("num_nextn_predict_layers", config["num_nextn_predict_layers"], reason, remedy)
     for key in ("scoring_func", "topk_method", "attention_bias"):
         if config.get(key, _AS_PUBLISHED[key]) != _AS_PUBLISHED[key]:
-            reason = f"training and rollout compute DeepSeek-V3's {key}={_AS_PUBLISHED[key]}"
+            reason = f"training and rollout support only {key}={_AS_PUBLISHED[key]} for DeepSeek-V3"
             yield invalid(key, config[key], reason, "Set actor_rollout_ref.model.path to DeepSeek-V3 or R1")
     for key in ("first_k_dense_replace", "n_shared_experts"):
         if key not in config:
-            yield invalid(key, None, "every DeepSeek-V3 names it", "Copy the file again")
+            yield invalid(key, None, "every DeepSeek-V3 has it", "Copy the file again")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def _pipeline_findings(placement: ExpertPlacement) -> Iterator[str]:
         )
     if not listed:
         if placement.layers % stages:
-            yield f"{placement.layers} layers do not divide over {stages} stages: set num_layer_list"
+            yield f"{placement.layers} layers do not divide over {stages} stages. Set num_layer_list"
         return
     if len(listed) != stages:
         yield f"num_layer_list {listed} must name {stages} pipeline stages"
@@ -78,9 +78,8 @@ def _expert_findings(placement: ExpertPlacement) -> Iterator[str]:
         # Stages with experts reduce the gradient norm of their expert optimizer over all stages, but a stage without
         # experts has no such optimizer and would never take part.
         yield (
-            f"the first pipeline stage has {placement.layers_on_first_stage} layers, all dense: with expert "
-            f"parallelism every stage needs experts, so num_layer_list must start with more than "
-            f"{placement.dense_layers}"
+            f"the first pipeline stage has {placement.layers_on_first_stage} layers, all dense, but expert parallelism "
+            f"needs experts in every stage. Start num_layer_list with more than {placement.dense_layers}"
         )
 
 

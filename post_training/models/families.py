@@ -177,7 +177,7 @@ def unknown_architecture(config: Any) -> str:
     return invalid(
         "architectures",
         _field(config, "architectures") or [],
-        f"no layout table describes architecture {_architecture(config)}; known are {known}",
+        f"no sharding spec for architecture {_architecture(config)}. Known are {known}",
         "Set actor_rollout_ref.model.path to a model of one of these",
     )
 
@@ -194,23 +194,23 @@ def variant_findings(family: ModelFamily, config: Mapping[str, Any]) -> Iterator
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             yield invalid(key, value, f"every {family.name} has an integer above 0 there", "Copy the file again")
     if config.get("quantization_config"):
-        reason = "the checkpoint is quantised, and training and rollout compute in bfloat16"
+        reason = "the checkpoint is quantised, but training and rollout compute in bfloat16"
         remedy = (
-            "Remove quantization_config and give bf16 weights: scripts/fp8_cast_bf16.py makes them of FP8, and "
-            "actor_rollout_ref.actor.megatron.load_from_hf reads FP8 as it is"
+            "Remove quantization_config and use bf16 weights: scripts/fp8_cast_bf16.py converts FP8, and "
+            "actor_rollout_ref.actor.megatron.load_from_hf reads FP8 directly"
         )
         yield invalid("quantization_config", config["quantization_config"], reason, remedy)
     if config.get("use_sliding_window"):
-        reason = "vLLM supports no sliding window for some but all layers, and Megatron none at all"
+        reason = "vLLM does not support sliding windows in only some layers, and Megatron not at all"
         yield invalid("use_sliding_window", True, reason, f"{_ANOTHER}, or set it to false if it was trained without")
     if config.get("dual_chunk_attention_config"):
-        reason = "the rollout on the NPU has no dual chunk attention, and training none either"
+        reason = "neither training nor the rollout on the NPU supports dual chunk attention"
         remedy = "Remove dual_chunk_attention_config for sequences within original_max_position_embeddings"
         yield invalid("dual_chunk_attention_config", config["dual_chunk_attention_config"], reason, remedy)
     if config.get("hidden_act", "silu") != "silu":
-        yield invalid("hidden_act", config["hidden_act"], "the models are built with silu", _ANOTHER)
+        yield invalid("hidden_act", config["hidden_act"], "only silu is supported", _ANOTHER)
     if config.get("attention_dropout"):
-        reason = "attention on the NPU has no dropout, and the rollout none either"
+        reason = "neither training nor the rollout on the NPU supports attention dropout"
         yield invalid("attention_dropout", config["attention_dropout"], reason, "Set attention_dropout to 0.0")
 
 
@@ -258,8 +258,8 @@ def shard_shape_of(config: Mapping[str, Any]) -> Any:
     if family.shards is None:
         known = " and ".join(each.name for each in families() if each.shards)
         raise ValueError(
-            f"shards are made of {known}, and this model is {family.name}: training reads its HuggingFace folder "
-            "directly, and export_hf.py writes one from what was trained"
+            f"shards are made from {known}, but this model is {family.name}: training reads its HuggingFace folder "
+            "directly, and export_hf.py writes the trained one"
         )
     return _described(family, family.shards, config)
 
@@ -276,7 +276,8 @@ def check_sizes(config: Mapping[str, Any]) -> None:
         if is_given and (type(value) is not int or not least <= value <= most):
             shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:60]}..."
             raise ValueError(
-                f"config.json: {key}={shown} is invalid: no model has it. Set it to a number from {least} to {most}"
+                f"config.json: {key}={shown} is invalid: no model has this value. Set it to a number from "
+                f"{least} to {most}"
             )
 
 

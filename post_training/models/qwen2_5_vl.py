@@ -42,7 +42,7 @@ def _table(config: Mapping[str, Any]) -> Table:
 
 
 def _no_megatron(placement: TrainPlacement, rank: int) -> list[Shard]:
-    raise ValueError("Qwen2.5-VL is trained with FSDP, because verl has no Megatron model of it")
+    raise ValueError("Qwen2.5-VL is trained with FSDP, because verl has no Megatron model for it")
 
 
 def _vision(config: Mapping[str, Any]) -> VisionShape:
@@ -74,28 +74,28 @@ def _variants(config: Mapping[str, Any]) -> Iterator[str]:
     half = config["hidden_size"] // config["num_attention_heads"] // 2
     section = scaling.get("mrope_section") if isinstance(scaling, Mapping) else None
     if not isinstance(section, list) or len(section) != 3 or not all(map(_is_size, section)) or sum(section) != half:
-        reason = f"mrope_section holds three numbers that add up to {half}, half the width of a head"
+        reason = f"mrope_section must be three numbers that add up to {half}, half the width of a head"
         yield invalid("rope_scaling", scaling, reason, _AGAIN)
 
 
 def _vision_findings(config: Mapping[str, Any]) -> Iterator[str]:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
-        yield invalid("vision_config", vision, "the vision tower is described there", _AGAIN)
+        yield invalid("vision_config", vision, "it must describe the vision tower", _AGAIN)
         return
     for name in _VISION_SIZES:
         if not _is_size(vision.get(name)):
-            reason = f"a vision tower has a number from 1 to {_LARGEST} there"
+            reason = f"a vision tower needs a number from 1 to {_LARGEST}"
             yield invalid(f"vision_config.{name}", vision.get(name), reason, _AGAIN)
             return
     if vision["hidden_size"] % (4 * vision["num_heads"]):
-        reason = f"each of its {vision['num_heads']} heads has rotary angles of rows and of columns"
+        reason = f"each of its {vision['num_heads']} heads needs rotary angles for rows and columns"
         yield invalid("vision_config.hidden_size", vision["hidden_size"], reason, _AGAIN)
     if vision["out_hidden_size"] != config.get("hidden_size"):
-        reason = f"a vision token is as wide as the decoder's hidden_size={config.get('hidden_size')}"
+        reason = f"a vision token must be as wide as the decoder's hidden_size={config.get('hidden_size')}"
         yield invalid("vision_config.out_hidden_size", vision["out_hidden_size"], reason, _AGAIN)
     if vision.get("hidden_act", "silu") != "silu":
-        yield invalid("vision_config.hidden_act", vision["hidden_act"], "the towers are built with silu", _AGAIN)
+        yield invalid("vision_config.hidden_act", vision["hidden_act"], "only silu is supported", _AGAIN)
 
 
 def _is_size(value: Any) -> bool:

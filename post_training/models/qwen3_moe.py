@@ -25,7 +25,7 @@ def _layout_variants(config: Mapping[str, Any]) -> Iterator[str]:
 def _variants(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _layout_variants(config)
     if config.get("tie_word_embeddings"):
-        reason = "embedding and output layer of a Qwen3-MoE have weights of their own"
+        reason = "embedding and output layer of a Qwen3-MoE have separate weights"
         yield invalid("tie_word_embeddings", True, reason, "Set actor_rollout_ref.model.path to a published model")
 
 

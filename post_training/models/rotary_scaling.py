@@ -143,7 +143,9 @@ def _is_deepseek(model: Mapping[str, Any]) -> bool:
 def _number(scaling: Mapping[str, Any], name: str) -> float:
     value = scaling.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UnsupportedScaling(f"{name}={value} is no positive number. Set it to that of the published config.json")
+        raise UnsupportedScaling(
+            f"{name}={value} is invalid: not a positive number. Set it as in the published config.json"
+        )
     return float(value)
 
 
@@ -188,13 +190,15 @@ def _common(kind: str, scaling: Mapping[str, Any], base: float | None, model: Ma
     """Return a rotation that all implementations compute alike. Raises UnsupportedScaling for other kinds."""
     if kind == "default":
         if "mrope_section" in scaling and model.get("model_type") not in _MULTIMODAL:
-            raise UnsupportedScaling("mrope_section is for models with images. Set rope_scaling to null in config.json")
+            raise UnsupportedScaling(
+                "mrope_section is only for models with images. Set rope_scaling to null in config.json"
+            )
         return Rotation(kind, base)
     if kind == "linear":
         return Rotation(kind, base, (("factor", _number(scaling, "factor")),))
     if kind == "llama3":
         return Rotation(kind, base, tuple((name, _number(scaling, name)) for name in _LLAMA3))
     raise UnsupportedScaling(
-        f"training and rollout do not compute {kind} scaling alike. Set rope_scaling in config.json to null, or to "
+        f"training and rollout compute {kind} scaling differently. Set rope_scaling in config.json to null, or to "
         "linear, llama3 or yarn scaling"
     )

@@ -113,19 +113,19 @@ def find_layouts(
 def _check(config: Mapping[str, Any], least: int) -> None:
     nodes, saves = at(config, _NODES), at(config, _SAVES)
     if nodes < 2:
-        raise ValueError(f"{_NODES}={nodes} is invalid for a job that goes on with fewer nodes. Set it to 2 or more")
+        raise ValueError(f"{_NODES}={nodes} is invalid for a job that continues with fewer nodes. Set it to 2 or more")
     if least >= nodes:
         raise ValueError(
             f"--min-nodes={least} is invalid: the job has {nodes} nodes. Set it to a number from 1 to {nodes - 1}"
         )
     if not isinstance(saves, int) or saves < 1:
         raise ValueError(
-            f"{_SAVES}={saves} is invalid for a job that goes on with fewer nodes: without checkpoints it begins "
-            "again. Set it to the steps that a lost node may cost"
+            f"{_SAVES}={saves} is invalid for a job that continues with fewer nodes: without checkpoints it would "
+            "start over. Set it to the number of steps that a lost node may cost"
         )
     if not at(config, EXACT_LOSS):
         raise ValueError(
-            f"{EXACT_LOSS}=False is invalid for a job that goes on with fewer nodes: its gradients depend on the "
+            f"{EXACT_LOSS}=False is invalid for a job that continues with fewer nodes: its gradients depend on the "
             "layout. Set it to true"
         )
 
@@ -294,7 +294,7 @@ def _describe(plan: Plan) -> str:
 
 def describe_layouts(layouts: Layouts) -> str:
     """Format a line for each number of nodes; numbers without a layout for the same reason share a line."""
-    lines = [f"nodes of {layouts.configured}, and how the job goes on with them"]
+    lines = [f"nodes of {layouts.configured}, and how the job continues with them"]
     for layout in layouts.fitting:
         changed = [each for each in layout.overrides if not each.startswith(f"{_NODES}=")]
         lines += [f"  {layout.nodes:<6}{layout.text}", *(f"        {each}" for each in changed)]
@@ -302,4 +302,6 @@ def describe_layouts(layouts: Layouts) -> str:
         numbers = ", ".join(str(nodes) for nodes, of_it in layouts.short.items() if of_it == reason)
         lines.append(f"  {numbers:<6}DOES NOT FIT: {reason}")
     searched = layouts.configured - layouts.least - len(layouts.fitting) - len(layouts.short)
-    return "\n".join([*lines, *(["  fewer need more of every die"] if searched > 0 and layouts.short else [])])
+    return "\n".join(
+        [*lines, *(["  fewer nodes need more memory on every die"] if searched > 0 and layouts.short else [])]
+    )

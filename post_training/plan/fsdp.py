@@ -162,8 +162,8 @@ def _critic(job: FsdpJob, config: Mapping[str, Any]) -> FsdpJob:
     path, away = node["model"]["path"], node["model"]["fsdp_config"]
     if path != actors:
         raise ValueError(
-            f"critic.model.path={path} is another model than actor_rollout_ref.model.path={actors}, and a plan knows "
-            "one model; plan with the same"
+            f"critic.model.path={path} is invalid: a plan supports one model. Set it to "
+            f"actor_rollout_ref.model.path={actors}"
         )
     forward = node["forward_micro_batch_size_per_gpu"] or node["ppo_micro_batch_size_per_gpu"]
     return replace(

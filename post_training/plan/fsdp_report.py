@@ -47,7 +47,7 @@ class FsdpPlan:
         found = beyond_the_die(self.peaks(), self.machine.die, self.remedies)
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
-                f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "
+                f"KV cache: room for {self.device.kv_tokens} tokens, but one sequence may have "
                 f"{self.job.sequence_tokens}; raise actor_rollout_ref.rollout.gpu_memory_utilization"
             )
         return found
@@ -60,7 +60,7 @@ class FsdpPlan:
         advice = self.remedies[phase]
         if phase in ("init", "reshard", "rollout") and not self.job.away_optimizer:
             advice = f"set {OPTIMIZER_OFFLOAD}, or {advice}"
-        return [f"{self.left:.0%} of a die are left in {phase}, and {SPARE:.0%} are wise; {advice}"]
+        return [f"only {self.left:.0%} of a die are left in {phase}, and {SPARE:.0%} are advised; {advice}"]
 
 
 def make_fsdp_plan(job: FsdpJob, machine: Machine, remedies: Mapping[str, str] = REMEDIES) -> FsdpPlan:

@@ -107,8 +107,8 @@ def _critic(job: Job, config: Mapping[str, Any]) -> Job:
     critic, actors = config["critic"], config["actor_rollout_ref"]["model"]["path"]
     if critic["model"]["path"] != actors:
         raise ValueError(
-            f"critic.model.path={critic['model']['path']} is another model than actor_rollout_ref.model.path={actors}, "
-            "and the plan knows the sizes of one; plan the job with the actor's, or the critic's as a job of its own"
+            f"critic.model.path={critic['model']['path']} is invalid: the plan supports one model. Set it to "
+            f"actor_rollout_ref.model.path={actors}, or plan the critic's model as a separate job"
         )
     update = sequences_of(critic, "", "ppo_", job.sequence_tokens)
     return replace(
@@ -183,11 +183,11 @@ def _recomputation(model: Mapping[str, Any], group: str = "actor_rollout_ref.mod
     if granularity == "selective":
         return Recomputation("selective")
     if granularity != "full":
-        raise ValueError(f"{key}_granularity is {granularity}; choose full or selective")
+        raise ValueError(f"{key}_granularity={granularity} is invalid. Set it to full or selective")
     if method not in ("block", "uniform"):
-        raise ValueError(f"{key}_method is {method}; choose block or uniform")
+        raise ValueError(f"{key}_method={method} is invalid. Set it to block or uniform")
     if not isinstance(layers, int) or layers < 1:
-        raise ValueError(f"{key}_num_layers is {layers}; give the layers to recompute, 1 or more")
+        raise ValueError(f"{key}_num_layers={layers} is invalid. Set it to the layers to recompute, at least 1")
     return Recomputation("full", method, layers)
 
 

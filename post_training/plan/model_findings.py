@@ -98,12 +98,12 @@ def _architecture(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     named, family = config.get("architectures"), find_family(config)
     if not isinstance(named, list) or len(named) != 1:
         known = ", ".join(each.architecture for each in families())
-        reason = f"verl and vLLM build the model of the one architecture that is named there; known are {known}"
+        reason = f"verl and vLLM build the model from the one architecture named there. Known are {known}"
         yield invalid("architectures", named, reason, "Copy the file again")
     elif family is None:
         yield unknown_architecture(config)
     elif config.get("model_type") not in family.model_types:
-        reason = f"transformers would read another model than {family.architecture}"
+        reason = f"transformers would build another model than {family.architecture}"
         known = " or ".join(family.model_types)
         yield invalid("model_type", config.get("model_type"), reason, f"{_PATH} a model of type {known}")
 
@@ -113,7 +113,7 @@ def _backend(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     family = family_of(config)
     if use.backend not in family.trained_with:
         yield (
-            f"actor_rollout_ref.actor.strategy={use.backend} is invalid: verl has no Megatron model of {family.name}. "
+            f"actor_rollout_ref.actor.strategy={use.backend} is invalid: verl has no Megatron model for {family.name}. "
             "Set it to fsdp, in a configuration with ppo_trainer and fsdp_on_npu such as qwen2_5_vl_7b_geo3k"
         )
 
@@ -125,13 +125,13 @@ def _images(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     sharing = use.node["actor"].get("ulysses_sequence_parallel_size") or 1
     if sharing > 1:
         yield (
-            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={sharing} is invalid: sequences with images have "
-            "not been run in parts. Set it to 1"
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={sharing} is invalid: splitting sequences with "
+            "images is not tested. Set it to 1"
         )
     elif use.node["model"].get("use_remove_padding"):
         yield (
-            "actor_rollout_ref.model.use_remove_padding=true is invalid: sequences with images have been run with "
-            "their padding alone. Set it to false"
+            "actor_rollout_ref.model.use_remove_padding=true is invalid: sequences with images are tested only with "
+            "padding. Set it to false"
         )
 
 
@@ -147,8 +147,8 @@ def _rope(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     kind = scaling.get("rope_type", scaling.get("type"))
     if use.backend == "megatron" and kind not in family.rotary:
         known = " and ".join(sorted(family.rotary - {"default"}))
-        reason = f"Megatron's {family.name} " + (f"uses {known} alone" if known else "scales no positions")
-        remedy = "Set rope_scaling to null for sequences within the context that the model was trained with"
+        reason = f"Megatron's {family.name} " + (f"supports only {known}" if known else "does not support it")
+        remedy = "Set rope_scaling to null for sequences within the context of the model's training"
         yield invalid(
             "rope_scaling", scaling, reason, f"{remedy}, or train with FSDP" if not family.megatron else remedy
         )
@@ -184,12 +184,12 @@ def _image_rows(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
         switch = "use_dynamic_bsz" if group == "actor" else "log_prob_use_dynamic_bsz"
         if (node.get(group) or {}).get(switch):
             yield (
-                f"actor_rollout_ref.{group}.{switch}=true is invalid: verl cuts rows with images by their number "
-                "alone. Set it to false"
+                f"actor_rollout_ref.{group}.{switch}=true is invalid: verl splits rows with images only by their "
+                "number. Set it to false"
             )
     if (overlay.get("partial_rollout") or {}).get("enabled"):
         yield (
-            "actor_rollout_ref.overlay.partial_rollout.enabled=true is invalid: an answer would go on without its "
+            "actor_rollout_ref.overlay.partial_rollout.enabled=true is invalid: a continued answer would lose its "
             "images. Set it to false"
         )
 
@@ -217,8 +217,8 @@ def stage_list_findings(megatron: Mapping[str, Any]) -> Iterator[str]:
     listed, chunks = (megatron.get("override_transformer_config") or {}).get("num_layer_list"), _chunks(megatron)
     if listed is not None and len(listed) != chunks:
         yield (
-            f"{TRANSFORMER}.num_layer_list={list(listed)} has length {len(listed)}, and "
-            f"{MEGATRON}.pipeline_model_parallel_size makes {chunks} stages; give {chunks} numbers, one a stage"
+            f"{TRANSFORMER}.num_layer_list={list(listed)} is invalid: it has length {len(listed)}, but "
+            f"{MEGATRON}.pipeline_model_parallel_size makes {chunks} stages. Set it to {chunks} numbers, one per stage"
         )
 
 
@@ -232,11 +232,11 @@ def _stages(use: ModelUse, layers: int) -> Iterator[str]:
     listed, stages = use.options.get("num_layer_list"), use.megatron["pipeline_model_parallel_size"]
     if listed is not None and sum(listed) != layers:
         key = f"{TRANSFORMER}.num_layer_list={list(listed)}"
-        yield f"{key} adds up to {sum(listed)} layers, and the model has {layers}; make it {layers}"
+        yield f"{key} adds up to {sum(listed)} layers, but the model has {layers}; make it {layers}"
     elif listed is None and layers % _chunks(use.megatron):
         yield (
-            f"{MEGATRON}.pipeline_model_parallel_size={stages} does not divide the model's {layers} layers; say with "
-            f"{TRANSFORMER}.num_layer_list how many each stage has"
+            f"{MEGATRON}.pipeline_model_parallel_size={stages} does not divide the model's {layers} layers; set "
+            f"{TRANSFORMER}.num_layer_list to the layers of each stage"
         )
 
 
@@ -248,8 +248,8 @@ def _own_options(config: Mapping[str, Any], use: ModelUse) -> Iterator[str]:
     for name in sorted(OWN_TRANSFORMER_OPTIONS & use.options.keys()):
         key = f"{TRANSFORMER}.{name}"
         yield (
-            f"{key}={use.options[name]} is for models that the overlay builds, and verl builds {family.name}; take the "
-            f"key away with ~{key}"
+            f"{key}={use.options[name]} is invalid: it is only for models that the overlay builds, and verl builds "
+            f"{family.name}. Remove the key with ~{key}"
         )
 
 
@@ -260,19 +260,19 @@ def _megatron_divisions(config: Mapping[str, Any], use: ModelUse) -> Iterator[st
     groups = config.get("num_key_value_heads")
     if not sizes.mla and groups % tensor:
         yield (
-            f"{tensor_key}={tensor} does not divide the model's {groups} heads of key and value, which Megatron does "
-            "not repeat; use a divisor"
+            f"{tensor_key}={tensor} does not divide the model's {groups} key-value heads, which Megatron does not "
+            "repeat; use a divisor"
         )
     expert_key, expert_parallel = f"{MEGATRON}.expert_model_parallel_size", megatron["expert_model_parallel_size"]
     if not sizes.experts:
         if expert_parallel > 1:
-            yield f"{expert_key}={expert_parallel} spreads experts, and the model has none; set it to 1"
+            yield f"{expert_key}={expert_parallel} spreads experts, but the model has none; set it to 1"
         return
     ranks = expert_parallel * (tensor if use.options.get("moe_tp_extend_ep", True) else 1)
     if sizes.experts % ranks:
         yield (
-            f"{expert_key}={expert_parallel} puts the model's {sizes.experts} experts on {ranks} ranks, which does not "
-            "go evenly; change it"
+            f"{expert_key}={expert_parallel} puts the model's {sizes.experts} experts on {ranks} ranks, which do not "
+            "divide them evenly; change it"
         )
     yield from expert_placement_findings(_expert_placement(config, sizes, use))
 
@@ -313,12 +313,12 @@ def _rollout_divisions(config: Mapping[str, Any], use: ModelUse) -> Iterator[str
         heads = config.get("num_key_value_heads")
         if isinstance(heads, int) and heads > 0 and heads % size and size % heads:
             yield (
-                f"{key}={size} neither divides the model's {heads} heads of key and value nor is a multiple of them; "
-                "use a divisor or a multiple"
+                f"{key}={size} neither divides the model's {heads} key-value heads nor is a multiple of them; use a "
+                "divisor or a multiple"
             )
     spread = use.rollout_expert_parallel
     if use.serves and spread > 1 and not sizes_of(config).experts:
-        yield f"{EXPERT_PARALLEL}={spread} spreads experts, and the model has none; set it to 1"
+        yield f"{EXPERT_PARALLEL}={spread} spreads experts, but the model has none; set it to 1"
 
 
 def _heads(key: str, size: int, config: Mapping[str, Any]) -> Iterator[str]:

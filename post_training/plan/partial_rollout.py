@@ -98,7 +98,7 @@ class GroupsInFlight(Generic[Content]):
         """
         places = [place for place, is_finished in enumerate(finished) if is_finished][: self.policy.batch]
         if len(places) < self.policy.batch:
-            raise ValueError(f"{len(places)} groups are finished, and a step trains on {self.policy.batch}")
+            raise ValueError(f"{len(places)} groups are finished, but a step trains on {self.policy.batch}")
         taken = [self._groups[place] for place in places]
         self._groups = [group for place, group in enumerate(self._groups) if place not in set(places)]
         return taken

@@ -21,11 +21,11 @@ def parse_model(text: str) -> Table:
         return KNOWN[text]()
     path = Path(text)
     if not path.is_file():
-        raise ValueError(f"--model {text}: neither {' nor '.join(KNOWN)} nor a file")
+        raise ValueError(f"--model={text} is invalid: neither {' nor '.join(KNOWN)} nor a file")
     try:
         return table_for(read_object(path))
     except FileError as error:
-        raise ValueError(f"--model {text} is no config.json: {error}") from error
+        raise ValueError(f"--model={text} is invalid: not a config.json ({error})") from error
 
 
 def parse_bytes(text: str) -> int:
@@ -69,7 +69,7 @@ def parse_placements(train: str, rollout: str, layers: int) -> tuple[TrainPlacem
         moe_tp_extend_ep="tp_extend" in flags,
     )
     if trained.world_size != placement.world_size:
-        raise ValueError(f"training has {trained.world_size} ranks and the rollout {placement.world_size}")
+        raise ValueError(f"training has {trained.world_size} ranks, but the rollout {placement.world_size}")
     return trained, placement
 
 
@@ -84,5 +84,5 @@ def _words(
         elif name in numbered and word != name and int(word[len(name) :]) > 0:
             sizes[name] = int(word[len(name) :])
         else:
-            raise ValueError(f"{option} {text}: unknown word {word!r}; known are {', '.join((*numbered, *flags))}")
+            raise ValueError(f"{option} {text}: unknown word {word!r}. Known are {', '.join((*numbered, *flags))}")
     return sizes, found

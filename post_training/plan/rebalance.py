@@ -28,7 +28,7 @@ def bucket(sequences: int, sizes: Sequence[int]) -> int:
     """
     fitting = [size for size in sizes if size >= sequences]
     if not fitting:
-        raise ValueError(f"no graph of {sorted(sizes)} holds {sequences} sequences")
+        raise ValueError(f"no graph of {sorted(sizes)} fits {sequences} sequences")
     return min(fitting)
 
 

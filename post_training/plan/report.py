@@ -109,14 +109,14 @@ class JobPlan:
         found = beyond_the_die(self.peaks(), self.machine.die, self.remedies)
         if self.device.kv_tokens < self.job.sequence_tokens:
             found.append(
-                f"KV cache: room for {self.device.kv_tokens} tokens, and one sequence may have "
+                f"KV cache: room for {self.device.kv_tokens} tokens, but one sequence may have "
                 f"{self.job.sequence_tokens}; raise gpu_memory_utilization or spread the experts over more dies"
             )
         if self.machine.host and self.host.total > self.machine.host:
-            found.append(f"host: {self.host.total / 1e9:.0f} GB a node, and a node has {self.machine.host / 1e9:.0f}")
+            found.append(f"host: {self.host.total / 1e9:.0f} GB a node, but a node has {self.machine.host / 1e9:.0f}")
         if self.machine.disk and self.checkpoints > self.machine.disk:
             found.append(
-                f"disk: {self.checkpoints / 1e9:.0f} GB of checkpoints, and {self.machine.disk / 1e9:.0f} are free; "
+                f"disk: {self.checkpoints / 1e9:.0f} GB of checkpoints, but {self.machine.disk / 1e9:.0f} are free; "
                 f"{self.remedies['disk']}"
             )
         return found
@@ -140,14 +140,14 @@ REMEDIES: Mapping[str, str] = {
     "values": "lower critic.ppo_micro_batch_size_per_gpu, or use more pipeline stages",
     "update_critic": "lower critic.ppo_micro_batch_size_per_gpu, or use more pipeline stages or dies",
     "disk": "lower actor_rollout_ref.overlay.checkpoint.keep_last, or set trainer.save_freq=-1",
-    "update": "let the optimizer's state stay on the host (--swap-optimizer), or use more pipeline stages or dies",
+    "update": "keep the optimizer's state on the host (--swap-optimizer), or use more pipeline stages or dies",
 }
 
 
 def beyond_the_die(peaks: Mapping[str, int], die: int, remedies: Mapping[str, str]) -> list[str]:
     """Return a sentence for each phase whose peak exceeds the memory of a die; `peaks` and `die` are bytes."""
     return [
-        f"{phase}: {size / 1e9:.2f} GB a die, and a die has {die / 1e9:.2f}; {remedies[phase]}"
+        f"{phase}: {size / 1e9:.2f} GB a die, but a die has {die / 1e9:.2f}; {remedies[phase]}"
         for phase, size in peaks.items()
         if size > die
     ]

@@ -39,8 +39,8 @@ def rotary_findings(model: Mapping[str, Any], node: Mapping[str, Any], backend: 
     if found:
         name, of_training, of_rollout = found
         yield (
-            f"{named}: training takes {of_training} for its {name}, and the rollout {of_rollout}, so that they are two "
-            f"models. {_remedy(served_model, name)}"
+            f"{named}: training uses {of_training} as its {name}, but the rollout {of_rollout}, so their models "
+            f"differ. {_remedy(served_model, name)}"
         )
 
 
@@ -75,9 +75,9 @@ def _remedy(served: Mapping[str, Any], name: str) -> str:
             f"Set max_position_embeddings={longest} in config.json, which is factor x original_max_position_embeddings"
         )
     if name == "attention factor":
-        return "Take attention_factor, attn_factor, mscale and mscale_all_dim out of rope_scaling in config.json"
+        return "Remove attention_factor, attn_factor, mscale and mscale_all_dim from rope_scaling in config.json"
     if name == "rope_type":
         return "Set rope_scaling in config.json to null, or to linear, llama3 or yarn scaling"
     if name == "rope_theta":
-        return f"Set rope_theta in config.json, and take {_ENGINE}.rope_theta and hf_overrides away"
-    return f"Set {name} in config.json alone, to the published value"
+        return f"Set rope_theta in config.json, and remove {_ENGINE}.rope_theta and hf_overrides"
+    return f"Set only {name} in config.json, to the published value"

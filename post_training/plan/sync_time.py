@@ -51,7 +51,7 @@ PUBLISHED = (
     ),
 )
 UNKNOWN = (
-    "how fast HCCL's all-to-all is among these dies, and how links within and between nodes share it",
+    "the speed of HCCL's all-to-all among these dies, and how links within and between nodes share it",
     "the hand-over within a die, its copies into live parameters, and the wait for the slowest rank",
     "loading and offloading before and after, which verl does in turn",
 )

@@ -48,7 +48,7 @@ def make_verl_0_9_plan(config: Mapping[str, Any], model: Mapping[str, Any], mach
     """
     if config["algorithm"]["adv_estimator"] == "gae":
         raise ValueError(
-            "algorithm.adv_estimator=gae is invalid for a plan of the stack 2026: it has no critic. Set it to grpo."
+            "algorithm.adv_estimator=gae is invalid for a plan of the stack 2026, which has no critic. Set it to grpo."
         )
     staged, handed = _buckets(config)
     if config["actor_rollout_ref"]["actor"]["strategy"] != "megatron":
@@ -126,8 +126,8 @@ def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Jo
     for key in ("param_offload", "optimizer_offload"):
         if not actor["megatron"][key]:
             raise ValueError(
-                f"{_ACTOR}.megatron.{key}=false is invalid for a plan: it has training and rollout on the die in turn. "
-                "Set it to true."
+                f"{_ACTOR}.megatron.{key}=false is invalid for a plan, in which training and rollout use the die in "
+                "turn. Set it to true."
             )
     longest, table = data["max_prompt_length"] + data["max_response_length"], table_for(model)
     dies, staged = _dies(config), _buckets(config)
@@ -173,7 +173,7 @@ def _optimizer_on_host(options: Mapping[str, Any]) -> bool:
     if share not in (0, 1):
         key = f"{_ACTOR}.optim.override_optimizer_config.optimizer_offload_fraction"
         raise ValueError(
-            f"{key}={share} is invalid for a plan: it has all of the state in one place. Set it to 1.0 or 0.0."
+            f"{key}={share} is invalid for a plan, which keeps the state in one place. Set it to 1.0 or 0.0."
         )
     return bool(share)
 
@@ -197,7 +197,7 @@ def stage_layers(megatron: Mapping[str, Any], layers: int) -> tuple[int, ...]:
         beside = ", beside the first and the last one as given" if first + last else ""
         raise ValueError(
             f"{_ACTOR}.megatron.pipeline_model_parallel_size={stages} is invalid: {left} of {layers} layers do not "
-            f"fill {between} stages alike{beside}. Set override_transformer_config.num_layers_in_first_pipeline_stage "
+            f"fill {between} stages evenly{beside}. Set override_transformer_config.num_layers_in_first_pipeline_stage "
             "and num_layers_in_last_pipeline_stage so that they do."
         )
     return (*first, *([left // between] * between if between else ()), *last)

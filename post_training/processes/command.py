@@ -52,8 +52,8 @@ class SignalFlag:
 
     def _receive(self, number: int, _: object) -> None:
         self.received.append(number)
-        first = f"{signal.Signals(number).name}: stopping everything that was started; again, to wait no longer"
-        sentence = first if len(self.received) == 1 else f"{signal.Signals(number).name} again: waiting no longer"
+        first = f"{signal.Signals(number).name}: stopping all processes; send it again to stop waiting"
+        sentence = first if len(self.received) == 1 else f"{signal.Signals(number).name} again: no longer waiting"
         say_at_once(sentence)
 
     def __enter__(self) -> "SignalFlag":
@@ -135,7 +135,7 @@ def _copy(source: int, secrets: Secrets, log: BinaryIO) -> None:
         except (OSError, ValueError) as error:
             # A full disk must not block the command; whoever looks into its end finds the disk full.
             if not lost:
-                print(f"warning: the log is not complete: {error}", file=sys.stderr)
+                print(f"warning: the log is incomplete: {error}", file=sys.stderr)
             lost = True
 
     try:

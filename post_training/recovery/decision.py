@@ -73,7 +73,7 @@ class Supervision:
         if action == "stop":
             return Enough(f"{failure.cause} is not retried")
         if self._retries >= policy.max_retry_times:
-            return Enough(f"max_retry_times is {policy.max_retry_times}, and no checkpoint has come since")
+            return Enough(f"max_retry_times is {policy.max_retry_times}, and there is no checkpoint since")
         if action == "reduce_batch_size":
             smaller = reduced(attempt.config, failure.stage)
             if not smaller:
@@ -95,7 +95,7 @@ class Supervision:
 
 def _why_not_smaller(attempt: Attempt) -> str:
     if not attempt.config:
-        return "the run did not come so far as to write its configuration"
+        return "the run ended before it wrote its configuration"
     if attempt.failure.stage != "log_prob" and not at(attempt.config, EXACT_LOSS):
         return f"smaller micro batches would change the gradients while {EXACT_LOSS} is false"
-    return "micro batches, sequences in flight and the share of the cache are as small as they can be"
+    return "micro batches, sequences in flight and the cache's share are already at their minimum"

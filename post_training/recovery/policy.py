@@ -72,7 +72,7 @@ def read_policy(path: Path) -> Policy:
     except FileError as error:
         raise PolicyError(f"--policy {error}.") from error
     if not isinstance(content, Mapping) or list(content) != [_SECTION] or not isinstance(content[_SECTION], Mapping):
-        raise PolicyError(f"--policy {path} must hold {_SECTION} with {', '.join(_KEYS)} below it, and nothing else.")
+        raise PolicyError(f"--policy {path} must contain {_SECTION} with only {', '.join(_KEYS)} below it.")
     try:
         return _policy(content[_SECTION])
     except PolicyError as error:
@@ -84,30 +84,32 @@ def _policy(options: Mapping[str, Any]) -> Policy:
         _one_of(f"{_SECTION} has a key", key, _KEYS)
     enabled = options.get("enable_retry", True)
     if not isinstance(enabled, bool):
-        raise PolicyError(f"enable_retry is {enabled!r}: give true or false.")
+        raise PolicyError(f"enable_retry={enabled!r} is invalid. Set it to true or false.")
     times, seconds = options.get("max_retry_times", 5), options.get("interval_seconds", 120)
     if not isinstance(times, int) or isinstance(times, bool) or times < 0:
-        raise PolicyError(f"max_retry_times is {times!r}: give a whole number from 0 on.")
+        raise PolicyError(f"max_retry_times={times!r} is invalid. Set it to a whole number, at least 0.")
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= 86400:
-        raise PolicyError(f"interval_seconds is {seconds!r}: give seconds from 0 to 86400.")
+        raise PolicyError(f"interval_seconds={seconds!r} is invalid. Set it to seconds from 0 to 86400.")
     sets = options.get("policy_sets", [])
     if not isinstance(sets, list):
-        raise PolicyError(f"policy_sets is {sets!r}: give a list of condition and action.")
+        raise PolicyError(f"policy_sets={sets!r} is invalid. Set it to a list of condition and action.")
     return Policy(enabled, times, float(seconds), _USUAL | dict(map(_rule, sets)))
 
 
 def _rule(entry: Any) -> tuple[Cause, Action]:
     if not isinstance(entry, Mapping) or set(entry) != {"condition", "action"}:
-        raise PolicyError(f"policy_sets has an entry {entry!r}: each is a condition and an action.")
+        raise PolicyError(f"policy_sets has an invalid entry {entry!r}: each needs a condition and an action.")
     condition, action = entry["condition"], entry["action"]
     _one_of("a condition is", condition, CAUSES)
     _one_of(f"the action for {condition} is", action, ACTIONS)
     if condition in NEVER_RETRIED and action != "stop":
         raise PolicyError(
-            f"the action for {condition} is {action!r}, but it is never retried: the next start meets it again."
+            f"the action for {condition} is {action!r}, but it is never retried: the next start would fail again."
         )
     if action == "reduce_batch_size" and condition != "OOM":
-        raise PolicyError(f"the action for {condition} is {action!r}, which helps where a die ran out of memory (OOM).")
+        raise PolicyError(
+            f"the action for {condition} is {action!r}, which only helps when a die ran out of memory (OOM)."
+        )
     return condition, action
 
 
@@ -115,4 +117,4 @@ def _one_of(what: str, value: Any, known: Collection[str]) -> None:
     if value not in known:
         close = difflib.get_close_matches(str(value), known, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
-        raise PolicyError(f"{what} {value!r}{meant}: give one of {', '.join(known)}.")
+        raise PolicyError(f"{what} {value!r}{meant}. Set it to one of {', '.join(known)}.")

@@ -86,7 +86,7 @@ def render_comparison(first: Path, second: Path) -> str:
     runs = [_read(folder, name) for folder, name in zip((first, second), _names(first, second), strict=True)]
     found = differences(runs[0].records, runs[1].records)
     if not found:
-        raise ReportError(f"{first} and {second} have no metric at the same step: give two runs that overlap.")
+        raise ReportError(f"{first} and {second} have no metric at the same step. Pass two runs that overlap.")
     other = {run.name: dict(_flattened(masked(dict(run.config)))) for run in runs}
     keys = sorted(set().union(*other.values()))
     mine, theirs = other.values()
@@ -139,7 +139,7 @@ def _names(first: Path, second: Path) -> tuple[str, str]:
     """Return the folders' names, with their parents' names if they are the same."""
     left, right = first.resolve(), second.resolve()
     if left == right:
-        raise ReportError(f"{first} and {second} are one run: give two.")
+        raise ReportError(f"{first} and {second} are the same run. Pass two.")
     depth = 1
     while left.parts[-depth:] == right.parts[-depth:]:
         depth += 1

@@ -107,7 +107,7 @@ class RunFaults:
             count = sum(self.skipped.values())
             updates = "1 update was" if count == 1 else f"{count} updates were"
             found["update_skipped"] = (
-                f"{updates} skipped at {steps_in_words(self.skipped)}, because gradients held inf or nan"
+                f"{updates} skipped at {steps_in_words(self.skipped)}, because gradients contained inf or nan"
             )
         if self.differing:
             found["weights_differ"] = (
@@ -120,12 +120,12 @@ class RunFaults:
         if self.beyond_gate:
             found["log_probs_differ"] = (
                 f"log-probs of rollout and training differed by up to {max(self.beyond_gate.values()):.2e} at "
-                f"{steps_in_words(self.beyond_gate)}, and in float32 less than {FLOAT32_GATE:g} is right"
+                f"{steps_in_words(self.beyond_gate)}; in float32 the limit is {FLOAT32_GATE:g}"
             )
         if self.other_experts:
             found["experts_differ"] = (
                 f"rollout and training chose different experts for up to {max(self.other_experts.values()):.2%} of the "
-                f"compared tokens and layers at {steps_in_words(self.other_experts)}, and in float32 none is right"
+                f"compared tokens and layers at {steps_in_words(self.other_experts)}; in float32 none is allowed"
             )
         if self.nonfinite:
             found["metric_not_finite"] = self._nonfinite_in_words()

@@ -55,7 +55,7 @@ def forward_flops(model: Mapping[str, Any], tokens: float) -> float:
     """
     family = find_family(model)
     if family is None:
-        raise UnknownModelError(f"there is no formula for models of type {model.get('model_type')!r}")
+        raise UnknownModelError(f"no formula for models of type {model.get('model_type')!r}")
     try:
         sizes = family.sizes(decoder_values(model))
     except (KeyError, TypeError) as error:

@@ -32,7 +32,7 @@ def read_meters(folder: Path) -> dict[str, Any] | None:
             "peak_device_bytes": _peaks(snapshots),
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise ReportError(f"{folder} holds a file that no process has written as it is ({error!r}).") from error
+        raise ReportError(f"{folder} has a file that no process wrote in this form ({error!r}).") from error
 
 
 def _collectives(snapshots: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:

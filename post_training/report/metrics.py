@@ -185,7 +185,7 @@ def _json(line: str, place: str) -> Any:
 
 def _check_keys(entry: Any, place: str, needed: Mapping[str, type]) -> None:
     if not isinstance(entry, dict):
-        raise ReportError(f"{place} is not a JSON object: correct or remove the line.")
+        raise ReportError(f"{place} is not a JSON object. Correct or remove the line.")
     for key, kind in needed.items():
         value = entry.get(key)
         is_number = kind is float and isinstance(value, int | float) and math.isfinite(value)

@@ -26,7 +26,7 @@ def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
         ReportError: there is no step to draw.
     """
     if not records:
-        raise ReportError("The run has not finished a single step: there is nothing to draw.")
+        raise ReportError("The run has not finished a step yet: there is nothing to draw.")
     figure = Figure(figsize=(9, 7.5), layout="constrained")
     reward_axes, time_axes = figure.subplots(2, 1, sharex=True)
     figure.suptitle(title)

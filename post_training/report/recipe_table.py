@@ -44,18 +44,18 @@ def column_of_run(run: Run, peak: float) -> Column:
     """Make the column of a run; `peak` is in TFLOPS of a die."""
     statistics, notes, mfu = run.statistics, [run.conditions], None
     if run.model is None:
-        notes.append("no MFU: the run kept no model.json and its model is not on this machine; give --model")
+        notes.append("no MFU: the run kept no model.json and its model is not on this machine. Pass --model")
     elif not run.emulated:
         try:
             mfu = utilisation(run.model, statistics, run.dies, peak)
         except UnknownModelError as error:
             notes.append(f"no MFU: {error}")
     if run.offload is not None:
-        notes.append(f"{run.offload:.2f} s of moving tensors to and from the host are part of the stages")
+        notes.append(f"the stages include {run.offload:.2f} s of moving tensors to and from the host")
     if run.planned_steps is not None:
-        notes.append(f"it has not made all of its {run.planned_steps} steps")
+        notes.append(f"it has not finished its {run.planned_steps} steps")
     if run.emulated:
-        notes.append("on emulated dies: its seconds and tokens a second say nothing about an NPU, and it has no MFU")
+        notes.append("on emulated dies: seconds and tokens a second do not apply to an NPU, and there is no MFU")
     steps = f"step {run.steps[0]}" if len(run.steps) == 1 else f"steps {run.steps[0]}-{run.steps[-1]}"
     cards = run.dies / DIES_OF_A_CARD
     return Column(run.name, steps, statistics, rates(statistics, cards), mfu, run.dies, tuple(notes))
@@ -98,8 +98,8 @@ def render(columns: Sequence[Column], peak: float, source: str) -> str:
         row("dies", lambda column: column.dies, 0),
         "",
         f"MFU takes {peak:g} TFLOPS a die for dense BF16 ({source}).",
-        "What is recomputed does not count as work. Offload etc. is the part of the total that no other line holds.",
-        "The total and system include saving and validation; training only leaves them out.",
+        "Recomputation does not count as work. Offload etc. is the rest of the total.",
+        "The total and system include saving and validation; training only excludes them.",
     ]
     for column in columns:
         lines += ["", f"{column.name}:"]

@@ -79,7 +79,7 @@ def read_configuration(folder: Path) -> Mapping[str, Any]:
         ReportError: it is no run, or its configuration cannot be read; the message is one sentence.
     """
     if not folder.is_dir():
-        raise ReportError(f"{folder} is not a folder: give the folder of a run, which holds {METRICS}.")
+        raise ReportError(f"{folder} is not a folder. Pass the folder of a run, which contains {METRICS}.")
     file = folder / CONFIGURATION
     try:
         config = read_yaml(file)
@@ -88,13 +88,13 @@ def read_configuration(folder: Path) -> Mapping[str, Any]:
             raise ReportError(f"{folder} is not the folder of a run: it has no {CONFIGURATION}.") from error
         raise ReportError(f"{file} cannot be read: {error}.") from error
     if not isinstance(config, Mapping):
-        raise ReportError(f"{file} is not the configuration of a run: it holds no keys.")
+        raise ReportError(f"{file} is not the configuration of a run: it has no keys.")
     return config
 
 
 def _chosen(records: Sequence[StepRecord], step: int | None, folder: Path) -> Sequence[StepRecord]:
     if not records:
-        raise ReportError(f"{folder} has no step that ended: there is nothing to summarise yet.")
+        raise ReportError(f"{folder} has no finished step: there is nothing to summarise yet.")
     if step is None:
         return records[1:] or records
     chosen = [record for record in records if record.step == step]
@@ -109,7 +109,7 @@ def _statistics(records: Sequence[StepRecord], sequences: int, folder: Path) -> 
         found = [record.metrics.get(name) for record in records]
         values = [value for value in found if isinstance(value, int | float) and value >= 0]
         if len(values) < len(found):
-            raise ReportError(f"{folder / METRICS}: not every step has {name}, so no table can be made.")
+            raise ReportError(f"{folder / METRICS}: {name} is missing in some steps, so no table can be made.")
         means[name] = fmean(values)
     seconds = {name: _mean(record.stage_seconds().get(name) for record in records) for name in COLUMNS[:-1]}
     # Offload is not a summand: tensors move at the beginning of a stage, within its seconds.
@@ -136,7 +136,7 @@ def at(config: Mapping[str, Any], key: str) -> Any:
 def _number(config: Mapping[str, Any], key: str, folder: Path) -> int:
     value = at(config, key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ReportError(f"{folder / CONFIGURATION}: {key} is {value!r} and must be a number of 1 or more.")
+        raise ReportError(f"{folder / CONFIGURATION}: {key}={value!r} is invalid. Set it to a number, at least 1.")
     return value
 
 

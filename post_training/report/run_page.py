@@ -74,7 +74,7 @@ REWARD_CURVES = Curves("Reward", "Mean over the responses of a step.", {REWARD: 
 CURVES = (
     Curves(
         "Response lengths",
-        "Tokens of a response; a flat line at the limit means that most are cut.",
+        "Tokens of a response; a flat line at the limit means that most are truncated.",
         {
             "response_length/mean": "mean",
             "response_length/max": "longest",
@@ -85,7 +85,7 @@ CURVES = (
     ),
     Curves(
         "Truncated responses",
-        "Share of responses that were cut at their greatest length.",
+        "Share of responses that were truncated at the maximum length.",
         {"response_length/clip_ratio": "share"},
         zero=True,
     ),
@@ -96,20 +96,20 @@ CURVES = (
     ),
     Curves(
         "Entropy",
-        "Of the next token, mean over the responses. It is measured with old_log_prob, which on-policy runs leave out.",
+        "Of the next token, mean over the responses. It is measured with old_log_prob, which on-policy runs skip.",
         {"actor/entropy_loss": "entropy", "actor/entropy": "entropy of the update"},
     ),
     Curves(
         "Rollout and training log-probs",
         "|difference| for the same tokens. In float32 the largest stays below 1e-3; in bfloat16 a near tie between "
-        "experts may be decided either way.",
+        "experts can go either way.",
         {"training/rollout_logprob_diff_max": "largest", "training/rollout_logprob_diff_mean": "mean"},
         logarithmic=True,
     ),
     Curves(
         "Experts of rollout and training",
-        "Share of the compared tokens x layers that the two send to different sets of experts. In float32 none, but at "
-        "or behind tied scores; in bfloat16 those whose scores are nearly tied.",
+        "Share of the compared tokens x layers that the two send to different sets of experts. In float32 none, "
+        "except near tied scores; in bfloat16 those with nearly tied scores.",
         {"rollout/expert_sets_differ": "different", "rollout/expert_ties_differ": "behind a tie"},
         zero=True,
     ),
@@ -118,20 +118,20 @@ CURVES = (
     Curves("Learning rate", "Of the update.", {"actor/lr": "rate"}, zero=True),
     Curves(
         "Tokens a second",
-        "Prompts and responses of a step, for each die; steps that save or validate are slower.",
+        "Prompts and responses of a step, per die; steps that save or validate are slower.",
         {"perf/throughput": "tokens"},
         zero=True,
     ),
     Curves(
         "Memory by phase",
-        "Highest use of the fullest die.",
+        "Peak of the fullest die.",
         {PEAK_BYTES_PREFIX + phase: phase for phase in PHASES},
         charts.size,
         zero=True,
     ),
     Curves(
         "Bytes of the overlay's collectives",
-        "A step, of the rank that sent most.",
+        "Per step, of the rank that sent most.",
         {f"{COLLECTIVES_PREFIX}*/bytes": ""},
         charts.size,
         zero=True,
@@ -182,7 +182,7 @@ def render_page(folder: Path, live: bool = False) -> str:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ReportError(f"{folder} holds a file that is not as a run writes it ({reason}).") from error
+        raise ReportError(f"{folder} has a file that a run does not write in this form ({reason}).") from error
 
 
 def _render(folder: Path, live: bool) -> str:
@@ -311,7 +311,7 @@ def _stages(records: Sequence[StepRecord]) -> Panel:
     totals = [record.metrics[STEP_SECONDS] or 0.0 for record in timed]
     parts.append(("other", [max(0.0, total - part) for total, part in zip(totals, used, strict=True)]))
     shown = [(name, values) for name, values in parts if any(values)]
-    note = "Seconds of a step by stage. The time in which tensors move to and from the host is part of the stages."
+    note = "Seconds of a step by stage. The stages include the time to move tensors to and from the host."
     return Panel(
         "Seconds by stage", note, charts.stacked([record.step for record in timed], shown, colours=STAGE_COLOURS)
     )
@@ -345,7 +345,7 @@ def _memory(folder: Path) -> dict[str, Any]:
             or not isinstance(peaks, dict)
             or not all(map(_is_size, peaks.values()))
         ):
-            raise ReportError(f"{file} does not hold a rank and its peak_bytes: correct or remove it.")
+            raise ReportError(f"{file} needs a rank and its peak_bytes. Correct or remove it.")
     dies.sort(key=lambda die: die["rank"])
     phases = [phase for phase in PHASES if any(phase in die["peak_bytes"] for die in dies)]
     rows = [(die["rank"], [die["peak_bytes"].get(phase) for phase in phases]) for die in dies]

@@ -75,5 +75,5 @@ def read_samples(folder: Path) -> list[StepSamples]:
             samples = tuple(Sample(**sample) for sample in content["samples"])
             found[content["step"]] = StepSamples(int(content["step"]), samples)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ReportError(f"{file} does not hold samples of a step: {error!r}.") from error
+            raise ReportError(f"{file} does not contain samples of a step: {error!r}.") from error
     return [found[step] for step in sorted(found)]

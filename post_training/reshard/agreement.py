@@ -59,7 +59,7 @@ def agree_on_types(sides: Sequence[OwnSide], group: dist.ProcessGroup) -> list[T
     for kinds, common in zip(own, agreed, strict=True):
         for name, kind in kinds.items():
             if common[name] != kind:
-                problem = f"{name}: rank {rank} holds {kind}, a lower rank {common[name]}"
+                problem = f"{name}: rank {rank} has {kind}, but a lower rank {common[name]}"
     _raise_first(_gather(problem, group))
     return agreed
 

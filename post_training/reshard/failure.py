@@ -100,7 +100,7 @@ def agree_on_success(
     if not failed and (not steps or steps[0] == -steps[1]):
         return
     if stamp is not None and stamp != steps[0] and not attempt.failure:
-        attempt.failure = f"with the weights of step {stamp}, where another rank is at step {steps[0]}"
+        attempt.failure = f"with the weights of step {stamp}, but another rank is at step {steps[0]}"
     failures: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(failures, attempt.failure, group=group)
     texts = [f"rank {rank} failed {text}" for rank, text in enumerate(failures) if text]

@@ -34,6 +34,6 @@ class WeightsGeneration:
         """
         if self._begun != self._committed:
             raise WeightsNotWholeError(
-                f"the rollout weights are not whole: set {self._begun} is not complete (the last complete one was "
-                f"{self._committed}); generate only after a reshard has succeeded"
+                f"the rollout weights are incomplete: set {self._begun} did not finish (the last complete one was "
+                f"{self._committed}). Generate only after a reshard has succeeded"
             )

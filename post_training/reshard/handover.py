@@ -351,7 +351,7 @@ class Importer:
         """
         wanted = self._expected[self._arrived] if self._arrived < len(self._expected) else "nothing"
         if name != wanted:
-            raise HandoverError(f"bucket {name} came in update {self._version}, where {wanted} was to come")
+            raise HandoverError(f"bucket {name} came in update {self._version}, but {wanted} was expected")
         self._arrived += 1
         kind, _, number = name.partition("/")
         if kind == VERIFY:
@@ -360,7 +360,7 @@ class Importer:
         elif kind != WHOLE:
             direction = self._manifest.buckets[name]
             if direction.size != content.numel():
-                raise HandoverError(f"bucket {name} has {content.numel()} bytes and was to have {direction.size}")
+                raise HandoverError(f"bucket {name} has {content.numel()} bytes, but {direction.size} were expected")
             scatter(self._side, direction, content)
 
     def finish(self) -> None:

@@ -152,7 +152,9 @@ def _region(shard: Shard, numbers: dict[str, int]) -> tuple[int, int, int, int, 
     if shard.hf_name == PADDING:
         return -1, 0, 0, 0, 0
     if len(shard.bounds) > 2:
-        raise LayoutError(f"{shard.hf_name}: only vectors and matrices are planned, not {len(shard.bounds)} dimensions")
+        raise LayoutError(
+            f"{shard.hf_name}: only vectors and matrices are supported, not {len(shard.bounds)} dimensions"
+        )
     (row_start, row_stop), (start, stop) = shard.bounds if len(shard.bounds) == 2 else (*shard.bounds, (0, 1))
     return numbers.setdefault(shard.hf_name, len(numbers)), row_start, row_stop, start, stop
 
@@ -231,7 +233,7 @@ def check_complete(overlaps: Overlaps, names: tuple[str, ...]) -> None:
     if len(wrong):
         region = wrong[0]
         raise LayoutError(
-            f"{names[needs.name[region]]}: no training rank holds all of the region {needs.bounds[region].tolist()} "
+            f"{names[needs.name[region]]}: no training rank owns all of the region {needs.bounds[region].tolist()} "
             f"that rollout rank {needs.rank[needs.first[region]]} needs"
         )
 

@@ -98,7 +98,7 @@ def make_plan(
         LayoutError: training shards overlap without being equal, or a rollout shard has no complete source.
     """
     if len(train) != len(rollout):
-        raise LayoutError(f"{len(train)} training ranks cannot be joined with {len(rollout)} rollout ranks")
+        raise LayoutError(f"{len(train)} training ranks do not match {len(rollout)} rollout ranks")
     numbers: dict[str, int] = {}
     owners, needs = holders(train, numbers), holders(rollout, numbers)
     names = tuple(numbers)

@@ -133,7 +133,7 @@ class Resharder:
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         if bucket_bytes <= 0:
-            raise ValueError(f"reshard bucket_bytes must be positive, not {bucket_bytes}")
+            raise ValueError(f"reshard bucket_bytes={bucket_bytes} is invalid. Set it to a positive number")
         self._train_tensors, self._rollout_tensors = train_tensors, rollout_tensors
         self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
         self._group, self._castable, self._progress = group, castable, progress
@@ -254,7 +254,7 @@ class Resharder:
         held, needed = agree_on_types([OwnSide.of(*side, rank) for side in sides], self._group)
         for name, kind in needed.items():
             if held.get(name, kind) != kind and not name.endswith(self._castable):
-                raise LayoutError(f"{name}: training holds {held[name]}, rollout {kind}, and no cast is declared")
+                raise LayoutError(f"{name}: training has {held[name]}, but the rollout {kind}, and no cast is declared")
         return held, needed
 
 

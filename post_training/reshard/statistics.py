@@ -181,7 +181,7 @@ def per_tensor_statistics(
     out by moe_tp_extend_ep, for which the algorithm was published.
     """
     if not train.moe_tp_extend_ep:
-        raise ValueError("the published algorithm is described for moe_tp_extend_ep only")
+        raise ValueError("the published algorithm is described only for moe_tp_extend_ep")
     dense = {name: _size(dims, itemsize) for name, dims in table.shapes.items() if EXPERT_MARK not in name}
     routed = {name: _size(dims, itemsize) for name, dims in table.shapes.items() if EXPERT_MARK in name}
     expert_layers = {_layer(name) for name in routed}

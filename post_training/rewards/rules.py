@@ -182,12 +182,12 @@ def score(response: str, truth: str, verifier: Verifier, rule: str = "boxed") ->
         RuntimeError: the process for algebra cannot be started, so no answer could be judged.
     """
     if rule not in RULES:
-        raise ValueError(f"The reward rule {rule!r} does not exist; choose one of: {', '.join(RULES)}.")
+        raise ValueError(f"The reward rule {rule!r} does not exist. Choose one of: {', '.join(RULES)}.")
     try:
         return RULES[rule](response, truth, verifier) if is_answer(truth) else 0.0
     except WorkerError:
         raise
     except Exception as error:
         counts.add(counts.RULE_ERRORS)
-        _LOG.warning("rule %s raised %s on an answer to %r: it counts as wrong", rule, type(error).__name__, truth[:80])
+        _LOG.warning("rule %s raised %s on an answer to %r: counted as wrong", rule, type(error).__name__, truth[:80])
         return 0.0

@@ -48,12 +48,12 @@ class Limits:
         for name in ("time_limit_s", "budget_s"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value} is invalid: it is no time. Set it to a number of seconds above 0.")
+                raise ValueError(f"{name}={value} is invalid. Set it to a number of seconds above 0.")
         cores = len(os.sched_getaffinity(0))
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or not 0 <= self.workers <= cores:
             raise ValueError(
-                f"workers={self.workers} is invalid: this machine gives the process {cores} cores. "
-                f"Set it to a whole number from 1 to {cores}, or to 0 for the default."
+                f"workers={self.workers} is invalid: the process has {cores} cores on this machine. Set it to a whole "
+                f"number from 1 to {cores}, or to 0 for the default."
             )
 
 
@@ -118,11 +118,11 @@ class Verifier:
             return self._process.equal(truth, answer, limit)
         except ComparisonTimeout:
             counts.add(counts.TIMED_OUT)
-            _LOG.warning("no result for %r within %g s: it counts as wrong", _shown(answer), limit)
+            _LOG.warning("no result for %r within %g s: counted as wrong", _shown(answer), limit)
             return False
         except ComparisonLost:
             counts.add(counts.LOST)
-            _LOG.warning("comparing %r ended its process: it counts as wrong", _shown(answer))
+            _LOG.warning("comparing %r ended its process: counted as wrong", _shown(answer))
             return False
         finally:
             if asked is not None:

@@ -56,7 +56,7 @@ def write_best(study: optuna.Study, unit: str, folder: Path) -> FrozenTrial | No
 
     best = best_of(study)
     if best is not None:
-        head = f"# Trial {best.number}: {best.value:g} {unit}. Overrides for a launcher, behind --.\n"
+        head = f"# Trial {best.number}: {best.value:g} {unit}. Overrides for a launcher, after --.\n"
         write_text_durably(folder / BEST, head + yaml.safe_dump(best.user_attrs[SETTINGS], width=math.inf))
     return best
 

@@ -76,7 +76,9 @@ def opened(folder: Path, objective: Objective, trials: int, seed: int, asked: Ma
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise SpaceError(f"--output {folder} is being searched by another process; choose another.") from error
+            raise SpaceError(
+                f"--output={folder} is invalid: another process searches there. Choose another folder."
+            ) from error
         storage = URL.create("sqlite", database=str(folder / DATABASE)).render_as_string()
         study = optuna.create_study(
             storage=storage,
@@ -91,8 +93,8 @@ def opened(folder: Path, objective: Objective, trials: int, seed: int, asked: Ma
         before = study.user_attrs.get(_ASKED, dict(asked))
         if different := [name for name in asked if before.get(name) != asked[name]]:
             raise SpaceError(
-                f"--output {folder} holds a search with another {different[0]} ({before.get(different[0])}); "
-                "choose another folder."
+                f"--output={folder} is invalid: it contains a search with another {different[0]} "
+                f"({before.get(different[0])}). Choose another folder."
             )
         study.set_user_attr(_ASKED, dict(asked))
         yield study

@@ -141,9 +141,9 @@ def read_space(path: Path) -> Space:
     except FileError as error:
         raise SpaceError(f"--space {error}.") from error
     except (ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise SpaceError(f"--space {path} is no YAML: {' '.join(str(error).split())}.") from error
+        raise SpaceError(f"--space {path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping) or not content:
-        raise SpaceError(f"--space {path} must hold settings by key, each with a list or {{low, high}}.")
+        raise SpaceError(f"--space {path} must contain settings by key, each with a list or {{low, high}}.")
     try:
         return tuple(_parameter(str(name), entry) for name, entry in content.items())
     except SpaceError as error:
@@ -154,27 +154,27 @@ def _parameter(name: str, entry: Any) -> Choice | Range:
     if isinstance(entry, Mapping):
         return _range(name, entry)
     if not isinstance(entry, list) or not entry:
-        raise SpaceError(f"{name} is {entry!r}; give a list of values, or {{low, high}} of a range.")
+        raise SpaceError(f"{name}={entry!r} is invalid. Set it to a list of values, or {{low, high}} of a range.")
     options = tuple(each if isinstance(each, Mapping) else {name: each} for each in entry)
     if len({frozenset(option) for option in options}) > 1:
         raise SpaceError(f"{name} has options with different keys; each must set the same ones.")
     if len({tuple(overrides(option)) for option in options}) < len(options):
-        raise SpaceError(f"{name} has an option twice; take one of them away.")
+        raise SpaceError(f"{name} has an option twice. Remove one of them.")
     return Choice(name, options)
 
 
 def _range(name: str, entry: Mapping[str, Any]) -> Range:
     if unknown := [key for key in entry if key not in _RANGE]:
-        raise SpaceError(f"{name} has {unknown[0]}; a range takes {', '.join(_RANGE)}.")
+        raise SpaceError(f"{name} has {unknown[0]}, but a range takes {', '.join(_RANGE)}.")
     low, high, step, log = (entry.get(key) for key in _RANGE)
     for value in (low, high, 1 if step is None else step):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SpaceError(f"{name} is {dict(entry)}; low and high must be numbers, and step if there is one.")
+            raise SpaceError(f"{name}={dict(entry)} is invalid. Set low, high and step, if there is one, to numbers.")
     assert low is not None and high is not None
     if not low < high or (step is not None and not 0 < step <= high - low):
-        raise SpaceError(f"{name} goes from {low} to {high} by {step}; give a low below high, and a step that fits.")
+        raise SpaceError(f"{name} goes from {low} to {high} by {step}. Set a low below high, and a step that fits.")
     if log and (step is not None or low <= 0):
-        raise SpaceError(f"{name} has log, which takes a low above 0 and no step.")
+        raise SpaceError(f"{name} has log, which needs a low above 0 and no step.")
     return Range(name, low, high, step, bool(log))
 
 

@@ -56,7 +56,7 @@ def start_template(modules: Sequence[str], early: Sequence[str] = ()) -> Templat
     """
     if NPU_DRIVER.exists():
         raise PreforkError(
-            f"workers are forked on machines without an NPU only, and {NPU_DRIVER} exists here; start the training "
+            f"workers are only forked on machines without an NPU, but {NPU_DRIVER} exists here. Start the training "
             "with python -m verl_patches.trainer.main_ppo"
         )
     folder = Path(tempfile.mkdtemp(prefix="prefork-"))

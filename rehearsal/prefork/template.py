@@ -71,7 +71,7 @@ def _take_over(numbers: Sequence[int], descriptors: Sequence[int]) -> None:
         os.close(descriptor)
     for number, descriptor in zip(numbers, moved, strict=True):
         if number > _STANDARD_ERROR and os.path.exists(f"/proc/self/fd/{number}"):
-            raise OSError(f"descriptor {number} of a worker is that of {os.readlink(f'/proc/self/fd/{number}')}")
+            raise OSError(f"descriptor {number} of a worker belongs to {os.readlink(f'/proc/self/fd/{number}')}")
         os.dup2(descriptor, number)
         os.close(descriptor)
 

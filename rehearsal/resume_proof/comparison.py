@@ -65,7 +65,7 @@ def compare_metrics(
     for step in sorted(expected.keys() | found.keys()):
         ours, theirs = found.get(step), expected.get(step)
         if ours is None or theirs is None:
-            differing.append(f"step {step} is in one run only")
+            differing.append(f"step {step} is only in one run")
             continue
         names = [name for name in sorted(ours.keys() | theirs.keys()) if not name.startswith(MEASURED)]
         count += len(names)

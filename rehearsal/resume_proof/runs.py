@@ -74,7 +74,7 @@ class Shrunk:
         def watched() -> None:
             while_running()
             if time.monotonic() > until:
-                raise ProofError(f"a run did not end within {self.limit_s:.0f} s", folder / "run.log")
+                raise ProofError(f"a run did not finish within {self.limit_s:.0f} s", folder / "run.log")
 
         with private_folder("proof", on_removal=remove_emulated_dies) as private:
             environment = self._environment(private)
@@ -135,7 +135,7 @@ def train_killed(shrunk: Shrunk, place: str, point: Point, signals: SignalFlag) 
     step, _ = newest_step(folder / "checkpoints")
     status = shrunk.train(place, lambda: None, True, signals)
     if status != 0:
-        raise ProofError(f"the run that went on ended with {status}", folder / "run.log")
+        raise ProofError(f"the resumed run ended with {status}", folder / "run.log")
     return step or 0
 
 

@@ -69,7 +69,7 @@ def reach(place: str, step: int, number: int = 1) -> None:
     unfinished.write_text(json.dumps({"pid": os.getpid()}))
     unfinished.rename(Path(folder) / REACHED_NAME)
     time.sleep(_HELD_S)
-    sys.exit(f"nobody killed the process that was to be killed at {here}")
+    sys.exit(f"the process to kill at {here} was not killed")
 
 
 def install() -> None:

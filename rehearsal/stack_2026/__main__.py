@@ -37,7 +37,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--steps", type=int, default=Options.steps, help=f"training steps {default}")
     parser.add_argument("--seed", type=int, default=Options.seed, help=f"seed of the run {default}")
     parser.add_argument("--dies", type=int, default=Options.dies, help=f"emulated dies {default}")
-    apart = "of these, dies that only generate while the others train; needs --weights alltoallv (default: 0, none)"
+    apart = "dies that only generate while the others train; needs --weights alltoallv (default: 0, none)"
     parser.add_argument("--rollout-dies", type=int, default=Options.rollout_dies, metavar="N", help=apart)
     memory = f"memory of each die in MiB {default}"
     parser.add_argument(
@@ -61,7 +61,9 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
         _take_job(parser, values)
     _check_images(parser, values)
     if (apart := values["rollout_dies"]) and not 0 < apart < values["dies"]:
-        parser.error(f"--rollout-dies={apart} is invalid: of --dies {values['dies']} one has to train. Set it lower")
+        parser.error(
+            f"--rollout-dies={apart} is invalid: at least one of --dies {values['dies']} has to train. Set it lower"
+        )
     if apart and values["weights"] != "alltoallv":
         parser.error(f"--weights={values['weights']} is invalid: it does not reach other dies. Set it to alltoallv")
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
@@ -78,7 +80,7 @@ def _check_images(parser: CommandParser, values: dict[str, Any]) -> None:
     for name in ("data", "tool"):
         if values[name] is not None:
             own = "its task is drawn" if name == "data" else "the model that calls a tool reads text"
-            parser.error(f"--{name}={values[name]} is invalid: {images}, and {own}. Take it away")
+            parser.error(f"--{name}={values[name]} is invalid: {images}, and {own}. Remove it")
 
 
 def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
@@ -87,7 +89,7 @@ def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
     for name in ("model", "backend", "weights", "tool", "rollout_dies"):
         if values[name] != parser.get_default(name):
             option = name.replace("_", "-")
-            parser.error(f"--{option}={values[name]} is invalid: --job has its own. Take one of the two away")
+            parser.error(f"--{option}={values[name]} is invalid: --job has its own. Remove one of them")
     values |= {"model": job.model, "backend": job.backend, "precision": "bfloat16"}
     for override in values["overrides"]:
         key, _, number = override.partition("=")

@@ -25,5 +25,5 @@ class HeldSave(CompleteCheckpoint):
         if global_step == STEPS:
             (Path(checkpoint_dir).parent / REACHED_NAME).write_text(f"{os.getpid()}\n")
             time.sleep(_HELD_S)
-            sys.exit(f"nobody killed the process that was to be killed in the save of step {STEPS}")
+            sys.exit(f"the process to kill in the save of step {STEPS} was not killed")
         super().on_save(trainer, global_step, checkpoint_dir, async_save, **context)

@@ -91,7 +91,7 @@ class Proof:
         def watch() -> None:
             while_running()
             if time.monotonic() > until:
-                raise self._error(name, f"the {name} run did not end within {_LIMIT_S:.0f} s")
+                raise self._error(name, f"the {name} run did not finish within {_LIMIT_S:.0f} s")
 
         return run_to_the_end(command, {}, ROOT, self._file(name), signals, check=watch)
 
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = f"killed in the save of step {STEPS}, resumed after step {STEPS - 1}"
     print(f"{steps}: {found.metrics} metrics of {found.steps} steps, {len(found.differing)} differences")
     for each in found.differing:
-        print(f"error: {each} is not that of the unbroken run", file=sys.stderr)
+        print(f"error: {each} differs from the unbroken run", file=sys.stderr)
     return int(bool(found.differing))
 
 

@@ -100,7 +100,7 @@ class Rehearsal:
 
     def _make_checkpoint(self, plan: Plan) -> None:
         if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
-            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; it is made again")
+            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; making it again")
             shutil.rmtree(plan.checkpoint)
         if not plan.checkpoint.exists():
             name = family_of(TINY_MODELS[plan.options.model]).name
@@ -125,7 +125,7 @@ class Rehearsal:
         plan.upstream_metrics.unlink(missing_ok=True)
         take_back_steps(str(plan.output), step)
         where = f"after step {step}" if step else f"at step 1, because {plan.checkpoints} has no complete checkpoint"
-        self.console.print(f"Going on {escaped(where)}", markup=False)
+        self.console.print(f"Continuing {escaped(where)}", markup=False)
         kept = tuple(word for word in plan.options.overrides if _key(word) not in _RESUMING)
         return replace(plan, resumed=folder, options=replace(plan.options, overrides=kept))
 
@@ -265,9 +265,9 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision
         difference = record.metrics.get(LOG_PROB_DIFFERENCE)
         if precision == "float32" and difference is not None and difference > FLOAT32_GATE:
             return (
-                f"Rollout and training compute differently at step {record.step}: the mean log-probs of an answer are "
-                f"{difference:.2e} apart on average, more than {FLOAT32_GATE:g}. Look in the log for weights that did "
-                "not arrive, or for operators that compute in another type."
+                f"Rollout and training compute differently at step {record.step}: the mean log-probs of an answer "
+                f"differ by {difference:.2e} on average, more than {FLOAT32_GATE:g}. Check the log for weights that "
+                "did not arrive, or for operators that compute in another type."
             )
     return None
 

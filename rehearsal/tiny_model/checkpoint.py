@@ -97,7 +97,7 @@ def make_checkpoint(
     if reused:
         return reused
     if output.exists() and not (output / MARKER).exists():
-        raise FileExistsError(f"{output} exists and holds no {MARKER}: choose another folder or remove it")
+        raise FileExistsError(f"{output} exists but has no {MARKER}. Choose another folder or remove it")
     processor = _processor_of(request)
     tokenizer = getattr(processor, "tokenizer", processor)
     model = _initial_model(request, tokenizer)

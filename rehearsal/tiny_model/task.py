@@ -53,7 +53,7 @@ class Exercise:
         """
         match = _PROBLEM.fullmatch(problem)
         if match is None:
-            raise ValueError(f'"{problem}" is no exercise with two digits, such as 7*8')
+            raise ValueError(f'"{problem}" is not an exercise with two digits, such as 7*8')
         return cls(int(match["left"]), match["sign"], int(match["right"]))
 
     def record(self) -> dict[str, str]:
@@ -85,7 +85,7 @@ def split_exercises(seed: int, test_count: int = 24) -> tuple[list[Exercise], li
     exercises = all_exercises()
     unequal = [exercise for exercise in exercises if exercise.sign != "-" and exercise.left < exercise.right]
     if not 0 < test_count <= len(unequal):
-        raise ValueError(f"{test_count} test exercises asked for; from 1 to {len(unequal)} are possible")
+        raise ValueError(f"{test_count} test exercises requested, but only 1 to {len(unequal)} are possible")
     test = [generator.choice((exercise, exercise.mirrored)) for exercise in generator.sample(unequal, test_count)]
     training = [exercise for exercise in exercises if exercise not in set(test)]
     generator.shuffle(training)

@@ -12,7 +12,7 @@ from scripts.health_checks.finding import Finding, ask
 from scripts.health_checks.npus import find_tool, read_chips
 
 # CANN's kernels are built for one family: an image for the other one finds none.
-_OTHER_IMAGE = "use the image that was built for it (--build-arg CHIP, docs/first-hour.md)"
+_OTHER_IMAGE = "use the image built for it (--build-arg CHIP, docs/first-hour.md)"
 
 
 def check_chips(settings: Mapping[str, str], root: Path = Path("/")) -> Iterator[Finding]:
@@ -39,7 +39,7 @@ def _family(names: list[str], count: int, wanted: str | None) -> Finding:
     families = {family_of(name) for name in names}
     detail = f"{count} x {' and '.join(names)}"
     if len(families) > 1:
-        return Finding("chip", detail, "give a job the dies of one kind with ASCEND_RT_VISIBLE_DEVICES")
+        return Finding("chip", detail, "select the dies of one kind with ASCEND_RT_VISIBLE_DEVICES")
     (family,) = families
     if family is None:
         return Finding("chip", f"{detail}, neither {' nor '.join(FAMILIES)} by its name", known=False)

@@ -65,7 +65,7 @@ def finite_check() -> Result:
             values[place] = bad
             if bool(all_finite(values)):
                 return BAD, f"{size} elements of {dtype} with {bad} at {place} count as finite"
-    return OK, "inf and NaN are found wherever they are"
+    return OK, "all inf and NaN are found"
 
 
 def _spoilt_places() -> Iterator[tuple[torch.dtype, int, int]]:
@@ -84,7 +84,7 @@ def large_tensors(elements: int | None) -> Result:
     count = elements or LARGE_ELEMENTS
     free, _ = torch.npu.mem_get_info()
     if free < 3 * count:
-        return LEFT_OUT, f"{3 * count / 1e9:.1f} GB are needed and {free / 1e9:.1f} GB free"
+        return LEFT_OUT, f"{3 * count / 1e9:.1f} GB are needed, but {free / 1e9:.1f} GB are free"
     # Positions where a counter of 31 or of 32 bits ends, and the end.
     marks = sorted({0, count // 2, min(2**31 - 1, count - 2), min(2**31, count - 2), count - 1})
     # Neither holds 0 or 1 before, so that elements left out by a call are noticed.
@@ -97,14 +97,14 @@ def large_tensors(elements: int | None) -> Result:
             tensor.zero_()
         found = [int(tensor[mark]) for mark in marks]
         if found != [wanted] * len(marks):
-            return BAD, f"after {name} of {count} elements those at {marks} are {found}, and must be {wanted}"
-    said = f"fills and copies of {count} elements are whole"
+            return BAD, f"after {name} of {count} elements those at {marks} are {found}, but must be {wanted}"
+    said = f"fills and copies of {count} elements are complete"
     # An integer sum may need a copy in 64 bits.
     if torch.npu.mem_get_info()[0] < 10 * count:
-        return OK, f"{said}; sums need {10 * count / 1e9:.1f} GB more and are left out"
+        return OK, f"{said}; sums need {10 * count / 1e9:.1f} GB more and are skipped"
     total = int(copied.sum(dtype=torch.int64))
     if total != len(marks):
-        return BAD, f"the sum of {count} elements, {len(marks)} of which are 1, is {total}"
+        return BAD, f"the sum of {count} elements, of which {len(marks)} are 1, is {total}"
     return OK, f"{said}, and so are sums"
 
 
@@ -132,7 +132,7 @@ def event_order() -> Result:
         if wrong:
             return (
                 BAD,
-                f"{wrong} of {read.numel()} elements were read before the event that announces them, turn {turn}",
+                f"{wrong} of {read.numel()} elements were read before their event, turn {turn}",
             )
     return OK, "a stream that waits for an event reads what was written before it"
 
@@ -140,7 +140,7 @@ def event_order() -> Result:
 def empty_all_to_all(rank: int, store: Path) -> Result:
     """Check all-to-alls in which ranks send nothing to some ranks, to all of them, or no rank sends anything."""
     if torch.npu.device_count() < RANKS:
-        return LEFT_OUT, f"it needs {RANKS} dies, and there is {torch.npu.device_count()}"
+        return LEFT_OUT, f"it needs {RANKS} dies, but there is {torch.npu.device_count()}"
     problem = ""
     dist.init_process_group("hccl", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     for sent in _SENT:
@@ -150,9 +150,9 @@ def empty_all_to_all(rank: int, store: Path) -> Result:
         received = [sent[origin][rank] for origin in range(RANKS)]
         dist.all_to_all_single(incoming, torch.cat(parts).npu(), received, sent[rank])
         if not torch.equal(incoming.cpu(), wanted):  # the other rank goes on, and waits for this one
-            problem = problem or f"rank {rank} received {incoming.tolist()} and must have {wanted.tolist()}"
+            problem = problem or f"rank {rank} received {incoming.tolist()}, but must have {wanted.tolist()}"
     _wait_for_all(rank, store)
-    return (BAD, problem) if problem else (OK, f"between {RANKS} dies, with parts that are empty")
+    return (BAD, problem) if problem else (OK, f"between {RANKS} dies, with empty parts")
 
 
 def _wait_for_all(rank: int, store: Path) -> None:
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks of a rank and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--store", type=Path, required=True, help="a file by which the ranks find each other")
+    parser.add_argument("--store", type=Path, required=True, help="file through which the ranks find each other")
     parser.add_argument("--large-elements", type=int, help="elements of the large tensors")
     given = parser.parse_args(arguments)
     checks: dict[str, Callable[[], Result]] = {EXCHANGE: lambda: empty_all_to_all(given.rank, given.store)}

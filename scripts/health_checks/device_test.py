@@ -28,16 +28,16 @@ dies, which are slower the busier this machine is."""
 _START, _EXCHANGE = "start", "empty all-to-all"
 _RANKS = 2
 _KILL_SECONDS = 5.0
-_REPORT = "install the driver and CANN of the pins, try another die, and give the finding to the vendor"
+_REPORT = "install the driver and CANN of the pins, try another die, and report the finding to the vendor"
 _REMEDIES = {
-    "NaN in maxima": f"alerts and clipping of upstream's would pass over NaN: {_REPORT}",
+    "NaN in maxima": f"upstream's alerts and clipping would miss NaN: {_REPORT}",
     "non-finite check": f"updates with bad gradients would not be skipped: {_REPORT}",
     "large tensors": f"gradient buffers of large models would be wrong: {_REPORT}",
     "event order": f"weights would be read while they are written: {_REPORT}",
-    _EXCHANGE: f"reshard and sample handles would mix their parts: {_REPORT}",
+    _EXCHANGE: f"reshard and sample references would mix their parts: {_REPORT}",
 }
-_OF_HANG = "look at dmesg and the plogs of the die, end what uses it, and reset it"
-_OF_END = "source CANN's set_env.sh, and mend what is BAD above; the same command alone prints more"
+_OF_HANG = "check dmesg and the plogs of the die, stop its processes, and reset it"
+_OF_END = "source CANN's set_env.sh, and fix what is BAD above; the command on its own prints more"
 
 
 @dataclass

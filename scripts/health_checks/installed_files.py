@@ -168,9 +168,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     more = f" and {len(checked.damages) - 1} more" if checked.damages[1:] else ""
     print(
-        f"error: {checked.damages[0]}{more} ({site}): installed packages are never edited, the overlay patches them "
-        f"at run time; remove {root} and start again, and if this comes back, empty the installer's cache (uv cache "
-        "clean).",
+        f"error: {checked.damages[0]}{more} ({site}): installed packages must not be edited, because the overlay "
+        f"patches them at run time. Remove {root} and start again; if it comes back, empty the installer's cache (uv "
+        "cache clean).",
         file=sys.stderr,
     )
     return 2

@@ -191,7 +191,7 @@ def network(settings: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("interface", f"{name} {held[name]}")
     else:
         there = ", ".join(sorted(held)) or "none"
-        yield Finding("interface", f"there is no {name} with an address", f"set SOCKET_IFNAME to one of {there}")
+        yield Finding("interface", f"no {name} with an address", f"set SOCKET_IFNAME to one of {there}")
     yield public_addresses(addresses, settings)
     if settings["MASTER_ADDR"] in [address for _, address in addresses]:
         with socket.socket() as probe:
@@ -208,7 +208,7 @@ def public_addresses(held: Sequence[tuple[str, str]], settings: Mapping[str, str
         return Finding("public addresses", "none")
     closed = settings["ALLOW_PUBLIC_ADDRESS"] == "yes" or settings["RAY_TLS_DIR"] != "none"
     detail = ", ".join(public)
-    remedy = "keep others from Ray's ports there, and set RAY_TLS_DIR or ALLOW_PUBLIC_ADDRESS=yes"
+    remedy = "block others from Ray's ports there, and set RAY_TLS_DIR or ALLOW_PUBLIC_ADDRESS=yes"
     return Finding("public addresses", detail, "" if closed else remedy)
 
 

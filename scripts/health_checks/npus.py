@@ -158,7 +158,7 @@ def check_npus(dies: int, root: Path = Path("/"), nodes: int = 2) -> list[Findin
             Finding("NPUs", "npu-smi does not answer", "install the NPU driver, or pass npu-smi into the container")
         ]
     chips = read_mapping(listed)
-    remedy = "" if len(chips) >= dies else f"{dies} are wanted: look at dmesg and the driver's log, reseat or reset"
+    remedy = "" if len(chips) >= dies else f"{dies} are needed: check dmesg and the driver's log, reseat or reset"
     states = read_health(ask(smi, "info") or "")
     findings = [Finding("NPUs", f"{len(chips)} of {dies}", remedy)]
     findings += [_health(chip, states, smi) for chip in chips]
@@ -172,7 +172,7 @@ def _health(chip: Chip, states: Mapping[tuple[int, int], str], smi: str) -> Find
         said = ask(smi, "info", "-t", "health", "-i", str(chip.npu), "-c", str(chip.chip)) or ""
         match = re.search(r"^\s*Health(?: Status)?\s*:\s*(\S+)", said, re.MULTILINE)
         state = match[1] if match else "no answer"
-    remedy = f"npu-smi info -t health -i {chip.npu} -c {chip.chip} says why; drain the node, reset or replace the card"
+    remedy = f"see npu-smi info -t health -i {chip.npu} -c {chip.chip}; drain the node, reset or replace the card"
     return Finding(str(chip), f"{chip.name}, {state}", "" if state == "OK" else remedy)
 
 
@@ -184,7 +184,7 @@ def link(chip: Chip, tool: str, needed: bool = True) -> Finding:
     if not state:
         return Finding(what, "hccn_tool does not answer", known=False)
     if state[1].upper() != "UP" and not needed:
-        return Finding(what, f"{state[1].lower()}, and a job on one node does not use it")
+        return Finding(what, f"{state[1].lower()}; a job on one node does not use it")
     if state[1].upper() != "UP":
         return Finding(what, state[1].lower(), "check cable and switch port")
     health = re.search(
@@ -193,5 +193,5 @@ def link(chip: Chip, tool: str, needed: bool = True) -> Finding:
     if not health or health[1] in NOT_LOOKED_AT:
         return Finding(what, "up")
     well = health[1] == "Success"
-    remedy = "" if well else "check addresses, gateway and switch: the address that it is to detect does not answer"
+    remedy = "" if well else "check addresses, gateway and switch: the address to detect does not answer"
     return Finding(what, f"up, {health[1]}", remedy)

@@ -51,9 +51,11 @@ def find_model(given: str) -> Model:
     folder = Path(path if named else given)
     name = name if named else absolute(folder).name
     if not name or not name.isprintable() or "/" in name:
-        raise InferenceError(f"--model {given}: {name!r} cannot be shown as a name; give NAME=DIR")
+        raise InferenceError(f"--model={given} is invalid: {name!r} cannot be shown as a name. Set it to NAME=DIR")
     if not folder.is_dir():
-        raise InferenceError(f"--model {folder} is no folder; give a model's folder, an export, or a checkpoint")
+        raise InferenceError(
+            f"--model={folder} is invalid: not a folder. Set it to a model's folder, an export, or a checkpoint"
+        )
     folder = newest_checkpoint(folder)
     if is_training_checkpoint(folder):
         return Model(name, folder, None)
@@ -61,8 +63,8 @@ def find_model(given: str) -> Model:
         if (inside / "config.json").is_file() and any(inside.glob("*.safetensors")):
             return Model(name, folder, inside)
     raise InferenceError(
-        f"--model {folder} holds neither config.json with .safetensors nor a checkpoint of a training; give "
-        "one of them, or a run's folder"
+        f"--model={folder} is invalid: neither config.json with .safetensors nor a checkpoint of a training. Set it to "
+        "one of them, or to a run's folder"
     )
 
 
@@ -76,7 +78,7 @@ def newest_checkpoint(folder: Path) -> Path:
         if saved_steps(root):
             step, incomplete = newest_step(root)
             if step is None:
-                raise InferenceError(f"--model {folder}: no checkpoint is complete: {incomplete[0]}")
+                raise InferenceError(f"--model={folder} is invalid: no checkpoint is complete: {incomplete[0]}")
             return step_folder(root, step)
     return folder
 
@@ -94,21 +96,21 @@ def check_machine(emulate: bool, dies: int) -> None:
     if emulate:
         if not emulated:
             raise InferenceError(
-                f"{sys.executable} has no emulated NPU; take .venv/bin/python, which scripts/rehearse.sh sets up"
+                f"{sys.executable} has no emulated NPU. Use .venv/bin/python, which scripts/rehearse.sh sets up"
             )
         return
     if emulated:
-        raise InferenceError(f"{sys.executable} holds the emulated NPU and no other; give --emulate")
+        raise InferenceError(f"{sys.executable} has only the emulated NPU. Add --emulate")
     count = "import torch, torch_npu; print(torch.npu.device_count())"
     environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
     asked = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True)
     said = asked.stdout.split()
     if asked.returncode or not said:
         raise InferenceError(
-            f"{sys.executable} cannot import torch_npu; start this in the image, after CANN's set_env.sh"
+            f"{sys.executable} cannot import torch_npu. Start this in the image, after CANN's set_env.sh"
         )
     if int(said[-1]) < dies:
-        raise InferenceError(f"torch_npu sees {said[-1]} NPUs here and --tensor-parallel is {dies}; give fewer")
+        raise InferenceError(f"torch_npu sees {said[-1]} NPUs, but --tensor-parallel is {dies}. Lower it")
 
 
 def exported(model: Model, folder: Path) -> Path:

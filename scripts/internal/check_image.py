@@ -37,7 +37,7 @@ def main() -> int:
         print("error: no patch was applied", file=sys.stderr)
     # Without vLLM-Ascend's metadata vLLM still starts, but fails when it needs a device.
     if current_platform.device_type != "npu":
-        print(f"error: vLLM takes this machine for {type(current_platform).__name__}", file=sys.stderr)
+        print(f"error: vLLM detected this machine as {type(current_platform).__name__}", file=sys.stderr)
     return 1 if ineffective or not report.applied or current_platform.device_type != "npu" else 0
 
 

@@ -6,7 +6,7 @@ set -euo pipefail
 main() {
     local repository=$1 commit=$2 folder=$3
     [[ $commit =~ ^[0-9a-f]{40}$ ]] || {
-        printf 'error: %s is no commit hash of 40 digits\n' "$commit" >&2
+        printf 'error: %s is not a commit hash of 40 digits\n' "$commit" >&2
         exit 2
     }
     git init --quiet "$folder"

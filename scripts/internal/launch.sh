@@ -91,14 +91,14 @@ main() {
                 overrides=("$@")
                 break
                 ;;
-            *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
+            *) fail "Unknown argument \"$1\": see --help. Training settings go after --." ;;
         esac
     done
     cluster=${cluster:-$project_root/scripts/env/a3_256_dies$(stack_suffix "$stack").env}
     if [[ $action == check || $action == emulate ]]; then
-        [[ $stack == 2026 ]] || fail "--$action is invalid: this job is checked, and rehearsed scaled down, by scripts/preflight.py. Take the option away."
+        [[ $stack == 2026 ]] || fail "--$action is invalid: scripts/preflight.py checks this job and rehearses it scaled down. Remove the option."
     elif [[ -n $steps$output ]]; then
-        fail "--steps and --output are invalid without --emulate: a job has trainer.total_training_steps after --, and OUTPUT_DIR of its cluster's file. Take them away."
+        fail "--steps and --output are invalid without --emulate: a job takes trainer.total_training_steps after --, and OUTPUT_DIR from its cluster's file. Remove them."
     fi
     inherited_drop "$project_root"
     case $action in

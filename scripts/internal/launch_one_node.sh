@@ -91,13 +91,13 @@ main() {
                 overrides=("$@")
                 break
                 ;;
-            *) fail "Unknown argument \"$1\": see --help; training settings go after --." ;;
+            *) fail "Unknown argument \"$1\": see --help. Training settings go after --." ;;
         esac
     done
     inherited_drop "$project_root"
     one_node_resume
     if $emulate; then
-        ! $check || fail "--check is invalid with --emulate: a rehearsal checks the job itself. Take one of the two away."
+        ! $check || fail "--check is invalid with --emulate: a rehearsal checks the job itself. Remove one of them."
         one_node_emulate "$project_root" "$configuration"
     else
         one_node_train "$project_root" "$configuration" "$dies" "$(stack_of "$project_root" "$configuration")"

@@ -27,12 +27,12 @@ def preprocess(published: Published, arguments: list[str] | None = None) -> int:
     escape_output()
     parser = argparse.ArgumentParser(description=f"Turns {published.name} into verl's parquet files.")
     parser.add_argument("--local_dir", default=published.local_dir, help="where the two files are written")
-    parser.add_argument("--local_dataset_path", help="folder with the downloaded data set; nothing is asked then")
+    parser.add_argument("--local_dataset_path", help="folder with the downloaded data set; nothing is downloaded then")
     parser.add_argument("--hdfs_dir", help="verl's option, not supported")
     options = parser.parse_args(arguments)
     try:
         if options.hdfs_dir:
-            raise DataError(f"--hdfs_dir={options.hdfs_dir} is not supported: copy the files of --local_dir there.")
+            raise DataError(f"--hdfs_dir={options.hdfs_dir} is not supported. Copy the files of --local_dir there.")
         source = _source(published, options.local_dataset_path)
         files = [str(split_file(source, split)) for split in ("train", "test")]
     except DataError as error:
@@ -52,6 +52,6 @@ def _source(published: Published, local: str | None) -> Path:
         folder = published.name.partition("/")[2]
         commands = download_commands(published.name, "dataset", folder, published.modelscope)
         raise DataError(
-            f"The data set {published.name} is not to be had: {error}. Download it where there is a network, with "
-            f"{commands}, and give --local_dataset_path {folder}."
+            f"The data set {published.name} cannot be downloaded: {error}. Download it on a machine with a network, "
+            f"with {commands}, and pass --local_dataset_path {folder}."
         ) from error

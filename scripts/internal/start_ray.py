@@ -50,8 +50,8 @@ def run_ray() -> None:
         asked = [name for name in _NO_CLIENT if callable(getattr(scripts, name, None))]
         if not asked:  # none would be replaced, so Ray Client would start
             sys.exit(
-                "error: this Ray asks otherwise whether to start Ray Client; bring scripts/internal/start_ray.py up to "
-                "it"
+                "error: this version of Ray decides differently whether to start Ray Client; update "
+                "scripts/internal/start_ray.py"
             )
         for name in asked:
             setattr(scripts, name, _NO_CLIENT[name])

@@ -40,10 +40,10 @@ def sample(output: str, root: Path) -> tuple[str, int]:
     steps = re.search(r"^ +step  reward .*?(?=^$)", plain, re.MULTILINE | re.DOTALL)
     summary = re.search(r"^Done in .*?^ +files +\S+$", plain, re.MULTILINE | re.DOTALL)
     if steps is None or summary is None:
-        raise SampleError("this is not the output of a rehearsal that came to its end")
+        raise SampleError("this is not the output of a completed rehearsal")
     patches = re.search(r"patches +(\d+) applied, (\d+) effective", summary[0])
     if patches is None or patches[1] != patches[2]:
-        raise SampleError("this rehearsal does not say that all of its patches had an effect")
+        raise SampleError("this rehearsal does not report that all of its patches had an effect")
     title, first, *_, last = steps[0].splitlines()
     lines = [title, first, "    ...", last, "", *_entries(summary[0], SHOWN)]
     return "\n".join(lines), int(patches[1])
@@ -79,7 +79,7 @@ def with_sample(page: str, text: str, patches: int) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Rewrite the pages of both languages and the picture; 2 if the output cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path, help="what scripts/rehearse.sh printed")
+    parser.add_argument("output", type=Path, help="output of scripts/rehearse.sh")
     options = parser.parse_args(arguments)
     try:
         output = options.output.read_text()

@@ -80,10 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", required=True, help="HOST:PORT of the head")
     parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--dies", type=int, required=True, help="NPUs that every node has to have")
+    parser.add_argument("--dies", type=int, required=True, help="NPUs that every node must have")
     parser.add_argument("--timeout", type=finite(), required=True, help="seconds")
-    parser.add_argument("--interval", type=finite(), default=5.0, help="seconds between two looks")
-    parser.add_argument("--stack", default="2025", help="whose versions are compared")
+    parser.add_argument("--interval", type=finite(), default=5.0, help="seconds between two polls")
+    parser.add_argument("--stack", default="2025", help="packages to compare")
     options = parser.parse_args(arguments)
     import ray
 

@@ -108,14 +108,14 @@ def main() -> int:
         server = RunServer(folder, port)
     except OSError as error:
         print(
-            f"error: port {port} of {_LOOPBACK} cannot be used ({error.strerror}); give another --port", file=sys.stderr
+            f"error: port {port} of {_LOOPBACK} cannot be used ({error.strerror}). Set another --port", file=sys.stderr
         )
         return 2
     print(f"{folder}: http://{_LOOPBACK}:{server.server_port}/ (Ctrl-C ends)", flush=True)
     with server, suppress(KeyboardInterrupt):
         with suppress(ReportError):  # the page names the file
             if missing := missing_part(folder):
-                print(f"Waiting for the first step: {missing}. The page shows the run once it has one.", flush=True)
+                print(f"Waiting for the first step: {missing}. The page then shows the run.", flush=True)
         server.serve_forever()
     return 0
 

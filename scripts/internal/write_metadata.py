@@ -44,8 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", help="the package's name, such as vllm_ascend")
     parser.add_argument("version")
     parser.add_argument("checkout", type=Path)
-    parser.add_argument("folder", type=Path, help="where the metadata go")
-    parser.add_argument("--needs", help="a group of entry points that there has to be")
+    parser.add_argument("folder", type=Path, help="folder for the metadata")
+    parser.add_argument("--needs", help="a group of entry points that must exist")
     options = parser.parse_args(arguments)
     groups = entry_points(options.checkout)
     if options.needs and not groups.get(options.needs):

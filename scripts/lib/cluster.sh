@@ -42,7 +42,7 @@ cluster_read() {
 # Puts the number of --nodes, which the launcher alone has, in the place of the file's.
 cluster_take_nodes() {
     [[ -n ${taken_nodes:-} ]] || return 0
-    argument_require_decimal "--nodes (NODES in $1 is $NODES)" "$taken_nodes" 1 "$NODES"
+    argument_require_decimal --nodes "$taken_nodes" 1 "$NODES" "$1 sets NODES=$NODES"
     declare -g NODES=$taken_nodes
     cluster_given[NODES]=$taken_nodes
 }
@@ -52,8 +52,8 @@ cluster_take_nodes() {
 cluster_place_head() {
     local host=${master:-} option=--master begun=$SECONDS waits=0 address allowed=${cluster_given[HEAD_TIMEOUT_S]:-0}
     if [[ -n ${joined:-} ]]; then
-        [[ -z ${master:-} ]] || fail "--master and --join both name a head; take one of them away."
-        [[ $joined == ?*:* ]] || fail "--join is \"$joined\": give HOST:PORT of a Ray's head, such as 10.0.0.1:6379."
+        [[ -z ${master:-} ]] || fail "--master and --join both name a head. Remove one of them."
+        [[ $joined == ?*:* ]] || fail "--join=$joined is invalid. Set it to HOST:PORT of a Ray head, such as 10.0.0.1:6379."
         host=${joined%:*} option=--join
         cluster_given[RAY_PORT]=${joined##*:}
         declare -g RAY_PORT=${joined##*:}
@@ -61,7 +61,7 @@ cluster_place_head() {
     [[ -n $host ]] || return 0
     [[ $allowed =~ ^[0-9]{1,9}$ ]] || allowed=0
     until address=$(getent ahostsv4 "$host") && [[ -n $address ]]; do
-        ((SECONDS - begun < allowed)) || fail "$option: the name $host has no IPv4 address; correct it."
+        ((SECONDS - begun < allowed)) || fail "$option=$host is invalid: the name has no IPv4 address. Correct it."
         ((waits++)) || say "waiting for the address of $host, up to $allowed s"
         sleep 1
     done
@@ -73,25 +73,25 @@ cluster_place_head() {
 cluster_check() {
     local file=$1 name
     for name in "${CLUSTER_SETTINGS[@]}"; do
-        [[ -n ${cluster_given[$name]:-} ]] || fail "$file does not set $name; scripts/env/a3_256_dies.env says what it is."
+        [[ -n ${cluster_given[$name]:-} ]] || fail "$file does not set $name. scripts/env/a3_256_dies.env explains it."
     done
     for name in "${cluster_names[@]}"; do
         [[ ${cluster_given[$name]} != [\"\']* ]] ||
-            fail "$file: $name begins with a quote; values are taken as they stand, so write it without quotes."
-        [[ ${cluster_given[$name]} != *[\<\>]* ]] || fail "$file: $name is still the placeholder ${cluster_given[$name]}; fill it in."
+            fail "$file: $name begins with a quote, which would become part of the value. Write it without quotes."
+        [[ ${cluster_given[$name]} != *[\<\>]* ]] || fail "$file: $name is still the placeholder ${cluster_given[$name]}. Fill it in."
     done
     for name in "${CLUSTER_NUMBERS[@]}"; do
-        argument_require_decimal "$name in $file" "${cluster_given[$name]}" 1 999999999
+        argument_require_decimal "$file: $name" "${cluster_given[$name]}" 1 999999999
     done
-    argument_require_decimal "RAY_PORT in $file" "$RAY_PORT" 1 65535
+    argument_require_decimal "$file: RAY_PORT" "$RAY_PORT" 1 65535
     cluster_check_address "$file"
     cluster_check_timeouts "$file"
     [[ $POLL_S =~ ^(0|[1-9][0-9]{0,5})(\.[0-9]{1,6})?$ && $POLL_S =~ [1-9] ]] ||
-        fail "$file: POLL_S is \"$POLL_S\": give seconds, such as 5 or 0.5."
-    [[ $CHIP == A2 || $CHIP == A3 ]] || fail "$file: CHIP=$CHIP is invalid: it is the family of the dies. Set it to A2 or A3."
+        fail "$file: POLL_S=$POLL_S is invalid. Set it to seconds, such as 5 or 0.5."
+    [[ $CHIP == A2 || $CHIP == A3 ]] || fail "$file: CHIP=$CHIP is invalid. Set it to the family of the dies, A2 or A3."
     [[ $DIE_MEMORY =~ ^[1-9][0-9]{0,14}([KMG]iB)?$ ]] ||
-        fail "$file: DIE_MEMORY=$DIE_MEMORY is invalid: it is no size. Set it to what tensors can use of a die, such as 61GiB."
-    [[ $ALLOW_PUBLIC_ADDRESS == yes || $ALLOW_PUBLIC_ADDRESS == no ]] || fail "$file: ALLOW_PUBLIC_ADDRESS is yes or no."
+        fail "$file: DIE_MEMORY=$DIE_MEMORY is invalid: not a size. Set it to the memory of a die that tensors can use, such as 61GiB."
+    [[ $ALLOW_PUBLIC_ADDRESS == yes || $ALLOW_PUBLIC_ADDRESS == no ]] || fail "$file: ALLOW_PUBLIC_ADDRESS=$ALLOW_PUBLIC_ADDRESS is invalid. Set it to yes or no."
 }
 
 # Fails unless MASTER_ADDR is an IPv4 address.
@@ -101,7 +101,7 @@ cluster_check_address() {
     [[ ${#parts[@]} == 4 && $MASTER_ADDR != *. ]] || parts=(none)
     for part in "${parts[@]}"; do
         [[ $part =~ ^(0|[1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])$ ]] ||
-            fail "$file: MASTER_ADDR is \"$MASTER_ADDR\": give the IPv4 address of the head; nodes compare it with their own."
+            fail "$file: MASTER_ADDR=$MASTER_ADDR is invalid: nodes compare it with their own address. Set it to the head's IPv4 address."
     done
 }
 
@@ -110,9 +110,9 @@ cluster_check_address() {
 cluster_check_timeouts() {
     local file=$1 name=HCCL_EXEC_TIMEOUT
     [[ -n ${cluster_given[$name]:-} ]] ||
-        fail "$file does not set $name, and HCCL's own 1836 s lie above the $CLUSTER_WATCHDOG_S s of torch_npu's watchdog; set it to less."
-    argument_require_decimal "$name in $file (torch_npu's watchdog ends a process after $CLUSTER_WATCHDOG_S s)" \
-        "${cluster_given[$name]}" 1 $((CLUSTER_WATCHDOG_S - 1))
+        fail "$file does not set $name, and HCCL's default of 1836 s exceeds the $CLUSTER_WATCHDOG_S s of torch_npu's watchdog. Set it to less."
+    argument_require_decimal "$file: $name" "${cluster_given[$name]}" 1 $((CLUSTER_WATCHDOG_S - 1)) \
+        "torch_npu's watchdog ends a process after $CLUSTER_WATCHDOG_S s"
 }
 
 # Works out cluster_scripts, the vendor's scripts to source, and cluster_environment (NAME=value), which is exported after
@@ -123,13 +123,13 @@ cluster_prepare() {
     entry=$(settings_cann_scripts "$CANN_ENV")
     [[ -z $entry ]] || mapfile -t cluster_scripts <<<"$entry"
     if [[ $JEMALLOC != none ]]; then
-        [[ -r $JEMALLOC ]] || fail "JEMALLOC: $JEMALLOC cannot be read; install jemalloc, correct the path, or set none."
+        [[ -r $JEMALLOC ]] || fail "JEMALLOC=$JEMALLOC is invalid: it cannot be read. Install jemalloc, correct the path, or set it to none."
         cluster_environment+=("LD_PRELOAD=$JEMALLOC")
     fi
     cluster_environment+=({HCCL,GLOO,TP}_SOCKET_IFNAME="$network_interface")
     if [[ $RAY_TLS_DIR != none ]]; then
         for entry in ca.crt node.crt node.key; do
-            [[ -r $RAY_TLS_DIR/$entry ]] || fail "RAY_TLS_DIR: $RAY_TLS_DIR/$entry cannot be read; see docs/cluster.md."
+            [[ -r $RAY_TLS_DIR/$entry ]] || fail "RAY_TLS_DIR=$RAY_TLS_DIR is invalid: $entry cannot be read. See docs/cluster.md."
         done
         cluster_environment+=(RAY_USE_TLS=1 "RAY_TLS_CA_CERT=$RAY_TLS_DIR/ca.crt")
         cluster_environment+=("RAY_TLS_SERVER_CERT=$RAY_TLS_DIR/node.crt" "RAY_TLS_SERVER_KEY=$RAY_TLS_DIR/node.key")

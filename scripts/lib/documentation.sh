@@ -31,7 +31,7 @@ documentation_ensure() {
     python=$(environment_find_python)
     stamp=$(documentation_stamp "$root" "$python")
     [[ $(cat "$root/.venv.docs/stamp" 2>/dev/null) != "$stamp" ]] || return 0
-    mkdir -p "$root/.cache" 2>/dev/null || fail "$root/.cache cannot be made: use a checkout of your own."
+    mkdir -p "$root/.cache" 2>/dev/null || fail "$root/.cache cannot be created. Use a checkout of your own."
     exec {lock}>"$root/.cache/documentation.lock"
     flock "$lock"
     # Another run may have set it up meanwhile.

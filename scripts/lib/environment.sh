@@ -35,7 +35,7 @@ environment_find_python() {
 
 # Fails unless NAME is a stack.
 environment_require_stack() {
-    [[ -n ${ENVIRONMENT_MEGABYTES[$1]:-} ]] || fail "--stack is \"$1\", and the stacks are 2025 and 2026."
+    [[ -n ${ENVIRONMENT_MEGABYTES[$1]:-} ]] || fail "--stack=$1 is invalid. Set it to 2025 or 2026."
 }
 
 # Prints the folder of a stack's environment.
@@ -67,7 +67,7 @@ environment_suffix() {
 environment_check_path() {
     local root=$1 python=$2 environment=$3
     "$python" -I -S "$root/verl_patches/trainer/isolated_ray/interpreter.py" "$environment/bin/python" ||
-        fail "Ray starts no workers from $environment, because it takes the quotes in that path for its own: move the project under a path without quotes and backslashes."
+        fail "Ray cannot start workers from $environment, because it misreads the quotes in that path. Move the project to a path without quotes and backslashes."
 }
 
 # Fails with one sentence unless the disk has room for the packages; what is there already is replaced.
@@ -76,7 +76,7 @@ environment_check_disk() {
     free=$(df --output=avail --block-size=1000000 "$root" | tail -n 1)
     [[ ! -d $environment ]] || there=$(du --summarize --block-size=1000000 "$environment" | cut -f 1)
     ((free + there >= needed)) ||
-        fail "$environment takes $(environment_gigabytes "$needed") GB, and its disk has $(environment_gigabytes "$free") GB left: make room there, or use a checkout on another disk."
+        fail "$environment needs $(environment_gigabytes "$needed") GB, but its disk has $(environment_gigabytes "$free") GB left. Free space, or use a checkout on another disk."
 }
 
 # Prints MB as GB with one decimal.
@@ -89,16 +89,16 @@ environment_gigabytes() {
 environment_check_toolchain() {
     local python=$1 compiler=${CXX:-c++} include
     [[ $(uname -m) == x86_64 ]] ||
-        fail "This machine is $(uname -m), and the locks in requirements/ name packages for Linux on x86_64: use such a machine."
+        fail "This machine is $(uname -m), but the locks in requirements/ are for Linux on x86_64. Use such a machine."
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "$python has no venv module: install it (Debian: apt-get install python$ENVIRONMENT_PYTHON_VERSION-venv)."
+        fail "$python has no venv module. Install it (Debian: apt-get install python$ENVIRONMENT_PYTHON_VERSION-venv)."
     command -v "${compiler%% *}" >/dev/null 2>&1 ||
-        fail "No C++ compiler: $compiler was not found, and the emulated NPU is built here; install one (Debian: apt-get install g++) or name it in CXX."
+        fail "No C++ compiler: $compiler was not found, but the emulated NPU is built here. Install one (Debian: apt-get install g++) or set CXX to it."
     include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
     # CXX may hold a command with arguments, as build tools allow.
     # shellcheck disable=SC2086
     $compiler -std=c++17 -I "$include" -fsyntax-only -x c++ - >/dev/null 2>&1 <<<"$ENVIRONMENT_PROBE" ||
-        fail "The C++ compiler $compiler cannot compile C++17 against $include/Python.h: install a C++17 compiler and the headers of Python $ENVIRONMENT_PYTHON_VERSION (Debian: apt-get install g++ python$ENVIRONMENT_PYTHON_VERSION-dev)."
+        fail "The C++ compiler $compiler cannot compile C++17 against $include/Python.h. Install a C++17 compiler and the headers of Python $ENVIRONMENT_PYTHON_VERSION (Debian: apt-get install g++ python$ENVIRONMENT_PYTHON_VERSION-dev)."
 }
 
 # Prints a hash of everything that the installed packages depend on.
@@ -144,7 +144,7 @@ environment_step() {
     if ((status)); then
         printf 'failed\n'
         tail -n 15 "$log" >&2
-        fail "Setting up the environment stopped at \"$title\": the lines above are the end of $log."
+        fail "Setting up the environment stopped at \"$title\". The end of $log is shown above."
     fi
     printf '%4d s\n' $((SECONDS - started))
 }
@@ -209,9 +209,9 @@ environment_check_writable() {
     mkdir -p "$root/.cache" 2>/dev/null || true
     for path in "$root" "$root/.cache" "$lock" "$environment"; do
         [[ ! -e $path || -w $path ]] ||
-            fail "$path belongs to $(stat -c %U "$path") and cannot be written by $(id -un), and $environment has to be set up: let its owner run scripts/test.sh, or use a checkout of your own."
+            fail "$environment has to be set up, but $path belongs to $(stat -c %U "$path") and $(id -un) cannot write it. Let its owner run scripts/test.sh, or use a checkout of your own."
     done
-    [[ -d $root/.cache ]] || fail "$root/.cache cannot be made: use a checkout of your own."
+    [[ -d $root/.cache ]] || fail "$root/.cache cannot be created. Use a checkout of your own."
 }
 
 # Makes what the stamps say is missing.
@@ -225,7 +225,7 @@ environment_set_up() {
     : >"$log"
     if [[ $(cat "$stamps/packages" 2>/dev/null) != "$packages" ]]; then
         environment_check_disk "$root" "$stack" "$environment"
-        say "It takes $(environment_gigabytes "${ENVIRONMENT_MEGABYTES[$stack]}") GB there, as much in the installer's cache, and ${ENVIRONMENT_MINUTES[$stack]} minutes on two cores; what has to be downloaded takes longer."
+        say "It takes $(environment_gigabytes "${ENVIRONMENT_MEGABYTES[$stack]}") GB there, as much in the installer's cache, and ${ENVIRONMENT_MINUTES[$stack]} minutes on two cores; downloads take longer."
         environment_install_packages "$root" "$python" "$log" "$environment" "$locks"
         mkdir -p "$stamps"
         printf '%s\n' "$packages" >"$stamps/packages"

@@ -20,7 +20,7 @@ inherited_drop() {
             dropped+=("$name")
         done
     done <"$root/post_training/inherited_variables.txt"
-    ((${#dropped[@]} == 0)) || say "not taken over from the environment, because they are another job's: ${dropped[*]}"
+    ((${#dropped[@]} == 0)) || say "ignored in the environment, because they belong to another job: ${dropped[*]}"
 }
 
 # Fails where the list of visible NPUs, of the environment or of NAME=value words, is not one of DIES NPUs.
@@ -34,5 +34,5 @@ inherited_check_visible() {
     IFS=, read -ra entries <<<"$value"
     [[ ! $value =~ ^[0-9]+(,[0-9]+)*$ ]] || ((${#entries[@]} != dies)) || return 0
     fitting=$(seq -s , 0 $((dies - 1)))
-    fail "ASCEND_RT_VISIBLE_DEVICES=$value is invalid: it shows ${#entries[@]} NPUs, and the job takes $dies. Unset it, or set it to $fitting."
+    fail "ASCEND_RT_VISIBLE_DEVICES=$value is invalid: it shows ${#entries[@]} NPUs, but the job takes $dies. Unset it, or set it to $fitting."
 }

@@ -7,18 +7,18 @@
 network_find_node() {
     local addresses
     declare -g network_interface=$SOCKET_IFNAME network_address network_role=worker
-    addresses=$(ip -o -4 addr show) || fail "The network interfaces cannot be listed: is the command ip (iproute2) installed?"
+    addresses=$(ip -o -4 addr show) || fail "The network interfaces cannot be listed. Is the command ip (iproute2) installed?"
     [[ $SOCKET_IFNAME != auto ]] || network_interface=$(network_interface_towards "$MASTER_ADDR" "$addresses")
     network_address=$(awk -v name="$network_interface" '$2 == name { sub("/.*", "", $4); print $4; exit }' <<<"$addresses")
     [[ -n $network_address ]] ||
-        fail "SOCKET_IFNAME: this node has no interface $network_interface with an IPv4 address; it has $(network_summary "$addresses")."
+        fail "SOCKET_IFNAME=$network_interface is invalid: no such interface with an IPv4 address. This node has $(network_summary "$addresses")."
     if [[ -n $joined || $network_address == "$MASTER_ADDR" ]]; then
         network_role="head"
     elif grep -qF " $MASTER_ADDR/" <<<"$addresses"; then
-        fail "MASTER_ADDR $MASTER_ADDR is an address of this node, but not of SOCKET_IFNAME $network_interface, which has $network_address; make them agree."
+        fail "MASTER_ADDR=$MASTER_ADDR is an address of this node, but not of SOCKET_IFNAME=$network_interface, which has $network_address. Make them agree."
     fi
     [[ $ALLOW_PUBLIC_ADDRESS == yes ]] || network_is_private "$network_address" ||
-        fail "$network_address is a public address, and whoever reaches Ray can run commands as you: use a private network, or set ALLOW_PUBLIC_ADDRESS=yes."
+        fail "$network_address is a public address, and anyone who reaches Ray can run commands as you. Use a private network, or set ALLOW_PUBLIC_ADDRESS=yes."
 }
 
 # Prints the interface that has ADDRESS or over which it is reached.
@@ -26,7 +26,7 @@ network_interface_towards() {
     local address=$1 addresses=$2 found
     found=$(awk -v address="$address" 'index($4, address "/") == 1 { print $2; exit }' <<<"$addresses")
     [[ -n $found ]] || found=$(ip -o route get "$address" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p') || true
-    [[ -n $found ]] || fail "SOCKET_IFNAME=auto: no interface of this node reaches MASTER_ADDR $address; name the interface."
+    [[ -n $found ]] || fail "SOCKET_IFNAME=auto is invalid: no interface of this node reaches MASTER_ADDR $address. Set it to the interface."
     printf '%s\n' "$found"
 }
 

@@ -6,7 +6,7 @@
 # Finds the run that --resume goes on with, whose folder is --output unless a step of it is given.
 one_node_resume() {
     [[ -n $going_on && $going_on != never && -z $output ]] || return 0
-    [[ $going_on != auto ]] || fail "--resume auto: give --output, the folder of the run to go on with."
+    [[ $going_on != auto ]] || fail "--resume=auto is invalid without --output. Set --output to the folder of the run to resume."
     # RUN/checkpoints/global_step_N
     output=$(realpath -m -- "$going_on/../..")
 }
@@ -15,11 +15,11 @@ one_node_resume() {
 one_node_emulate() {
     local root=$1 configuration=$2 python stack module=rehearsal
     stack=$(stack_of "$root" "$configuration")
-    [[ -z $model ]] || fail "--model $model: --emulate makes a tiny model of its own; take one of the two options away."
-    [[ -z $test_data ]] || fail "--test-data $test_data: --emulate holds a part of --data out; take the option away."
+    [[ -z $model ]] || fail "--model=$model is invalid with --emulate, which makes its own tiny model. Remove one of them."
+    [[ -z $test_data ]] || fail "--test-data=$test_data is invalid with --emulate, which validates on a part of --data. Remove the option."
     if [[ $stack == 2026 ]]; then
         module=rehearsal.stack_2026
-        [[ -z $chip || $chip == a2 ]] || fail "--chip=$chip is invalid: this job is rehearsed on an Atlas A2, for which its vllm-ascend is built. Take the option away."
+        [[ -z $chip || $chip == a2 ]] || fail "--chip=$chip is invalid: this job is rehearsed on an Atlas A2, for which its vllm-ascend is built. Remove the option."
         chip=''
         # The rehearsal finds the newest complete step itself.
         [[ $going_on != auto ]] || resume=()
@@ -27,8 +27,8 @@ one_node_emulate() {
     local options=(--job "$configuration")
     output=${output:-$(one_node_folder "$root" "$configuration")}
     if [[ -n $going_on && $going_on != never ]] && [[ $going_on != auto || -f $output/rehearsal.json ]]; then
-        [[ -z $data ]] || fail "--data $data: a run goes on with its own; take the option away."
-        [[ -z $chip ]] || fail "--chip $chip: a run goes on with its own; take the option away."
+        [[ -z $data ]] || fail "--data=$data is invalid: a resumed run keeps its data. Remove the option."
+        [[ -z $chip ]] || fail "--chip=$chip is invalid: a resumed run keeps its chip. Remove the option."
         options=(--resume "$output")
         [[ -z $steps ]] || resume+=("trainer.total_training_steps=$steps")
         overrides=("${resume[@]}" "${overrides[@]}")
@@ -63,7 +63,7 @@ one_node_train() {
     one_node_require_input
     settings=${settings:-$root/scripts/env/one_node$(stack_suffix "$stack").env}
     settings_read "$settings" given names
-    [[ -n ${given[CANN_ENV]:-} ]] || fail "$settings does not set CANN_ENV; scripts/env/one_node.env says what it is."
+    [[ -n ${given[CANN_ENV]:-} ]] || fail "$settings does not set CANN_ENV. scripts/env/one_node.env explains it."
     for name in "${names[@]}"; do
         [[ $name == CANN_ENV ]] || environment+=("$name=${given[$name]}")
     done
@@ -105,7 +105,7 @@ one_node_train() {
 
 # Gives a check a folder for its parquet files that is gone afterwards.
 one_node_check_folder() {
-    [[ -z $output ]] || fail "--output=$output is invalid with --check: nothing is kept. Take one of the two away."
+    [[ -z $output ]] || fail "--output=$output is invalid with --check, which writes nothing. Remove one of them."
     output=$(mktemp -d)
     # shellcheck disable=SC2064 # this folder, whatever the variable is at the end
     trap "rm -rf $(printf '%q' "$output")" EXIT
@@ -121,11 +121,11 @@ one_node_python() {
 
 # Fails unless model and data are given.
 one_node_require_input() {
-    local remedy="without NPUs and downloads, --emulate makes a tiny one"
-    [[ -z $chip ]] || fail "--chip $chip: the NPUs of this machine are what they are; take the option away, or add --emulate."
-    [[ -n $model ]] || fail "--model is missing: give the folder of the published model; $remedy."
-    [[ -r $model/config.json ]] || fail "--model $model has no config.json: give the folder of the published model; $remedy."
-    [[ -n $data ]] || fail "--data is missing: give a file of problems with answers; --emulate has arithmetic of its own."
+    local remedy="use --emulate, which makes a tiny one without NPUs and downloads"
+    [[ -z $chip ]] || fail "--chip=$chip is invalid without --emulate: this machine's NPUs are used. Remove the option, or add --emulate."
+    [[ -n $model ]] || fail "--model is missing. Set it to the folder of the published model, or $remedy."
+    [[ -r $model/config.json ]] || fail "--model=$model is invalid: no config.json. Set it to the folder of the published model, or $remedy."
+    [[ -n $data ]] || fail "--data is missing. Set it to a file of problems with answers; --emulate has its own arithmetic."
 }
 
 # Prints the memory that the job needs of a die, by phase, and fails where it has less.
@@ -135,7 +135,7 @@ one_node_plan() {
     [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]] || options+=(--stack "$stack")
     [[ -z $die_memory ]] || options+=(--die-memory "$die_memory")
     "$python" scripts/plan.py "${options[@]}" --cluster "$settings" "${overrides[@]}" || status=$?
-    ((status != 1)) || fail "the job does not fit a die of this machine, as DOES NOT FIT says above; change what it names after --."
+    ((status != 1)) || fail "the job does not fit a die of this machine (see DOES NOT FIT above). Change the named settings after --."
     ((status == 0)) || exit "$status"
 }
 
@@ -155,11 +155,11 @@ one_node_require_dies() {
     local asked='import torch, torch_npu; n = torch.npu
 print(n.device_count(), n.get_device_properties(0).total_memory if n.device_count() else 0)'
     found=$(python3 -c "$asked" 2>/dev/null) ||
-        fail "$(type -P python3) cannot import torch_npu: start this in the image (docs/first-hour.md), or $remedy."
+        fail "$(type -P python3) cannot import torch_npu. Start this in the image (docs/first-hour.md), or $remedy."
     # The last line: CANN prints warnings before it.
     read -r found die_memory <<<"${found##*$'\n'}"
     if [[ ! $dies =~ ^[0-9]+$ ]] || ((found < dies)); then
-        fail "torch_npu sees $found NPUs here and the job takes $dies: start it where there are so many, give -- trainer.n_gpus_per_node=N, or $remedy."
+        fail "torch_npu sees $found NPUs, but the job takes $dies. Use a machine with that many, pass -- trainer.n_gpus_per_node=N, or $remedy."
     fi
 }
 

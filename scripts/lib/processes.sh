@@ -55,7 +55,7 @@ process_end_session() {
 process_keep_node() {
     exec {process_lock}<>"$process_notes.lock"
     flock --nonblock "$process_lock" ||
-        quit "$EXIT_RAY" "This node already runs a job (process $(cut -d ' ' -f 1 "$process_notes.lock")) of yours with this RAY_PORT: wait for its end, end it with --stop, or give one of the two another RAY_PORT on all nodes."
+        quit "$EXIT_RAY" "This node already runs a job (process $(cut -d ' ' -f 1 "$process_notes.lock")) of yours with this RAY_PORT. Wait for its end, stop it with --stop, or set another RAY_PORT for one of them on all nodes."
     printf '%s %s\n' "$$" "$(process_birth "$$")" >"$process_notes.lock"
 }
 
@@ -63,7 +63,7 @@ process_keep_node() {
 process_stop_node() {
     local pid birth
     if [[ ! -e $process_notes.lock ]]; then
-        say "nothing of this launcher runs on this node"
+        say "this launcher has no process on this node"
         return
     fi
     exec {process_lock}<>"$process_notes.lock"
@@ -94,7 +94,7 @@ process_end_noted() {
     [[ -r $process_notes ]] || return 0
     while read -r pid birth; do
         if [[ -n ${birth:-} && $(process_birth "$pid") == "$birth" ]]; then
-            say "ending process $pid, which an earlier start left behind"
+            say "ending process $pid, left by an earlier start"
             process_end_session "$pid"
         fi
     done < <(tac "$process_notes")

@@ -32,9 +32,9 @@ ray_node_prepare() {
 
 # Makes Ray's folder. Others may write in /tmp too, so it has to be ours alone: Ray opens its own, inside, to everybody.
 ray_node_folder() {
-    (umask 077 && mkdir -p "$ray_folder") || fail "$ray_folder cannot be made; Ray needs it for its sockets and logs."
+    (umask 077 && mkdir -p "$ray_folder") || fail "$ray_folder cannot be created. Ray needs it for its sockets and logs."
     [[ -d $ray_folder && ! -L $ray_folder && -O $ray_folder ]] ||
-        fail "$ray_folder belongs to somebody else: remove it, or choose another RAY_PORT on all nodes."
+        fail "$ray_folder belongs to another user. Remove it, or choose another RAY_PORT on all nodes."
     chmod 700 "$ray_folder"
 }
 

@@ -11,9 +11,9 @@ settings_read() {
         line="${line#"${line%%[![:space:]]*}"}"
         line="${line%"${line##*[![:space:]]}"}"
         [[ -n $line && $line != \#* ]] || continue
-        [[ $line =~ ^([A-Za-z][A-Za-z0-9_]*)=(.*)$ ]] || fail "$file: \"${line:0:60}\" is no NAME=value line."
+        [[ $line =~ ^([A-Za-z][A-Za-z0-9_]*)=(.*)$ ]] || fail "$file: \"${line:0:60}\" is not a NAME=value line."
         name=${BASH_REMATCH[1]}
-        [[ -z ${settings_given[$name]+set} ]] || fail "$file sets $name twice; keep one."
+        [[ -z ${settings_given[$name]+set} ]] || fail "$file sets $name twice. Keep one."
         # shellcheck disable=SC2004,SC2034 # the caller's arrays, of which this one is associative
         settings_given[$name]=${BASH_REMATCH[2]}
         settings_names+=("$name")
@@ -26,7 +26,7 @@ settings_cann_scripts() {
     [[ $value != none ]] || return 0
     IFS=: read -ra scripts <<<"$value"
     for entry in "${scripts[@]}"; do
-        [[ -r $entry ]] || fail "CANN_ENV: $entry cannot be read; install CANN there, correct the path, or set none."
+        [[ -r $entry ]] || fail "CANN_ENV=$entry is invalid: it cannot be read. Install CANN there, correct the path, or set it to none."
         printf '%s\n' "$entry"
     done
 }
@@ -38,7 +38,7 @@ settings_source() {
         # The vendor's scripts read variables that need not exist, and go on after commands that fail.
         set +u
         # shellcheck source=/dev/null
-        source "$script" || fail "CANN_ENV: $script ended with code $?; run it by hand to see why."
+        source "$script" || fail "CANN_ENV=$script is invalid: it ended with code $?. Run it by hand to see why."
         set -u
     done
 }
@@ -59,7 +59,7 @@ settings_resume() {
         *)
             # Every stack resumes what the stack 2025 saved.
             [[ -f $1/$file || -f $1/trainer.json ]] ||
-                fail "--resume is \"$1\", which is no folder of a complete step (global_step_N with $file): give such a folder, auto or never."
+                fail "--resume=$1 is invalid: not the folder of a complete step (global_step_N with $file). Set it to such a folder, auto or never."
             resume=(trainer.resume_mode=resume_path "trainer.resume_from_path=$(settings_quoted "$(realpath "$1")")")
             ;;
     esac

@@ -11,11 +11,11 @@ training_find_shards() {
     [[ $shards != none ]] || shards=${DIST_CKPT_PATH:-none}
     [[ $shards != none ]] || return 0
     if [[ $configuration == *_random_init ]]; then
-        say "DIST_CKPT_PATH is not read: this job begins with random weights"
+        say "DIST_CKPT_PATH is ignored: this job begins with random weights"
         return 0
     fi
     [[ -d $shards ]] ||
-        fail "DIST_CKPT_PATH=$shards is invalid: there is no such folder on this node. Set it to the --save-dir of convert_ckpt_deepseek3.py, or to none."
+        fail "DIST_CKPT_PATH=$shards is invalid: no such folder on this node. Set it to the --save-dir of convert_ckpt_deepseek3.py, or to none."
     quoted=$(settings_quoted "$(realpath "$shards")")
     for role in actor ref; do
         training_weights+=(
@@ -71,7 +71,7 @@ training_check_only() {
     training_prepare "$root" "$configuration" "$stack"
     python=$(one_node_python "$root" "$stack")
     model=$MODEL_PATH
-    [[ -r $model/config.json ]] || fail "MODEL_PATH=$model has no config.json on this machine: give the model's folder."
+    [[ -r $model/config.json ]] || fail "MODEL_PATH=$model is invalid: no config.json there on this machine. Set it to the model's folder."
     cd "$root" || fail "$root cannot be entered."
     export PYTHONPATH=$root
     "$python" "${training_check[@]:1}" >/dev/null || exit $?
@@ -129,7 +129,7 @@ training_run() {
     export PYTHONPATH=$training_root${PYTHONPATH:+:$PYTHONPATH}
     cd "$training_root" || fail "$training_root cannot be entered."
     [[ $network_role == worker ]] || training_reject
-    mkdir -p "$training_folder" || fail "OUTPUT_DIR: $training_folder cannot be made; correct the path, or make room."
+    mkdir -p "$training_folder" || fail "OUTPUT_DIR=$training_folder is invalid: it cannot be created. Correct the path, or free space."
     trap 'training_interrupted 130' INT
     trap 'training_interrupted 143' TERM HUP
     trap 'training_interrupted 131' QUIT
@@ -158,13 +158,13 @@ training_lead() {
         0) ;;
         1) [[ -z $joined ]] || quit "$EXIT_MISSING" "The Ray at $joined does not have $NODES nodes with $DIES_PER_NODE NPUs each within $NODES_TIMEOUT_S s: start Ray on the missing ones with --resources='{\"NPU\": $DIES_PER_NODE}', or correct NODES and DIES_PER_NODE."
             quit "$EXIT_MISSING" "Not all of the $NODES nodes joined within $NODES_TIMEOUT_S s: start this script on the missing ones, and look at their logs." ;;
-        3) fail "The nodes differ, as the lines above say: mend that, and start again." ;;
+        3) fail "Node configurations differ (see above). Fix them and start again." ;;
         *) training_ray_ended "$status" ;;
     esac
     training_child_run "${training_command[@]}" || status=$?
     ! ray_node_ended "$status" || training_ray_ended "$status"
     training_report phase=ended "exit_code=$status"
-    ((status == 0)) || quit 1 "The training failed with $(training_code "$status"); the log is $training_log."
+    ((status == 0)) || quit 1 "The training failed with $(training_code "$status"). The log is $training_log."
     say "done; results are in $training_folder"
 }
 
@@ -190,12 +190,12 @@ training_follow() {
     network_wait "$MASTER_ADDR" "$RAY_PORT" "$HEAD_TIMEOUT_S" 0 "the head" ||
         quit "$EXIT_MISSING" "The head did not answer at $MASTER_ADDR:$RAY_PORT within $HEAD_TIMEOUT_S s: is it started, and is that its address?"
     ray_node_start "$ray_log"
-    say "giving $DIES_PER_NODE dies to the head at $MASTER_ADDR:$RAY_PORT until it ends the job"
+    say "lending $DIES_PER_NODE dies to the head at $MASTER_ADDR:$RAY_PORT until it ends the job"
     wait "$ray_process" || status=$?
     if network_answers "$MASTER_ADDR" "$RAY_PORT"; then
         quit "$EXIT_RAY_ENDED" "Ray on this node ended with $(training_code "$status") although the head is there; $(ray_node_reason "$ray_log")."
     fi
-    say "the head has ended the job; how it went is in the head's log"
+    say "the head has ended the job; see its log for the result"
 }
 
 # Runs a command in a session of its own, shows and keeps what it prints, and returns its exit code.

@@ -85,7 +85,7 @@ class Elastic:
     def describe(self) -> str:
         """Describe the numbers of nodes on which the job can continue, as a clause."""
         found = [f"{layout.nodes} ({layout.text})" for layout in self._layouts.fitting]
-        possible = f"it can go on with {', '.join(found)}" if found else "it can go on with no fewer"
+        possible = f"it can continue with {', '.join(found)}" if found else "it cannot continue with fewer"
         return f"of {self.configured} nodes {possible}{self._shortage() if self._layouts.short else ''}"
 
     def choose(self, overrides: Sequence[str]) -> Layout:
@@ -107,14 +107,14 @@ class Elastic:
             there = self._count()
         layout = self._largest(there)
         if layout is None:
-            raise NoLayout(f"{there} of {self.configured} nodes are there, which cannot hold the job{self._shortage()}")
+            raise NoLayout(f"{there} of {self.configured} nodes are there, too few for the job{self._shortage()}")
         if layout.nodes < self.configured:
             self._say(
-                f"{there} of {self.configured} nodes are there: it goes on with {layout.nodes}, {layout.text}; the "
-                "batches of a step stay as they are"
+                f"{there} of {self.configured} nodes are there: it continues with {layout.nodes}, {layout.text}; the "
+                "batches of a step stay the same"
             )
         elif self.current.nodes < self.configured:
-            self._say(f"all {self.configured} nodes are there: it goes on as configured")
+            self._say(f"all {self.configured} nodes are there: it continues as configured")
         self.current, self._waiting_from = layout, None
         self._looked_at = self._clock()
         return layout

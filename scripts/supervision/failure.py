@@ -74,10 +74,10 @@ def write_bundle(run: SupervisedRun, start: Start) -> str:
         unfinished.rename(bundle)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
-        return f"what is known is in {run.folder}, because no archive of it could be written ({error.strerror})"
+        return f"diagnostics are in {run.folder}, because no archive could be written ({error.strerror})"
     finally:
         versions.unlink(missing_ok=True)
-    return f"{bundle} holds what is known"
+    return f"diagnostics saved to {bundle}"
 
 
 def _entries_of(folder: Path, start: Start) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[StepRecord]]:

@@ -58,11 +58,10 @@ def describe_launched(command: Sequence[str]) -> LaunchedJob | None:
         ValueError: it is no launcher for several nodes, or rejects its arguments; one sentence.
     """
     if not any(word.endswith(".sh") for word in command):
-        raise ValueError("--elastic is invalid: the command is no launcher of several nodes. Pass one after --")
+        raise ValueError("--elastic is invalid: the command is not a launcher of several nodes. Pass one after --")
     if _JOIN in command:
         raise ValueError(
-            "--join is invalid with --elastic: the nodes of a Ray that somebody else has started have no supervisors. "
-            "Take one of them away"
+            "--join is invalid with --elastic: the nodes of another's Ray have no supervisors. Remove one of them"
         )
     ended = subprocess.run(
         with_options(command, ["--describe"]), capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
@@ -100,7 +99,7 @@ def plan_layouts(job: LaunchedJob, overrides: Sequence[str], least: int, die_mem
     try:
         found = json.loads(ended.stdout)
     except ValueError as error:
-        said = (ended.stderr.strip().splitlines() or ["it prints no JSON"])[-1]
+        said = (ended.stderr.strip().splitlines() or ["it does not print JSON"])[-1]
         raise ValueError(f"the plan of fewer nodes failed: {said}") from error
     fitting = tuple(Layout(each["nodes"], each["text"], tuple(each["overrides"])) for each in found["fitting"])
     short = {int(nodes): reason for nodes, reason in found["short"].items()}

@@ -77,28 +77,28 @@ class Supervisor:
             except Interrupted as interrupted:
                 code = SIGNALLED + interrupted.number
                 end = start.end(code) if start else {"ended": code}
-                self._run.record("interrupted; everything that this started has been stopped", **end)
+                self._run.record("interrupted; all processes have been stopped", **end)
                 raise
 
     def _start_once(self, start: Start, overrides: Mapping[str, int | float]) -> int | Again:
         """Start the training once. Return the exit code if this was the last start."""
         nodes = self._elastic.facts() if self._elastic else {}
         log = start.log
-        self._run.record(f"a start; its output is in {log}", start=log.name, overrides=dict(overrides), **nodes)
+        self._run.record(f"starting; output is in {log}", start=log.name, overrides=dict(overrides), **nodes)
         command = self._run.command(overrides, self._elastic.fewer if self._elastic else None)
         check = self._elastic.check_returned if self._elastic else lambda: None
         silence = Silence(partial(read_progress, self._run.folder))
         try:
             code = start.run(command, self._signals, silence, self._silent_after, check)
         except NodesReturned as returned:
-            self._run.record(f"{returned}; again from there", again_s=0, after="nodes_returned")
+            self._run.record(f"{returned}; starting again from there", again_s=0, after="nodes_returned")
             return Again(0, overrides)
         if start.is_worker:
             followed = self._as_the_head_decides(code, overrides)
             if followed is not None:
                 return followed
         if code == 0:
-            self._run.record("the training came to its end", **start.end(0))
+            self._run.record("the training is complete", **start.end(0))
             return 0
         return self._after_failure(start, code)
 
@@ -109,10 +109,10 @@ class Supervisor:
         decided = self._head.decision(_DECIDED_S if with_heads_ray else 0, self._signals)
         ended = decided.get("ended")
         if ended is not None:
-            self._run.record(f"the head's supervisor has ended the training with {ended}", code=code)
+            self._run.record(f"the head's supervisor ended the training with {ended}", code=code)
             return int(ended)
         if code == 0 or (with_heads_ray and decided):
-            self._run.record("the head has ended this start, and not the training; again", code=code)
+            self._run.record("the head ended this start, but not the training; starting again", code=code)
             return Again(0, overrides)
         return None
 

@@ -125,7 +125,7 @@ def _rehearsal(command: Sequence[str]) -> int | None:
 
 def _refuse_own(command: Sequence[str]) -> None:
     if "--emulate" in command:
-        raise ValueError("--emulate is in the command: search with bash scripts/rehearse.sh, or with the job on NPUs")
+        raise ValueError("--emulate is in the command. Search with bash scripts/rehearse.sh, or with the job on NPUs")
     for word in command:
         if word.partition("=")[0] in _OWN:
-            raise ValueError(f"{word} is in the command, and every trial gets its own below --output; take it away")
+            raise ValueError(f"{word} is in the command, but every trial gets its own below --output. Remove it")

@@ -87,7 +87,7 @@ def test_lengths_of_a_file(tmp_path):
     with pytest.raises(ValueError, match="has 3 lengths for 4 ranks"):
         read_lengths(file, 4)
     file.write_text("3\n-5\n")
-    with pytest.raises(ValueError, match="line 2: '-5' is no length"):
+    with pytest.raises(ValueError, match="line 2: '-5' is not a length"):
         read_lengths(file, 2)
 
 

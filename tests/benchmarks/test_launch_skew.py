@@ -42,8 +42,8 @@ def test_handles_are_a_small_part_of_the_batch_that_they_stand_for():
 
 
 @pytest.mark.parametrize("arguments", [("--actors", "6", "--sharing", "4"), ("--samples", "7", "--sharing", "4")])
-def test_what_cannot_be_dealt_out_is_one_sentence(arguments, capsys):
+def test_indivisible_samples_rejected(arguments, capsys):
     with mock.patch.object(sys, "argv", ["launch_skew.py", *arguments]), pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "cannot be dealt out to" in capsys.readouterr().err
+    assert "cannot be divided among" in capsys.readouterr().err

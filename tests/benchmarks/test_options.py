@@ -37,7 +37,7 @@ def rejected(capsys):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_json_names_a_file_and_one_that_cannot_be_written_rejected(rejected, program, tmp_path):
     error = rejected(program, "--json", tmp_path / "absent" / "results.json")
-    assert error.count("\n") == 1 and "results.json is no file that can be written" in error
+    assert error.count("\n") == 1 and "results.json is not a writable file" in error
 
 
 @pytest.mark.parametrize(

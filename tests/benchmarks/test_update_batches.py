@@ -47,7 +47,7 @@ def test_the_ways_have_one_loss_and_other_micro_batches(tmp_path):
     assert [turn["loss"] for turn in turns] == pytest.approx([turns[0]["loss"]] * 3, rel=1e-5)
 
 
-def test_what_cannot_be_cut_is_one_line():
+def test_indivisible_batch_rejected_in_one_line():
     line = [sys.executable, "benchmarks/update_batches.py", "--sequences", "6", "--fixed", "4"]
     ended = subprocess.run(line, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert ended.returncode == 2 and ended.stderr == "error: --fixed 4 does not divide --sequences 6; see --help\n"
+    assert ended.returncode == 2 and ended.stderr == "error: --fixed=4 does not divide --sequences=6; see --help\n"

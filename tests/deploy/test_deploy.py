@@ -137,9 +137,9 @@ def test_slurm_job_that_may_lose_nodes_has_a_supervisor_on_each(tmp_path):
     ("arguments", "sentence"),
     [
         ([], "no launcher: sbatch deploy/slurm.sh"),
-        (["absent.sh"], "absent.sh is no file below"),
+        (["absent.sh"], "absent.sh is not a file in"),
         (["--elastic"], "--elastic needs a folder that all nodes share"),
-        (["--elastic", "folder"], "and a launcher behind it"),
+        (["--elastic", "folder"], "followed by a launcher"),
     ],
 )
 def test_slurm_without_a_launcher_rejected(tmp_path, arguments, sentence):

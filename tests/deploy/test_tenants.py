@@ -73,7 +73,7 @@ def test_tenants_share_the_dies_of_the_cluster(tenants):
         (2, lambda quota: quota["spec"]["hard"].update({f"requests.{DIE}": "128"}), "team-a: no room for the job"),
     ],
 )
-def test_dies_promised_twice_or_too_few_are_noticed(tenants, place, change, said):
+def test_wrong_die_assignment_detected(tenants, place, change, said):
     changed = copy.deepcopy(tenants)
     change(changed[place]["team-a"])
     assert said in problems(*changed)

@@ -148,7 +148,7 @@ def test_a_program_that_runs_when_it_did_is_no_change(condition, differs):
 
 
 @pytest.mark.parametrize(("test", "differs"), [("not TYPE_CHECKING", False), ("DEBUG", True)])
-def test_what_is_imported_for_annotations_alone_is_no_change_either(test, differs):
+def test_imports_for_annotations_are_no_change(test, differs):
     assert _changes_something("if TYPE_CHECKING:\n    import x\n", f"if {test}:\n    import x\n") is differs
 
 
@@ -250,7 +250,7 @@ def test_keys_that_are_numbers_say_nothing(tmp_path):
     assert _using(Path("product.py"), tmp_path, ()) == ["tests/test_halves.py"]
 
 
-def test_what_costs_little_is_asked_first_and_what_is_slow_last(monkeypatch):
+def test_cheap_tests_run_before_slow_ones(monkeypatch):
     def item(file: str, *marks: str) -> SimpleNamespace:
         return SimpleNamespace(path=ROOT / file, get_closest_marker=lambda name: name in marks)
 

@@ -149,11 +149,11 @@ def what_products_with_a_collective_refuse(ranks):
         return torch_npu.npu_mm_all_reduce_base(left, weight, name, **options)
 
     raises("gatherIndex must be 0, but got 1", gather, gather_index=1)
-    raises("there is no communicator nobody in this process", gather, group="nobody")
+    raises("no communicator nobody in this process", gather, group="nobody")
     raises("reduceOp must be sum, but got max", reduce, reduce_op="max")
     raises("The M-axis in input of Matmul should be be divisible by world_size", scatter, x[:3])
     raises("world_size should be in [2, 4, 8, 16, 32]", scatter, world_size=3)
-    raises("4 rows for 4 ranks of the communicator do not give 2 to each", scatter, world_size=2)
+    raises("4 rows for 4 ranks of the communicator do not divide into 2 for each", scatter, world_size=2)
     scales = torch.ones(ranks.size, device=ranks.device)
     raises("dequantScale shoulden't be null", reduce, pertoken_scale=scales)
     close(gather()[0], torch.full((ranks.size**2, 3), 256.0).double())

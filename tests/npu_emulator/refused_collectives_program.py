@@ -61,7 +61,7 @@ def sums_of_types_that_hccl_does_not_add(ranks):
 
 @check
 def products_of_types_that_hccl_does_not_multiply(ranks):
-    op, refused = dist.ReduceOp.PRODUCT, "there are no products of int16 and bfloat16"
+    op, refused = dist.ReduceOp.PRODUCT, "products of int16 and bfloat16 are not supported"
     for dtype in NO_PRODUCTS:
         tensor = ranks.own((ranks.size,), dtype)
         raises(refused, dist.all_reduce, tensor, op)

@@ -50,7 +50,7 @@ def test_the_device_describes_itself():
         (torch.tensor([float("nan"), 0.0]), True),
     ],
 )
-def test_gradients_that_overflowed_are_told(gradient, overflowed):
+def test_overflowed_gradients_are_reported(gradient, overflowed):
     assert npu_check_overflow(gradient.npu()) is overflowed
 
 

@@ -44,7 +44,7 @@ def test_small_blocks_that_stay_keep_frames_from_large_ones(tmp_path):
     assert (huge, huge_or_normal, small) == (OUT_OF_MEMORY, 0, OUT_OF_MEMORY)
 
 
-def test_nothing_and_too_much_rejected(tmp_path):
+def test_zero_and_excessive_sizes_rejected(tmp_path):
     assert answer(tmp_path, "refusals", NPU_EMULATOR_CAPACITY_MB="64") == [INVALID, 0, OUT_OF_MEMORY]
 
 

@@ -105,7 +105,7 @@ def test_what_is_said_of_each_parameter_of_a_list_is_its_own():
     assert found == {"x": "|INT8", "y": "|FLOAT16", "out": "|INT64"}
 
 
-def test_of_two_releases_what_one_allows_is_allowed(tmp_path):
+def test_value_allowed_by_one_of_two_releases_accepted(tmp_path):
     for release, document in (("old", TABLE), ("new", LIST)):
         folder = tmp_path / release / "ops-math" / "scale" / "docs"
         folder.mkdir(parents=True)
@@ -189,7 +189,7 @@ def test_how_two_tensors_go_together_is_read_from_a_sentence(said, column, expec
     assert " ".join(sorted(f"{kind}={names}" for kind, names in found)) == expected
 
 
-def test_how_two_tensors_go_together_is_read_from_what_rejected():
+def test_tensor_relations_are_read_from_rejections():
     refused = (
         "self和out的shape不一致",
         "self和mask的shape无法做broadcast",
@@ -254,7 +254,7 @@ def test_an_exception_takes_one_demand_away_and_must_be_of_one():
     assert documented.demands(rules, [entry | {"demand": "dtype"}]) == source.replace(related, without_dtype)
     entry_of_values = entry | {"parameter": "turns", "demand": "values"}
     assert documented.demands(rules, [entry_of_values]) == source.replace("0,2", "")
-    with pytest.raises(ValueError, match="names what no document demands.*contiguous"):
+    with pytest.raises(ValueError, match="lists rules that no document has.*contiguous"):
         documented.demands(rules, [entry | {"demand": "contiguous"}])
 
 
@@ -275,7 +275,7 @@ def try_all(results, rules, strict="1", chip="Ascend910_9391"):
     return json.loads(results.read_text())
 
 
-def test_what_a_document_forbids_rejected_and_what_it_allows_is_taken(tried):
+def test_documented_limits_are_enforced(tried):
     assert tried["wrong"] == []
     assert tried["counts"]["dtypes"] > 900 and tried["counts"]["ranks"] > 600
     assert tried["counts"]["required"] > 800 and tried["counts"]["contiguous"] > 40
@@ -323,7 +323,7 @@ def test_outside_strict_mode_everything_is_taken(tried, tmp_path):
     assert len(found["wrong"]) == sum(tried["counts"].values())
 
 
-def test_a_demand_that_nobody_holds_is_found(tmp_path):
+def test_unserved_demand_is_found(tmp_path):
     """Control: rules that the emulated CANN was not built from."""
     rules = tmp_path / "rules.txt"
     rules.write_text("aclnnSilu self:Tensor|INT8|0-8 out:Tensor|BFLOAT16,FLOAT,FLOAT16|0-8\n")

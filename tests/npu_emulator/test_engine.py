@@ -87,7 +87,7 @@ def test_a_thread_that_chose_no_device_has_none(device):
     assert device["thread_without_device"] == {"code": 107002, "gradient": [2, 2, 2]}
 
 
-def test_what_is_not_emulated_rejected_by_name_with_its_arguments(device):
+def test_unemulated_operator_rejected_with_its_arguments(device):
     refused = device["refusals"]
     assert "aclnnPdist is not emulated" in refused["operator"]
     assert "self:Tensor=Float[2, 5]" in refused["operator"]
@@ -274,7 +274,7 @@ def test_training_equals_the_cpus_to_the_last_digit(device):
     assert answer["other_rate"] != answer["host"], "control: another rate gives other losses"
 
 
-def test_an_operator_is_told_which_gradients_are_wanted(device):
+def test_operator_gets_the_requested_gradients(device):
     assert device["layer_norm"] == {"True": True, "False": True}
 
 

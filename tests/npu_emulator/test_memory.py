@@ -87,7 +87,7 @@ def test_reserved_memory_is_used_again():
 
 
 @on_the_die
-def test_a_full_die_says_what_was_asked_for_and_what_there_is():
+def test_full_die_reports_requested_and_free_memory():
     held = bytes_of(200 * MEBIBYTE)
     with pytest.raises(RuntimeError, match=r"Tried to allocate 60.00 MiB \(NPU 0; 256.00 MiB total capacity; 20"):
         bytes_of(59 * MEBIBYTE)

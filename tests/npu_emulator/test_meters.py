@@ -140,7 +140,7 @@ def test_processes_that_used_the_device_write_at_exit(tmp_path):
     assert json.loads(written.read_text())["operators"]["aclnnAdds"]["calls"] == 1
 
 
-def test_a_killed_process_leaves_what_it_wrote(tmp_path):
+def test_killed_process_leaves_its_output(tmp_path):
     process = run(tmp_path, "use", "wait", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGKILL)

@@ -50,7 +50,7 @@ def test_a_rank_without_memory_is_told_so_and_named_to_the_others(reports, told)
         assert waited_s(found["full"]) >= TIMEOUT_S
 
 
-def test_a_dead_rank_is_named_and_the_others_go_on(told):
+def test_dead_rank_named_while_others_continue(told):
     for rank, found in enumerate(told):
         assert f"HcclAllGather on rank {rank} of 3: no answer" in found["dead"]
         assert "rank 2 (its process has ended, last in HcclAllReduce)" in found["dead"]

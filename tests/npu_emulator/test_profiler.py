@@ -174,7 +174,7 @@ def test_spans_are_joined_and_taken_from_each_other():
 
 def test_a_folder_without_a_recording_is_one_sentence(tmp_path):
     ended = exported(tmp_path, "--export=on")
-    assert ended.returncode == 1 and ended.stderr.startswith(f"error: {tmp_path} does not hold a recording")
+    assert ended.returncode == 1 and ended.stderr.startswith(f"error: {tmp_path} does not contain a recording")
     assert len(ended.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
     assert exported(tmp_path, "--export=on", "--type=db").returncode == 2
 

@@ -52,7 +52,7 @@ program.main()
 """
 
 
-def test_what_an_operator_does_beyond_its_tensors_would_be_noticed(tmp_path):
+def test_operator_writes_beyond_its_tensors_detected(tmp_path):
     """Each tensor has two elements less than it says."""
     file = tmp_path / "outcomes.json"
     command = [sys.executable, "-W", "ignore", "-c", PLANTED, file, "1", "200"]

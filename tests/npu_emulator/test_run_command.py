@@ -87,14 +87,14 @@ def test_the_tests_of_a_project_pass_and_fail_as_they_would_on_a_device_and_leav
 @pytest.mark.parametrize(
     "arguments, code, sentence",
     [
-        (("--devices", "0", "--", "true"), 2, "'0' is no whole number from 1 on"),
-        (("--capacity", "some", "--", "true"), 2, "'some' is no whole number from 1 on"),
-        (("--", "no-such-program"), 127, 'there is no program "no-such-program" on PATH'),
+        (("--devices", "0", "--", "true"), 2, "'0' is not a whole number of at least 1"),
+        (("--capacity", "some", "--", "true"), 2, "'some' is not a whole number of at least 1"),
+        (("--", "no-such-program"), 127, "command not found: no-such-program"),
         (("--",), 2, "COMMAND"),
         (("--streams", "-1", "--", "true"), 2, "--streams"),
-        (("--streams", "x", "--", "true"), 2, "'x' is no whole number from 0 on"),
+        (("--streams", "x", "--", "true"), 2, "'x' is not a whole number of at least 0"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_a_sentence(arguments, code, sentence):
+def test_invalid_run_reported_in_one_sentence(arguments, code, sentence):
     ran = run(*arguments)
     assert ran.returncode == code and sentence in ran.stderr and "Traceback" not in ran.stderr

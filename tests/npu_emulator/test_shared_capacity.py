@@ -221,7 +221,7 @@ def test_a_process_that_was_stopped_with_the_lock_does_not_stop_the_others(start
         holder.kill()
 
 
-def test_what_fits_once_is_given_to_one_process_at_a_time(start):
+def test_full_die_used_by_one_process_at_a_time(start):
     """Each tries for more than half of the die without a pause; whoever gets it must be the only one."""
     processes = [start() for _ in range(4)]
     for process in processes:

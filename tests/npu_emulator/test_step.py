@@ -71,7 +71,7 @@ def test_two_steps_train_and_the_rollout_has_the_weights_and_log_probs_of_traini
     assert responses[0] != responses[1]
 
 
-def test_what_cann_and_hccl_hold_beside_tensors_is_what_the_plan_says(workers):
+def test_cann_and_hccl_memory_matches_the_plan(workers):
     """It is measured after steps, so that every group has had a collective."""
     workers.run(jobs.rollout, PROMPTS)
     when_built, at_most = workers.planned

@@ -16,7 +16,7 @@ from tests.npu_emulator.device_process import DeviceProcess
 from tests.npu_emulator.operators.compare import refused
 
 HALF, OTHER_HALF, FLOAT = torch.bfloat16, torch.float16, torch.float32
-NO_GROUP = "there is no communicator nobody in this process"
+NO_GROUP = "no communicator nobody in this process"
 OPERATORS: dict[str, Callable[..., object]] = {}
 
 
@@ -291,7 +291,7 @@ def test_what_is_legal_computes_in_every_mode(mode):
         assert not said or NO_GROUP in said, f"{name}: {said}"
 
 
-def test_what_a_document_forbids_rejected_in_strict_mode_alone(mode):
+def test_documented_limits_enforced_only_in_strict_mode(mode):
     """Reference runs may give float32, and no other type, to kernels of 16 bits."""
     setting, process = mode
     for name, changes, words in FORBIDDEN:

@@ -194,7 +194,7 @@ def test_it_is_built_for_no_other_release(build, monkeypatch):
     with pytest.raises(SystemExit) as end:
         build.release()
     assert end.value.code == (
-        "error: torch_npu 2.6.0 is installed, and the emulator is for 2.5.1, 2.10.0, 2.13.0: install one of these."
+        "error: torch_npu 2.6.0 is installed, but the emulator supports 2.5.1, 2.10.0, 2.13.0. Install one of these."
     )
 
 

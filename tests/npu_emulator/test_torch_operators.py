@@ -189,7 +189,7 @@ def test_strict_mode_takes_what_torch_npu_puts_together(tmp_path):
     assert len(found) > 600
 
 
-def test_what_does_not_go_together_would_be_noticed(monkeypatch):
+def test_mismatched_arguments_detected(monkeypatch):
     class Unrelated:
         dtypes = {torch.float32}
         supports_autograd = False
@@ -205,7 +205,7 @@ def test_what_does_not_go_together_would_be_noticed(monkeypatch):
     assert "aclnnAddRmsNorm" in unrelated(Unrelated())
 
 
-def test_a_list_that_does_not_fit_would_be_noticed():
+def test_mismatched_list_detected():
     found = {
         "a": None,
         "b": None,
@@ -225,7 +225,7 @@ def test_an_operator_that_ends_its_process_is_named_and_the_others_go_on(monkeyp
     assert differences([*operators]) == {"first": None, "second": "the process ended", "third": None}
 
 
-def test_a_wrong_kernel_would_be_noticed():
+def test_wrong_kernel_detected():
     class Wrong:
         dtypes = {torch.float32}
         supports_autograd = True

@@ -49,7 +49,7 @@ def test_a_graph_is_captured_once_and_runs_the_same_operators():
     assert calls(meters.snapshot()) == {"aclnnAddRmsNorm": 2, "aclnnSwiGlu": 2}
 
 
-def test_what_a_graph_cannot_hold_is_an_error():
+def test_uncapturable_work_is_an_error():
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(lambda x: x[: int(x.sum().item())])(torch.ones(3, **on))
 
@@ -131,7 +131,7 @@ def test_scopes_and_waits_are_marks_in_the_graph():
 def test_scopes_that_are_not_nested_rejected():
     with pytest.raises(Exception, match="leaves a scope that was not entered"):
         compiled(lambda x: torch.ops.air.scope_exit() or x + 1)(torch.ones(1, **on))
-    with pytest.raises(Exception, match="1 scopes are entered and not left"):
+    with pytest.raises(Exception, match="1 scopes are entered but not left"):
         compiled(lambda x: torch.ops.air.scope_enter([], []) or x + 1)(torch.ones(1, **on))
 
 

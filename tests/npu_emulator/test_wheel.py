@@ -103,7 +103,7 @@ def test_it_runs_the_tests_of_a_project_on_dies_of_their_own(installed):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("device", [True, False])
-def test_it_does_not_come_beneath_torch_npu_where_a_real_npu_is(installed, device):
+def test_emulator_is_not_used_beside_a_real_npu(installed, device):
     """Python itself stays unchanged: pip must be able to uninstall the wheel."""
     program = seeing_device("import torch_npu", device=device)
     ended = python(installed, "-c", program, TORCH_DEVICE_BACKEND_AUTOLOAD="0")

@@ -73,7 +73,7 @@ def test_the_locked_source_is_clean_and_its_copies_are_listed(acme):
     assert verdicts["f"].copied_in == ["acme.user"] and verdicts["LIMIT"].copied_in == []
 
 
-def test_what_another_upstream_has_is_left_to_its_own_check(acme):
+def test_other_upstreams_are_left_to_their_own_check(acme):
     relied_on = ["other.core:g", "acme.core:helper"]
     patches = [acme.patch("wrap", "acme.core:f", nothing, relies_on=relied_on)]
     verdicts = checking.check(patches, acme.lock, PINS, ACME, sources(acme))
@@ -97,7 +97,7 @@ def test_what_another_upstream_has_is_left_to_its_own_check(acme):
         ("def f(x, y=1):", 'def f(x, y=1):\n    """New."""', {}),
     ],
 )
-def test_every_change_is_told_apart(acme, before, after, expected):
+def test_every_change_is_distinguished(acme, before, after, expected):
     assert before in (acme.folder / "acme/core.py").read_text()
     verdicts = statuses(acme, lambda text: text.replace(before, after, 1))
     assert unclean(verdicts) == expected
@@ -156,7 +156,7 @@ def test_the_lock_survives_writing_and_keeps_releases_that_are_not_at_hand(acme,
 
 
 def test_an_unknown_upstream_rejected():
-    with pytest.raises(checking.UnknownUpstreamError, match="'acne' is no upstream; pins.toml has acme, other"):
+    with pytest.raises(checking.UnknownUpstreamError, match="'acne' is not an upstream; pins.toml has acme, other"):
         checking.upstream_named(PINS, "acne")
 
 
@@ -188,7 +188,7 @@ def test_drift_stops_the_process_that_meets_it_and_says_how_to_go_on(acme):
 def test_drift_of_what_a_patch_relies_on_is_fatal_too(acme):
     edit(acme, "def helper()", "def helper(new)")
     start(acme, acme.patches[:1])
-    with pytest.raises(DriftError, match=r"acme.core:helper is SIGNATURE: 1.0 have \(\), here it is \(new\)"):
+    with pytest.raises(DriftError, match=r"acme.core:helper is SIGNATURE: 1.0 have \(\), but here it is \(new\)"):
         importlib.import_module("acme.core")
 
 

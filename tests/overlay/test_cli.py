@@ -123,7 +123,7 @@ def test_a_feature_a_target_a_label_or_a_part_is_explained(project):
         assert project("explain", name) == (0, patch)
     code, text = project("explain", "core")
     assert code == 0 and [line for line in text.splitlines() if line[0] != " "] == ["acme.core:f", "acme.core:extra"]
-    assert project("explain", "gone") == (2, "no patch is named 'gone'; `python -m overlay list` names them all\n")
+    assert project("explain", "gone") == (2, "no patch has the name 'gone'. `python -m overlay list` lists them all\n")
     assert [each["name"] for each in json.loads(project("explain", "doubling", "--json")[1])] == ["doubling"]
 
 
@@ -144,7 +144,7 @@ def test_the_lock_is_made_of_pinned_sources_and_the_check_held_against_it(projec
     )
     assert project("lock", "--upstream", f"acme={project.folder}") == (
         2,
-        "only pinned sources are locked: give acme=PATH@v1\n",
+        "only pinned sources can be locked. Set acme=PATH@v1\n",
     )
     assert project("lock", "--upstream", f"acme={project.folder}@{pinned}") == (
         0,
@@ -164,9 +164,9 @@ def test_the_lock_is_made_of_pinned_sources_and_the_check_held_against_it(projec
     (project.folder / "acme/core.py").write_text(CORE.replace("return 1", "return 2").replace("f(x)", "f(x, y)"))
     assert project("check", "--upstream", f"acme={project.folder}") == (
         1,
-        "acme: FOLDER\n  SIGNATURE  acme.core:f: v1 have (x), here it is (x, y)\n"
+        "acme: FOLDER\n  SIGNATURE  acme.core:f: v1 have (x), but here it is (x, y)\n"
         f"{copied}"
-        "  DRIFT      acme.core:helper (relied on by acme.core:f@doubling): its body is not the one in v1\n"
+        "  DRIFT      acme.core:helper (relied on by acme.core:f@doubling): its body differs from the one in v1\n"
         "  1 DRIFT, 2 OK, 1 SIGNATURE\ndrift\n",
     )
     code, text = project("check", "--json", "--upstream", f"acme={project.folder}@{pinned}")
@@ -175,9 +175,7 @@ def test_the_lock_is_made_of_pinned_sources_and_the_check_held_against_it(projec
     assert [each["status"] for each in found["checked"][0]["verdicts"]] == ["OK"] * 4
     # This folder is the installed copy, and it has no distribution.
     code, text = project("check")
-    assert code == 1 and text.startswith(
-        "acme: acme without version (a copy that is not installed by pip, or none) in "
-    )
+    assert code == 1 and text.startswith("acme: acme without version (not installed by pip) in ")
     other_lock = project.folder / "empty.json"
     code, text = project("--lock", str(other_lock), "check", "--upstream", f"acme={project.folder}@{pinned}")
     assert code == 2 and text.endswith("  2 OK, 2 UNVERIFIED\nnot everything could be verified\n")
@@ -186,13 +184,13 @@ def test_the_lock_is_made_of_pinned_sources_and_the_check_held_against_it(projec
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["check", "--upstream", "acme"], "--upstream 'acme': write NAME=PATH or NAME=PATH@COMMIT"),
-        (["check", "--upstream", "=x"], "'' is no upstream; pins.toml has acme, other, absent"),
-        (["check", "--upstream", "acme="], "--upstream 'acme=': write NAME=PATH or NAME=PATH@COMMIT"),
-        (["bisect", "--upstream", "acme"], "--upstream 'acme': write NAME=CHECKOUT"),
+        (["check", "--upstream", "acme"], "--upstream='acme' is invalid. Set it to NAME=PATH or NAME=PATH@COMMIT"),
+        (["check", "--upstream", "=x"], "'' is not an upstream; pins.toml has acme, other, absent"),
+        (["check", "--upstream", "acme="], "--upstream='acme=' is invalid. Set it to NAME=PATH or NAME=PATH@COMMIT"),
+        (["bisect", "--upstream", "acme"], "--upstream='acme' is invalid. Set it to NAME=CHECKOUT"),
         (
             ["bisect", "--upstream", "acme=x", "a..", "--json"],
-            "the range is 'a..': write FIRST..LAST; the pin of",
+            "the range 'a..' is invalid. Write FIRST..LAST; the pin of",
         ),
     ],
 )
@@ -366,11 +364,15 @@ def test_each_stack_has_its_patches_its_lock_and_its_document(project, bench):
     assert project("docs", "--stack", "new") == (0, "wrote FOLDER/patches-new.md\n")
     # The installed packages belong to the other stack; a folder given on the command line is checked all the same.
     code, text = project("check")
-    assert code == 2 and text.startswith("the patches of stack old are not for the packages") and text.count("\n") == 1
+    assert (
+        code == 2
+        and text.startswith("the patches of stack old do not fit the installed packages")
+        and text.count("\n") == 1
+    )
     assert project("check", "--upstream", f"acme={project.folder}")[1].endswith("not everything could be verified\n")
     assert project("list", "--stack", "odd") == (
         2,
-        "--stack=odd is invalid: there is no such stack. Set it to old or new.\n",
+        "--stack=odd is invalid: no such stack. Set it to old or new.\n",
     )
 
 

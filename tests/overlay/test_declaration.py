@@ -72,7 +72,7 @@ def test_type_checker_notices_a_misspelt_field(tmp_path):
 def test_only_a_wrap_belongs_to_a_feature_that_can_be_off():
     feature = Feature("some", "a test", switch="some.enabled", is_on=lambda settings: settings.some)
     wrap("acme:name", **{**METADATA, "feature": feature})
-    with pytest.raises(DeclarationError, match="feature some can be off, and only a wrap asks at every call"):
+    with pytest.raises(DeclarationError, match="feature some can be off, but only a wrap checks that at every call"):
         add("acme:name", **{**METADATA, "feature": feature})
 
 

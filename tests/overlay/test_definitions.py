@@ -58,7 +58,7 @@ def test_every_way_of_binding_a_name_is_found(name, count):
 @pytest.mark.parametrize(
     "name", ["g", "hidden", "gone", "Gone.method", "Plain.method", "Class.Inner.gone", "outer.hidden"]
 )
-def test_what_is_not_there_is_not_found(name):
+def test_absent_names_are_not_found(name):
     assert find_definition(ast.parse(SOURCE), name) is None
 
 
@@ -125,7 +125,7 @@ def test_all_definitions_have_their_qualified_names():
     ]
 
 
-def test_of_an_import_only_the_name_that_is_asked_for_counts():
+def test_only_the_requested_name_of_an_import_counts():
     first, second = (
         ast.dump(find_definition(ast.parse(f"from .x import {names}"), "f").nodes[0]) for names in ("f", "g, f, h as i")
     )

@@ -143,7 +143,7 @@ def test_the_page_is_true_from_an_empty_folder(project):
     table = (project.folder / "patches.md").read_text()
     assert "| `jinja2.filters:do_filesizeformat` | wrap | binary_sizes |" in table
     alone = project.run("python -m overlay list")
-    assert alone.returncode == 2 and "names the upstreams; name yours, as with --pins FILE" in alone.stderr
+    assert alone.returncode == 2 and "names the upstreams. Pass yours, as with --pins FILE" in alone.stderr
 
 
 @pytest.mark.slow

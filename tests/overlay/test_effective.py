@@ -34,7 +34,7 @@ USER = """
         (Effect("overlay.engine", "Absent", Engine, upstream=object()), False),
     ],
 )
-def test_a_change_is_in_place_where_upstreams_object_holds_it(effect, in_place):
+def test_change_applies_where_upstreams_object_has_it(effect, in_place):
     assert _is_in_place(effect) is in_place
 
 
@@ -78,7 +78,7 @@ def test_a_copy_that_appears_later_is_found(acme):
     upstream = core.f
     engine = acme.activate(acme.patch("wrap", "acme.core:f", ours))
     user.Holder.call = staticmethod(upstream)
-    assert problems(acme, engine) == ["acme.core:f: copies of upstream's own are still in acme.user:Holder.call"]
+    assert problems(acme, engine) == ["acme.core:f: copies of upstream's version are still in acme.user:Holder.call"]
     assert acme.examine(engine).effective == {"acme.core:f": False}
     user.Holder.call = staticmethod(core.f)
     assert not problems(acme, engine)
@@ -106,7 +106,7 @@ def test_a_module_that_was_replaced_is_found(acme):
     engine = acme.activate(acme.patch("wrap", "acme.core:f", ours))
     importlib.import_module("acme.core")
     del sys.modules["acme.core"]
-    assert problems(acme, engine) == ["acme.core:f: its module is no longer imported"]
+    assert problems(acme, engine) == ["acme.core:f: its module was unloaded"]
 
 
 def test_a_patch_that_waits_although_its_module_is_imported_is_found(acme):
@@ -130,7 +130,7 @@ def test_values_are_shared_so_only_imported_copies_of_them_follow(acme):
 
 def test_required_patches_must_be_applied(acme):
     engine = acme.activate(acme.patch("wrap", "acme.core:f", ours))
-    with pytest.raises(EffectiveError, match="acme.core:f: required here, and not applied"):
+    with pytest.raises(EffectiveError, match="acme.core:f: required here, but not applied"):
         require(acme.examine(engine), ["acme.core:f"])
     importlib.import_module("acme.core")
     assert require(acme.examine(engine), ["acme.core:f"]).applied == ["acme.core:f"]

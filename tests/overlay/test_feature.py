@@ -34,8 +34,8 @@ def off(config, settings):
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({"name": "no identifier"}, "its name is no identifier"),
-        ({"purpose": " "}, "it does not say its purpose"),
+        ({"name": "no identifier"}, "its name is not an identifier"),
+        ({"purpose": " "}, "it has no purpose"),
         ({"section": "one"}, "a section and a dataclass of settings go together"),
         ({"settings": Section}, "a section and a dataclass of settings go together"),
         ({"is_on": lambda settings: True}, "a switch and is_on go together"),
@@ -54,7 +54,7 @@ def test_a_patch_belongs_to_a_feature_object():
 
 def test_two_features_of_one_name_conflict(bench):
     patches = [bench.patch("wrap", f"acme:{name}", print, feature=Feature("one", "a test")) for name in "fg"]
-    with pytest.raises(ConflictError, match="belong to two Feature objects of one name"):
+    with pytest.raises(ConflictError, match="belong to two Feature objects with one name"):
         make_plan(patches)
 
 
@@ -81,10 +81,10 @@ def test_a_section_is_read_with_its_defaults():
         ),
         ({"colour": True}, "unknown key one.colour; allowed keys are enabled, ratio, mode, inner$"),
         ({"inner": {"sizes": 1}}, "unknown key one.inner.sizes; allowed keys are size; did you mean size\\?$"),
-        ({"enabled": "yes"}, "one.enabled must be of type bool, not 'yes'"),
-        ({"ratio": True}, "one.ratio must be of type float, not True"),
-        ({"mode": "slow"}, "one.mode is 'slow'; choose one of fast, exact"),
-        ({"inner": {"size": 0}}, "one.inner.size is 0 and must be at least 1"),
+        ({"enabled": "yes"}, "one.enabled='yes' is invalid. Set it to a value of type bool"),
+        ({"ratio": True}, "one.ratio=True is invalid. Set it to a value of type float"),
+        ({"mode": "slow"}, "one.mode='slow' is invalid. Set it to one of fast, exact"),
+        ({"inner": {"size": 0}}, "one.inner.size=0 is invalid. Set it to at least 1"),
         ({"inner": 3}, "one.inner must be a group of keys"),
         (3, "one must be a group of keys"),
     ],
@@ -131,12 +131,12 @@ def test_null_is_the_default_and_fields_from_elsewhere_are_not_asked_for():
 @pytest.mark.parametrize(
     ("value", "kind", "says"),
     [
-        (5, Sequence, "k must be of type list, not 5"),
-        ([1], Mapping, r"k must be of type group of keys, not \[1\]"),
-        (True, int, "k must be of type int, not True"),
-        (1.5, int, "k must be of type int, not 1.5"),
-        (1, bool, "k must be of type bool, not 1"),
-        ("1", float, "k must be of type float, not '1'"),
+        (5, Sequence, "k=5 is invalid. Set it to a value of type list"),
+        ([1], Mapping, r"k=\[1\] is invalid. Set it to a value of type group of keys"),
+        (True, int, "k=True is invalid. Set it to a value of type int"),
+        (1.5, int, "k=1.5 is invalid. Set it to a value of type int"),
+        (1, bool, "k=1 is invalid. Set it to a value of type bool"),
+        ("1", float, "k='1' is invalid. Set it to a value of type float"),
     ],
 )
 def test_a_value_of_another_kind_rejected(value, kind, says):

@@ -34,7 +34,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("change", SAME)
-def test_what_is_only_written_differently_is_the_same(change):
+def test_different_notation_is_the_same(change):
     assert of(SAME[change]) == of(ORIGINAL)
     assert of(ORIGINAL.replace("def f(", "def g("), "g") == of(ORIGINAL)
 
@@ -123,7 +123,7 @@ def test_fingerprints_are_the_same_on_every_python():
     assert answers[0][0] > 100 and all(answer == answers[0] for answer in answers), (list(pythons), answers)
 
 
-def test_another_fingerprint_on_one_python_would_be_noticed(tmp_path):
+def test_python_specific_fingerprint_detected(tmp_path):
     this = {"this": sys.executable}
     for name, text in {"one.py": "def f(): return 1", "two.py": "def f(): return 2"}.items():
         (tmp_path / name).write_text(text)

@@ -222,17 +222,17 @@ def test_the_command_says_the_same_in_words_as_json_and_as_a_document(repository
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["HEAD"], "the range is 'HEAD': write FIRST..LAST"),
+        (["HEAD"], "the range 'HEAD' is invalid. Write FIRST..LAST"),
         (["absent..HEAD"], "git log failed in"),
-        (["--all..HEAD"], "'--all' is no commit"),
+        (["--all..HEAD"], "'--all' is not a commit"),
         ([], "git log failed in"),  # the pin is not in this repository
-        (["HEAD..HEAD", "--upstream", "acme"], "write NAME=CHECKOUT"),
-        (["HEAD..HEAD", "--upstream", "acne=."], "'acne' is no upstream"),
-        (["HEAD..HEAD", "--upstream", "other={folder}"], "no patch changes or relies on anything of other"),
+        (["HEAD..HEAD", "--upstream", "acme"], "Set it to NAME=CHECKOUT"),
+        (["HEAD..HEAD", "--upstream", "acne=."], "'acne' is not an upstream"),
+        (["HEAD..HEAD", "--upstream", "other={folder}"], "no patch changes or relies on anything in other"),
         (["HEAD..HEAD", "--upstream", "acme=/absent"], "git log failed in /absent"),
     ],
 )
-def test_what_cannot_be_walked_rejected_in_one_sentence(repository, command, arguments, sentence):
+def test_invalid_history_range_rejected(repository, command, arguments, sentence):
     repository.commit("begin", {"acme/core.py": CORE})
     separator = ["--"] if arguments[:1] == ["--all..HEAD"] else []
     code, output, error = command(*separator, *(each.format(folder=repository.folder) for each in arguments))
@@ -247,6 +247,6 @@ def test_histories_without_a_common_commit_rejected(repository):
         repository.history(first)
 
 
-def test_lines_of_a_terminal_leave_out_what_did_not_happen(repository):
+def test_terminal_lines_omit_absent_events(repository):
     first = repository.commit("begin", {"acme/core.py": CORE})
     assert history_lines(repository.fates(first)["f"]) == ["acme.core:f@testing", "  changes: never"]

@@ -42,7 +42,7 @@ def test_outside_and_inside_say_how_wraps_of_one_target_are_nested(bench):
 @pytest.mark.parametrize("word", ["outside", "inside"])
 def test_a_neighbour_that_has_no_patch_of_the_target_is_a_conflict(bench, word):
     lonely = bench.patch("wrap", "acme:f", nothing, **{word: ["other"]})
-    with pytest.raises(ConflictError, match=f"says {word}='other', and no patch of this target is that feature's"):
+    with pytest.raises(ConflictError, match=f"has {word}='other', but no patch of this target belongs to that feature"):
         make_plan([lonely, bench.patch("wrap", "acme:g", nothing, feature="other")])
 
 

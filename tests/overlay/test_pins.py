@@ -79,7 +79,7 @@ def test_copies_are_named_by_reference_commit_version_and_release(upstream, labe
     assert (upstream.cluster_label, upstream.supported()) == (label, supported)
 
 
-def test_what_is_installed_is_named_by_its_distribution():
+def test_installed_packages_named_by_distribution():
     def installed(distribution: str) -> str:
         return Upstream("a", ("a",), distribution=distribution).installed()
 
@@ -90,13 +90,13 @@ def test_what_is_installed_is_named_by_its_distribution():
 def test_old_key_of_the_patch_package_is_accepted(tmp_path):
     file = tmp_path / "pins.toml"
     file.write_text('[acme]\npackages = ["acme"]\nroom = "acme_patches"\n')
-    with pytest.warns(FutureWarning, match="the key room of acme in the pins is now patch_package; rename it"):
+    with pytest.warns(FutureWarning, match="the key room of acme in the pins is now patch_package. Rename it"):
         assert Pins.read(file).patch_packages() == ["acme_patches"]
 
 
 def test_an_unknown_key_a_missing_package_list_or_no_file_is_an_error(tmp_path):
     file = tmp_path / "pins.toml"
-    with pytest.raises(PinsError, match="there is no file .*pins.toml that names the upstreams"):
+    with pytest.raises(PinsError, match="no file .*pins.toml that names the upstreams"):
         Pins.read(file)
     file.write_text('[acme]\npackages = ["acme"]\ncluster = { tag = "v1" }\n')
     with pytest.raises(TypeError, match="tag"):
@@ -135,10 +135,10 @@ def test_a_stack_is_read_by_name_and_else_the_default(stacks):
 
 
 def test_a_stack_that_is_not_there_is_named(stacks, tmp_path):
-    with pytest.raises(PinsError, match=r"^--stack=odd is invalid: there is no such stack. Set it to old or new.$"):
+    with pytest.raises(PinsError, match=r"^--stack=odd is invalid: no such stack. Set it to old or new.$"):
         stacks("odd")
     (tmp_path / "pins.toml").write_text('[acme]\npackages = ["acme"]\n')
-    with pytest.raises(PinsError, match=r"^--stack=old is invalid: .*pins.toml has no stacks. Leave the option away.$"):
+    with pytest.raises(PinsError, match=r"^--stack=old is invalid: .*pins.toml has no stacks. Remove the option.$"):
         stacks("old")
 
 
@@ -163,8 +163,8 @@ def test_packages_of_the_stack_and_of_none_are_left_to_the_lock(stacks, stack, i
 )
 def test_packages_of_another_stack_rejected(stacks, stack, installed, other):
     sentence = (
-        f"the patches of stack {stack} are not for the packages that are installed here, which are those of stack"
-        f" {other} (acme {installed}): start this with an environment of stack {stack}, or without its patches"
+        f"the patches of stack {stack} do not fit the installed packages, which are those of stack"
+        f" {other} (acme {installed}). Use an environment of stack {stack}, or start without its patches"
     )
     with pytest.raises(StackError) as raised:
         stacks(stack, acme=installed).require_environment()

@@ -68,5 +68,5 @@ def test_code_runs_before_a_module_and_once_only(bench):
 def test_it_is_an_error_when_the_module_is_imported_already(bench):
     bench.write({"acme/core.py": ""})
     importlib.import_module("acme.core")
-    with pytest.raises(TargetError, match="imported already: activate the overlay earlier"):
+    with pytest.raises(TargetError, match="already imported. Activate the overlay earlier"):
         bench.activate(bench.patch("before_import", "acme.core", lambda: None))

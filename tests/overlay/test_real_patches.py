@@ -88,7 +88,7 @@ def test_a_patch_says_where_it_stands_upstream(patch):
         "docs/upstream/README.md",
     ],
 )
-def test_a_text_that_says_nothing_of_it_is_noticed(upstream):
+def test_text_without_the_statement_detected(upstream):
     assert standing.complaint(upstream) is not None
 
 
@@ -142,10 +142,10 @@ def test_the_check_of_what_is_installed_is_clean():
 
 def test_the_check_rejects_what_it_cannot_read():
     for given, message in [
-        ("verl=/nowhere", "there is no package verl in /nowhere"),
+        ("verl=/nowhere", "no package verl in /nowhere"),
         ("verl=/nowhere@abc", "git has no abc"),
-        ("verl", "write NAME=PATH"),
-        ("nobody=/", "'nobody' is no upstream"),
+        ("verl", "Set it to NAME=PATH"),
+        ("nobody=/", "'nobody' is not an upstream"),
     ]:
         command = [sys.executable, "-m", "overlay", "check", "--upstream", given]
         result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600, check=False)
@@ -153,7 +153,7 @@ def test_the_check_rejects_what_it_cannot_read():
 
 
 @pytest.mark.parametrize("patch", CHANGED)
-def test_every_mutation_of_a_target_is_told_apart(patch):
+def test_every_mutation_of_a_target_is_distinguished(patch):
     content, lock, upstream = source_of(patch.module), Lock.read(), PINS.of_module(patch.module)
     applied = 0
     for mutation, expected in mutations.EXPECTED.items():
@@ -196,7 +196,7 @@ def test_no_patch_file_restates_the_module_it_mirrors():
     assert compared > 20 or any(sources_of(each.name) is None for each in PINS.upstreams if each.release)
 
 
-def test_a_restated_function_is_noticed_whatever_its_names():
+def test_restated_function_detected_despite_new_names():
     upstream = "def f(a, b):\n    import os\n" + "".join(f"    v{i} = call(a, {i}, 'x{i}')\n" for i in range(6))
     copied = "def mine(left, right):\n    '''Ours.'''\n" + "".join(
         f"    n = go(left,  9, 'y')  # {i}\n" for i in range(6)
@@ -237,7 +237,7 @@ def test_upstream_has_the_types_of_the_patches():
     assert {str(file): missing for file, source in files.items() if (missing := missing_types(source))} == {}
 
 
-def test_a_type_that_upstream_does_not_have_is_noticed():
+def test_type_unknown_to_upstream_detected():
     if sources_of("vllm") is None:
         pytest.skip("vllm is not installed here")
     source = "if TYPE_CHECKING:\n    from vllm.config import ModelConfig, Modelconfig\n    from vllm.no import Thing\n"

@@ -48,4 +48,4 @@ def test_the_command_line_lists_and_explains_the_real_patches():
     explained = command_line("explain", listed[0]["name"])
     assert listed[0]["why"] in explained.stdout and explained.returncode == 0
     unknown = command_line("explain", "no.such:patch")
-    assert unknown.returncode == 2 and "no patch is named 'no.such:patch'" in unknown.stderr
+    assert unknown.returncode == 2 and "no patch has the name 'no.such:patch'" in unknown.stderr

@@ -146,7 +146,7 @@ def test_off_means_upstreams_own_call(patch, everything_off):
     assert result == recorder.result
 
 
-def test_a_patch_that_meddles_while_off_would_be_noticed(everything_off):
+def test_patch_active_while_off_detected(everything_off):
     recorder = Recorder(ast.parse("def f(a, *, b): return 1").body[0])
     assert recorder.drive(lambda upstream, a, *, b: upstream(a, b=b)) is recorder.result
     recorder.drive(lambda upstream, a, *, b: upstream(b, b=a))
@@ -228,7 +228,7 @@ def test_every_demonstration_and_every_effect_is_of_a_patch():
     assert set(demonstrations()) | set(effects()) <= {patch.label for patch in PATCHES}
 
 
-def test_a_demonstration_of_nothing_is_noticed():
+def test_empty_effect_test_detected():
     assert observed(lambda body: "always the same", print) == observed(lambda body: "always the same", INERT["wrap"])
     assert observed(lambda body: body(lambda: "upstream"), INERT["wrap"]) == "upstream"
     assert observed(lambda body: 1 / 0, print) == "raises ZeroDivisionError"

@@ -107,7 +107,7 @@ def test_missing_patches_fail_the_import_by_name(python):
     assert ended.returncode == 1 and "Traceback" in ended.stderr
     last = ended.stderr.splitlines()[-1]
     assert (
-        last.startswith("ImportError: acme is to be imported with the patches of") and "Put them back, or rem" in last
+        last.startswith("ImportError: acme should be imported with the patches of") and "Put them back, or rem" in last
     )
     assert str(python.root) in last and str(startup.files_of(PACKAGE, python.site)[1]) in last
     assert python.run("import json").returncode == 0

@@ -129,7 +129,7 @@ def test_a_target_that_was_overwritten_before_stays_a_problem(acme, core):
 
 def test_a_target_that_the_library_takes_away_is_an_error(acme, core):
     engine = activate(acme)
-    with pytest.raises(TargetError, match="acme.core:f.*nothing of this name"), engine.unpatched():
+    with pytest.raises(TargetError, match="acme.core:f.*nothing with this name"), engine.unpatched():
         del core.f
 
 

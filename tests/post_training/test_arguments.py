@@ -52,4 +52,4 @@ def test_supervisor_rejects_limit_that_is_none(seconds, capsys):
 def test_supervisor_rejects_output_that_links_to_itself(tmp_path, capsys):
     (tmp_path / "loop").symlink_to("loop")
     assert supervise.main(["--output", str(tmp_path / "loop"), "--", "true"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: --output {tmp_path / 'loop'} cannot be made")
+    assert capsys.readouterr().err.startswith(f"error: --output={tmp_path / 'loop'} is invalid: it cannot be")

@@ -99,11 +99,13 @@ def test_the_line_of_the_start_names_tokens_and_files(tmp_path):
 @pytest.mark.parametrize("value", ['"<|im_end|>"', "true", "[1, null]", "-1"])
 def test_other_values_than_tokens_rejected(tmp_path, value):
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {value}}}')
-    with pytest.raises(EndTokensError, match=r"eos_token_id=.* of .*generation_config.json is invalid: no token. Set"):
+    with pytest.raises(
+        EndTokensError, match=r"eos_token_id=.* of .*generation_config.json is invalid: not a token. Set"
+    ):
         end_tokens(tmp_path, 2)
 
 
 def test_a_torn_file_is_one_sentence(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 1')
-    with pytest.raises(EndTokensError, match="generation_config.json is no JSON .*Copy the model again"):
+    with pytest.raises(EndTokensError, match="generation_config.json is not JSON .*Copy the model again"):
         end_tokens(tmp_path, 2)

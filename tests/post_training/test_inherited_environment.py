@@ -39,7 +39,7 @@ def test_launcher_drops_the_same_variables():
         ["bash", "-euc", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     said, *left = done.stdout.splitlines()
-    assert said.startswith("not taken over from the environment, because they are another job's: ")
+    assert said.startswith("ignored in the environment, because they belong to another job: ")
     assert set(said.partition(": ")[2].split()) == set(OTHERS)
     names = {line.partition("=")[0] for line in left}
     assert not names & set(OTHERS) and set(KEPT) <= names
@@ -72,7 +72,7 @@ def test_impossible_value_rejected_by_name(name, value):
 @pytest.mark.parametrize(
     ("value", "dies", "says"),
     [(None, 16, None), ("0,1", 2, None), ("3", 1, None), ("0,1,2,3,4,5,6,7", 16, "it shows 8 NPUs"),
-     ("3", 2, "it shows 1 NPUs"), ("", 2, "no list"), ("0-7", 8, "no list"), ("0,0", 2, "no list")],
+     ("3", 2, "it shows 1 NPUs"), ("", 2, "not a list"), ("0-7", 8, "not a list"), ("0,0", 2, "not a list")],
 )  # fmt: skip
 def test_list_of_npus_compared_with_dies(value, dies, says):
     said = describe_visible({} if value is None else {"ASCEND_RT_VISIBLE_DEVICES": value}, dies)

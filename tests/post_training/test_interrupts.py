@@ -73,8 +73,8 @@ def test_training_acknowledges_before_it_stops_ray(monkeypatch, capfd):
     monkeypatch.setattr(main_ppo, "_watching", lambda config: nullcontext())
     monkeypatch.setattr(main_ppo, "_train", lambda config, own: signal.raise_signal(signal.SIGINT))
     code, sentence, reason = main_ppo._carry_out(mock.sentinel.config, no_source)
-    assert (code, sentence, reason) == (130, "interrupted; everything that this run started has been stopped", None)
-    assert seen == [f"{STOPPING} everything that this run started\n"]
+    assert (code, sentence, reason) == (130, "interrupted; all processes of this run have been stopped", None)
+    assert seen == [f"{STOPPING} all processes of this run\n"]
 
 
 def test_conversion_acknowledges_before_it_waits_for_workers(monkeypatch, capfd):
@@ -88,12 +88,12 @@ def test_conversion_acknowledges_before_it_waits_for_workers(monkeypatch, capfd)
 
     monkeypatch.setattr(command_line, "run", run)
     assert command_line.run_tool(Namespace(workers=1), lambda options: None) == 130
-    assert seen == [f"{STOPPING} the workers, finished files are kept\n"]
+    assert seen == [f"{STOPPING} the workers, keeping finished files\n"]
     assert capfd.readouterr().err == "stopped; run the same command again to resume\n"
 
 
 def test_flag_is_acknowledged_at_once(capfd):
     with SignalFlag() as signals:
         signal.raise_signal(signal.SIGINT)
-        assert capfd.readouterr().err.startswith("\nSIGINT: stopping everything")
+        assert capfd.readouterr().err.startswith("\nSIGINT: stopping all processes")
     assert signals.received == [signal.SIGINT]

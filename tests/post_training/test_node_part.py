@@ -25,7 +25,7 @@ def test_described_part_is_read_back_word_by_word():
     ran = subprocess.run(
         [sys.executable, "-m", "post_training.node_part", *words], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    part = NodePart.parse(f"not taken over from the environment: RANK\n{ran.stdout}")
+    part = NodePart.parse(f"ignored in the environment: RANK\n{ran.stdout}")
     assert (part.role, part.command, part.emulated_mb) == ("head", command, 1024)
     assert part.environment == {
         "NPU_EMULATOR_CAPACITY_MB": "1024", "HCCL_IF_BASE_PORT": "61000", "EMPTY": "", "FLAGS": "--a=1 --b=",

@@ -5,7 +5,7 @@ from verl_patches.features.critic.tokens import LastForward, last_forward
 from verl_patches.features.expert_sets.records import StepChoices, process_choices
 
 
-def test_of_a_kind_there_is_one():
+def test_process_context_keeps_one_object_per_kind():
     context = ProcessContext()
     first = context.of(StepChoices)
     assert context.of(StepChoices) is first and context.of(LastForward) is not first

@@ -59,7 +59,7 @@ def test_wrong_argument_escaped():
     assert done.returncode == 2 and b"\\x1b[2J" in done.stderr and b"\x1b" not in done.stderr
 
 
-def test_every_tool_escapes_what_it_prints():
+def test_every_tool_escapes_its_output():
     tools = [file for file in (ROOT / "scripts").glob("[!_]*.py") if file.name not in WITHOUT_NAMES]
     assert len(tools) > 15
     assert [file.name for file in tools if "\n    escape_output(" not in file.read_text()] == []

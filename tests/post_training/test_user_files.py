@@ -65,10 +65,10 @@ def test_first_lines_of_long_file_read_alone(tmp_path):
     [
         ("[" * 20_000, "nested too deeply"),
         ("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1), "nested too deeply"),
-        ('{"a": 1, "a": 2}', "'a' is there twice"),
-        ("1" * 6000, "no JSON"),
-        ("{", "no JSON"),
-        ("", "no JSON"),
+        ('{"a": 1, "a": 2}', "'a' occurs twice"),
+        ("1" * 6000, "not JSON"),
+        ("{", "not JSON"),
+        ("", "not JSON"),
     ],
 )
 def test_bad_json_rejected(text, reason, tmp_path):
@@ -81,14 +81,14 @@ def test_bad_json_rejected(text, reason, tmp_path):
     ("text", "reason"),
     [
         ("[" * 20_000, "nested deeper than"),
-        ("a: " + "1" * 6000, "no YAML"),
-        ("a: 2020-99-99", "no YAML"),
+        ("a: " + "1" * 6000, "not YAML"),
+        ("a: 2020-99-99", "not YAML"),
         ("a: 1\nb: 2\na: 3", "line 3 has the key 'a' a second time"),
         ("a: &x [1]\nb: *x", r"line 2 has the alias \*x"),
-        ("? [a]\n: 1", "no YAML"),
-        ("a: !!python/object/apply:os.system [ls]", "no YAML"),
-        ("a: !!int x", "no YAML"),
-        ("\x00", "no YAML"),
+        ("? [a]\n: 1", "not YAML"),
+        ("a: !!python/object/apply:os.system [ls]", "not YAML"),
+        ("a: !!int x", "not YAML"),
+        ("\x00", "not YAML"),
         (b"\xff\xfe", "not UTF-8"),
     ],
 )

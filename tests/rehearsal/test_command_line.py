@@ -24,7 +24,7 @@ ENDS = [
     (DataError("FILE has no problems"), 2, "error: FILE has no problems\n"),
     (FolderInUse("Another run writes it"), 2, "error: Another run writes it\n"),
     (ReportError("metrics.jsonl:1 is no record"), 1, "error: metrics.jsonl:1 is no record\n"),
-    (RunFailed("Step 2 failed", LOG), 1, f"error: Step 2 failed\nThe whole log: {LOG}\n"),
+    (RunFailed("Step 2 failed", LOG), 1, f"error: Step 2 failed\nWhole log: {LOG}\n"),
     (Interrupted(signal.SIGTERM), 128 + signal.SIGTERM, "ended the run; everything it started has been stopped.\n"),
 ]
 

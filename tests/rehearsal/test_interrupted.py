@@ -27,8 +27,8 @@ def test_signal_acknowledged_when_it_comes(capfd, number):
     signal.signal(number, before)
     name = signal.Signals(number).name
     assert signals.received == [number, number]
-    assert first == f"\n{name}: stopping everything that was started; again, to wait no longer\n"
-    assert capfd.readouterr().err == f"\n{name} again: waiting no longer\n"
+    assert first == f"\n{name}: stopping all processes; send it again to stop waiting\n"
+    assert capfd.readouterr().err == f"\n{name} again: no longer\n"
 
 
 @pytest.fixture

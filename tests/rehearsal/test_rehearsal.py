@@ -110,7 +110,7 @@ def test_failed_run_is_one_sentence_and_the_log(tmp_path, mode, message):
     assert running.returncode == 1
     first, second = errors.splitlines()
     assert first.startswith("error: ") and message in first
-    assert second == f"The whole log: {tmp_path}/run/logs/run.log"
+    assert second == f"Whole log: {tmp_path}/run/logs/run.log"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert message in summary["failure"] and summary["steps"] == 1
     assert message in (tmp_path / "run" / "report.html").read_text()
@@ -198,18 +198,21 @@ def rejection(*overrides, **options):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("ray_init.num_cpus=3", "ray_init.num_cpus=3 is too few for Ray to place 4 workers"),
+        ("ray_init.num_cpus=3", "ray_init.num_cpus=3 is too low for Ray to place 4 workers"),
         ("actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=3", "TP x PP x CP is 6"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=512", "choose a divisor of 256"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=512", "Set it to a divisor of 256"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "recompute_old_log_prob=False is exact only with one update"),
         ("+actor_rollout_ref.overlay.reshrad.enabled=true", "unknown key actor_rollout_ref.overlay.reshrad"),
         ("data.sede=1", "unknown key data.sede, which nothing reads; did you mean data.seed?"),
         ("fast", "fast"),
         ("trainer.total_training_steps=many", "total_training_steps=many is invalid: it should be a valid integer"),
-        ("trainer.total_training_steps=null", "trainer.total_training_steps=null: give the number of steps"),
+        (
+            "trainer.total_training_steps=null",
+            "trainer.total_training_steps=null is invalid. Set it to the number of steps",
+        ),
         ("trainer.logger=[console,swanlab]", "its package swanlab is not installed"),
-        ("actor_rollout_ref.model.path=/nosuch", "model.path=/nosuch is no folder with a config.json"),
-        ("custom_reward_function.path=/nosuch.py", "custom_reward_function.path=/nosuch.py is no file"),
+        ("actor_rollout_ref.model.path=/nosuch", "model.path=/nosuch is invalid: not a folder with a config.json"),
+        ("custom_reward_function.path=/nosuch.py", "custom_reward_function.path=/nosuch.py is not a file"),
     ],
 )
 def test_configuration_that_cannot_run_rejected(override, message):
@@ -230,21 +233,21 @@ def test_the_rehearsal_of_each_family_is_composed_and_checked(model):
 def test_data_of_text_for_a_model_with_images_rejected(capsys, tmp_path):
     with pytest.raises(SystemExit):
         parse_arguments(["--model", "qwen2_5_vl", "--data", str(tmp_path / "gsm8k.jsonl")])
-    assert "gsm8k.jsonl is invalid: the model is trained on images that are drawn" in capsys.readouterr().err
+    assert "gsm8k.jsonl is invalid: the model is trained on drawn images" in capsys.readouterr().err
     options, _ = parse_arguments(["--model", "qwen2_5_vl"])
     assert options.dies == 2 and make_plan(options, "time").job.configuration == "rehearsal_images"
 
 
-def test_what_a_family_does_not_have_rejected_in_one_sentence():
+def test_options_foreign_to_a_family_rejected():
     stages = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list"
-    assert "verl builds Qwen3; take the key away" in rejection(f"+{stages}=[3,1]", model="qwen3")
+    assert "verl builds Qwen3. Remove the key" in rejection(f"+{stages}=[3,1]", model="qwen3")
 
 
 def test_rejected_dies_end_the_launcher_before_anything_is_made(tmp_path):
     running = start(tmp_path, "good", "--dies", "3")
     _, errors = running.communicate(timeout=600)
     assert running.returncode == 2
-    assert errors.startswith("error: 3 dies cannot hold whole training replicas: TP x PP x CP is 4;")
+    assert errors.startswith("error: 3 dies do not divide into whole training replicas: TP x PP x CP is 4.")
     assert errors.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
@@ -273,7 +276,7 @@ def test_fewer_rows_than_a_step_takes_rejected(tmp_path):
 
 def test_folder_of_another_run_rejected(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("kept\n")
-    with pytest.raises(PreflightError, match="is not an empty folder: choose another --output"):
+    with pytest.raises(PreflightError, match="is not an empty folder. Choose another one"):
         check_before_anything(make_plan(Options(output=tmp_path), "time"))
 
 
@@ -297,7 +300,7 @@ def test_an_output_that_cannot_be_written_is_one_sentence_before_anything(tmp_pa
 
 
 def test_an_output_on_a_file_system_that_is_read_only_rejected(read_only):
-    with pytest.raises(PreflightError, match="run cannot be written .Read-only file system.: choose a folder"):
+    with pytest.raises(PreflightError, match="run cannot be written .Read-only file system.. Choose a writable folder"):
         check_output(read_only / "run")
 
 
@@ -360,7 +363,7 @@ def test_rehearsal_on_an_atlas_a2_is_checked_for_it():
     free = "actor_rollout_ref.rollout.free_cache_engine=false"
     compose_checked(make_plan(Options(overrides=(graph, eager, free)), "time"))
     said = rejection(graph, eager, free, chip="a2")
-    assert "torchair_graph_config.enabled=true is invalid: experts lie on 4 dies of an Atlas A2" in said
+    assert "torchair_graph_config.enabled=true is invalid: experts are on 4 dies of an Atlas A2" in said
     assert "+graph=off" in said
 
 
@@ -422,7 +425,7 @@ def test_the_sizes_of_the_model_are_checked_before_it_is_made():
     )
 
 
-def test_a_checkpoint_that_is_cut_is_noticed(tmp_path):
+def test_truncated_checkpoint_detected(tmp_path):
     assert not is_whole(tmp_path) and not is_whole(tmp_path / "absent")
     save_file({"a": numpy.zeros((3, 5), numpy.float32)}, tmp_path / "model.safetensors")
     assert not is_whole(tmp_path)

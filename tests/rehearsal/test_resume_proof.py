@@ -73,7 +73,7 @@ def test_runs_are_equal_whatever_a_clock_says(runs):
         ({"collectives__all_2": 9}, "step 2: collectives/all"),  # also for the step at which the run resumed
         ({"actor__new_2": 1}, "step 2: actor/new"),
         ({"sha256": "b"}, "weights, optimizer or random numbers after the last step"),
-        ({"steps": (1,)}, "step 2 is in one run only"),
+        ({"steps": (1,)}, "step 2 is only in one run"),
     ],
 )
 def test_any_difference_is_found(runs, changed, differing):
@@ -125,7 +125,7 @@ def test_the_unbroken_run_is_of_this_command_and_begins_in_an_empty_folder(tmp_p
         (True, [-9, 0], 3),
         (False, [-9, 0], "the run ended with -9 before"),
         (True, [0, 0], "the run ended with 0 before"),
-        (True, [-9, 1], "the run that went on ended with 1"),
+        (True, [-9, 1], "the resumed run ended with 1"),
     ],
 )
 def test_a_run_is_killed_once_at_its_point_and_goes_on_from_its_checkpoint(
@@ -170,7 +170,7 @@ def test_a_process_is_held_at_its_place_and_at_no_other(tmp_path, monkeypatch, p
     monkeypatch.setattr(settings, "_current", replace(settings.current(), measure=MeasureSettings(output_dir=tmp_path)))
     monkeypatch.setenv("RANK", rank)
     if held:
-        with pytest.raises(SystemExit, match="nobody killed"):
+        with pytest.raises(SystemExit, match="was not killed"):
             reach(place, step, number)
         assert json.loads((tmp_path / stops.REACHED_NAME).read_text()) == {"pid": os.getpid()}
     else:
@@ -212,14 +212,14 @@ def test_the_places_of_a_worker_and_of_the_driver_come_in_their_order(tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--config-name", "rehearsal", "--points", "0"], "--points 0: give 1 or more"),
+        (["--config-name", "rehearsal", "--points", "0"], "--points=0 is invalid. Set it to at least 1"),
         (["--config-name", "nothing"], "nothing"),
         (["--config-name", "rehearsal", "trainer.n_gpus_per_node=16"], "error: "),
         (["--config-name", "rehearsal", "trainer.savefreq=1"], "did you mean trainer.save_freq?"),
-        (["--config-name", "rehearsal", "data.train_batch_size=128"], "has 231 problems; give at most 115"),
+        (["--config-name", "rehearsal", "data.train_batch_size=128"], "has 231 problems. Set it to at most 115"),
     ],
 )
-def test_what_cannot_be_proven_rejected_before_anything_is_made(tmp_path, capsys, arguments, sentence):
+def test_invalid_proof_rejected_before_it_starts(tmp_path, capsys, arguments, sentence):
     try:
         status = prove_resume.main([*arguments, "--output", str(tmp_path)])
     except SystemExit as end:
@@ -262,7 +262,7 @@ def test_four_kills_of_the_rehearsal_are_survived(tmp_path):
     line = [sys.executable, str(ROOT / "scripts" / "prove_resume.py"), "--config-name", "rehearsal", "--points", "4"]
     ended = subprocess.run([*line, "--output", str(tmp_path)], capture_output=True, text=True, timeout=3000)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    assert "4 of 4 resumes were the unbroken run, bit for bit" in ended.stdout
+    assert "4 of 4 resumes equalled the unbroken run, bit for bit" in ended.stdout
 
 
 @pytest.mark.exhaustive

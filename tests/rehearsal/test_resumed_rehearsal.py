@@ -29,7 +29,7 @@ def begun(tmp_path):
     return tmp_path
 
 
-def test_a_run_goes_on_with_its_own_choices(begun):
+def test_run_continues_with_its_own_options(begun):
     options, dry_run = parse_arguments(["--resume", str(begun), "--", "trainer.save_freq=4"])
     assert not dry_run and (options.steps, options.seed, options.dies, options.output) == (8, 3, 8, begun)
     assert options.overrides == ("trainer.save_freq=2", "trainer.save_freq=4")
@@ -65,7 +65,7 @@ def test_other_options_rejected(begun, arguments, sentence, capsys):
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"data": null, "overrides": [], "colour": 1}'])
-def test_what_is_no_run_rejected(tmp_path, content, capsys):
+def test_folder_without_a_run_rejected(tmp_path, content, capsys):
     if content is not None:
         (tmp_path / OPTIONS_NAME).write_text(content)
     with pytest.raises(SystemExit) as end:
@@ -108,7 +108,7 @@ def marked(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path, marked):
+def test_killed_rehearsal_continues_to_its_last_step(tmp_path, marked):
     """Kill every process after the first checkpoint; the second command completes the run."""
     output, (environment, mark) = tmp_path / "run", marked
     command = ["bash", str(ROOT / "scripts" / "rehearse.sh")]
@@ -128,7 +128,7 @@ def test_a_killed_rehearsal_goes_on_to_its_last_step(tmp_path, marked):
         [*command, "--resume", str(output)], env=environment, capture_output=True, text=True, timeout=1500
     )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    assert "Going on after step" in ended.stdout and "Done in" in ended.stdout
+    assert "Continuing after step" in ended.stdout and "Done in" in ended.stdout
     steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3] and json.loads((output / "summary.json").read_text())["steps"] == 3
     assert processes_with(mark) == []
@@ -166,7 +166,7 @@ def kill_all(mark):
     ("named", "kept", "said"),
     [
         (None, [], "Going on at step 1, because {checkpoints} has no complete checkpoint"),
-        ("global_step_2", [1, 2], "Going on after step 2"),
+        ("global_step_2", [1, 2], "Continuing after step 2"),
     ],
 )
 def test_records_of_steps_that_are_trained_again_are_taken_back(tmp_path, named, kept, said):

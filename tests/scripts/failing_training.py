@@ -2,7 +2,7 @@
 
 Usage: failing_training.py SCRIPT STEPS KEY=VALUE...; SCRIPT is a file with one {"after": step, "how": name} per start;
 with "after": null it ends before it has resolved its configuration or written anything.
-It resumes from the newest checkpoint and saves after every second step. A step's metrics depend on the step alone, so
+It resumes from the newest checkpoint and saves after every second step. A step's metrics depend on the step, so
 a resumed run has the metrics of an unbroken one.
 """
 
@@ -29,7 +29,7 @@ DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finish
 KNOWN = ("OOM", "ray_died", "full_disk", "reward_error", "not_valid", "bad_configuration", "in_use")
 REASONS = {"nonfinite_weights": "not_valid", **dict(zip(KNOWN, KNOWN, strict=True))}
 ENDINGS = {
-    "OOM": (f"{TASK}\n{MEMORY}", "a die ran out of device memory; give the dies more memory", 1),
+    "OOM": (f"{TASK}\n{MEMORY}", "a die ran out of device memory. Give the dies more memory", 1),
     "worker_died": (DIED, "due to SIGSEGV or another unexpected error.", 1),
     "ray_died": (DIED, "Ray ended during the run: its process raylet has gone", 1),
     "network_error": ("EI0006: Getting socket times out", "HCCL function error", 1),

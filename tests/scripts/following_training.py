@@ -22,7 +22,7 @@ def main(record: Path, starts: Path, code: int) -> int:
         said = [json.loads(line) for line in complete]
         over = any("ended" in each for each in said)
         if over or sum("again_s" in each for each in said) >= number:
-            print("the head has ended the job; how it went is in the head's log", flush=True)
+            print("the head has ended the job; see its log for the result", flush=True)
             return 0 if over else code
         time.sleep(0.05)
 

@@ -192,9 +192,9 @@ def test_other_sources_rejected_before_anything_changes(project, tmp_path):
     project.write(project.checkouts / "verl", {"verl/__init__.py": "changed = 1\n"})
     rejected(project.assemble("--from", checkouts), "has changes under verl")
     head = project.commit("verl")
-    rejected(project.assemble("--from", checkouts), f"is at {head} and the pin is")
+    rejected(project.assemble("--from", checkouts), f"is at {head}, but the pin is")
     shutil.rmtree(project.checkouts / "verl/.git")
-    rejected(project.assemble("--from", checkouts), "is no git checkout")
+    rejected(project.assemble("--from", checkouts), "is not a git checkout")
     assert not project.present()
     assert project.assemble("--from", checkouts, "--any-commit").returncode == 0
 
@@ -202,7 +202,7 @@ def test_other_sources_rejected_before_anything_changes(project, tmp_path):
 def test_sources_that_do_not_fit_the_patches_rejected(project):
     project.write(project.checkouts / "verl", {"verl/workers/megatron_workers.py": WORKERS.replace("(x)", "(x, y)")})
     result = project.assemble("--from", str(project.checkouts), "--any-commit")
-    rejected(result, "do not fit the patches")
+    rejected(result, "do not apply to these sources")
     assert "SIGNATURE  verl.workers.megatron_workers:work" in result.stdout and not project.present()
 
 
@@ -214,12 +214,12 @@ def test_a_series_that_does_not_apply_changes_nothing(project):
 
 def test_it_overwrites_and_removes_only_what_it_put_there_unchanged(project):
     project.write(project.root, {"verl/mine.py": ""})
-    rejected(project.assemble("--from", str(project.checkouts)), "was not put there by this script")
+    rejected(project.assemble("--from", str(project.checkouts)), "was not copied by this script")
     shutil.rmtree(project.root / "verl")
     assert project.assemble("--from", str(project.checkouts)).returncode == 0
     project.write(project.root, {"verl/mine.py": ""})
-    rejected(project.assemble("--from", str(project.checkouts)), "was changed since")
-    rejected(project.assemble("--undo"), "was changed since")
+    rejected(project.assemble("--from", str(project.checkouts)), "was changed after the copy")
+    rejected(project.assemble("--undo"), "was changed after the copy")
     assert (project.root / "verl/mine.py").exists() and (project.root / "vllm_ascend").exists()
     assert project.assemble("--undo", "--discard").returncode == 0 and not project.present()
 
@@ -244,9 +244,9 @@ def test_a_fork_is_prepared_where_it_lies_and_a_second_time_nothing_changes(proj
     assert not (project.root / ".workspace").exists() and not (project.root / ".workspace.new").exists()
     stamps = {path: path.stat().st_mtime_ns for path in project.root.rglob("*.py")}
     again = project.assemble("--in-place")
-    assert again.returncode == 0 and "has the patches of vllm_ascend_patches/series already" in again.stdout
+    assert again.returncode == 0 and "already has the patches of vllm_ascend_patches/series" in again.stdout
     assert stamps == {path: path.stat().st_mtime_ns for path in project.root.rglob("*.py")}
-    # Nothing in the fork was put there by this script, so it removes nothing.
+    # This script copied nothing in the fork, so it removes nothing.
     assert "nothing to undo" in project.assemble("--undo").stdout and (project.root / "verl").is_dir()
 
 
@@ -259,7 +259,7 @@ def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
     rejected(in_place(project), "series does not apply")
     (project.root / "vllm_ascend/core.py").write_text("VALUE = 1\n")
     (project.root / "verl/workers/megatron_workers.py").write_text(WORKERS.replace("(x)", "(x, y)"))
-    rejected(in_place(project), "these sources do not fit the patches")
+    rejected(in_place(project), "the patches do not apply to these sources")
     assert "prelude" not in (project.root / "verl/workers/megatron_workers.py").read_text()
     assert (project.root / "vllm_ascend/core.py").read_text() == "VALUE = 1\n"
     assert not list(project.root.glob("*.dist-info")) and not (project.root / ".workspace.new").exists()
@@ -269,10 +269,10 @@ def test_a_fork_that_cannot_be_prepared_stays_as_it_is(project):
     "arguments, text",
     [
         (["--from"], "--from needs a folder"),
-        (["--wrong"], "--wrong is not understood"),
+        (["--wrong"], 'Unknown argument "--wrong"'),
         (["--stack", "2026"], "--stack=2026 is invalid: its patches are not copied into a checkout"),
-        (["--stack", "2024"], "--stack=2024 is invalid: there is no such stack"),
-        (["acme=/tmp"], "acme is no package"),
+        (["--stack", "2024"], "--stack=2024 is invalid: no such stack"),
+        (["acme=/tmp"], "acme is not a package"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(project, arguments, text):

@@ -174,6 +174,6 @@ def test_weights_are_those_of_the_checkpoint_that_is_asked_for(rank_0):
 def test_tokens_that_the_batch_does_not_hold_rejected_before_anything_is_computed(tmp_path, rank_0):
     with pytest.raises(ValueError, match="sequence 1 has 3 and 1 tokens"):
         _capture(rank_0 | {"sequences": [[[3, 4, 5], [5]]]})
-    with pytest.raises(ValueError, match="begins with 0, which pads prompts"):
+    with pytest.raises(ValueError, match="begins with the padding token 0"):
         _capture(rank_0 | {"sequences": [[[0, 4], [5]]]})
     assert not (tmp_path / "rollout").exists()

@@ -52,7 +52,7 @@ def test_statuses_and_lines(sound, tmp_path):
 def test_limit_that_is_none_rejected(sound, limit):
     done = check(sound, f"--max_prompt_length={limit}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: --max_prompt_length is {limit}: it must be at least 1.\n"
+    assert done.stderr == f"error: --max_prompt_length={limit} is invalid. Set it to at least 1.\n"
 
 
 @pytest.mark.slow
@@ -73,6 +73,6 @@ def test_lengths_are_those_that_verl_counts(sound, tokenizer):
 
 
 def test_folder_without_tokenizer_rejected(sound, tmp_path):
-    for folder, words in ((tmp_path, "holds no tokenizer"), (tmp_path / "absent", "is not a folder")):
+    for folder, words in ((tmp_path, "is invalid: no tokenizer"), (tmp_path / "absent", "is invalid: not a folder")):
         done = check(sound, "--tokenizer", folder)
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1

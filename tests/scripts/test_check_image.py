@@ -38,7 +38,7 @@ def test_an_image_in_which_all_patches_work_passes(image, capsys):
     [
         (1, {"effective": {"a": True, "b": False}}, "error: the patch b has no effect"),
         (1, {"applied": [], "effective": {}}, "error: no patch was applied"),
-        (2, {"device_type": "cpu"}, "error: vLLM takes this machine for SimpleNamespace"),
+        (2, {"device_type": "cpu"}, "error: vLLM detected this machine as SimpleNamespace"),
     ],
 )
 def test_each_thing_that_is_wrong_fails_it(image, part, changes, says, capsys):

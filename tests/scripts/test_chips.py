@@ -81,7 +81,7 @@ def test_wrong_chip_or_memory_is_named_with_its_remedy(smi):
 
 def test_two_kinds_of_cards_and_unknown_ones_are_told_apart(smi):
     mixed = sample("a2_info").replace("910B1", "Ascend910", 1)
-    assert smi(mixed, CHIP="A2")["chip"].startswith("BAD 2 x 910B1 and Ascend910; give a job the dies of one kind")
+    assert smi(mixed, CHIP="A2")["chip"].startswith("BAD 2 x 910B1 and Ascend910; select the dies of one kind")
     unknown = smi(sample("a2_info").replace("910B1", "910X7"), CHIP="A2")
     assert unknown["chip"] == "? 2 x 910X7, neither A2 nor A3 by its name; "
     assert smi("npu-smi failed") == {}
@@ -103,7 +103,7 @@ def test_link_that_one_node_does_not_use_may_be_down(tmp_path):
     tool.chmod(0o755)
     die = Chip(3, 0, 3, 3, "910B3")
     assert link(die, str(tool)).state == "BAD"
-    assert link(die, str(tool), needed=False).line().endswith("down, and a job on one node does not use it")
+    assert link(die, str(tool), needed=False).line().endswith("down; a job on one node does not use it")
 
 
 def test_emulated_chip_is_held_against_the_file(monkeypatch):
@@ -133,8 +133,8 @@ def test_file_of_an_atlas_a2_is_complete_and_its_cards(file, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("CHIP=910B", "CHIP=910B is invalid: it is the family of the dies. Set it to A2 or A3."),
-        ("DIE_MEMORY=64GB", "DIE_MEMORY=64GB is invalid: it is no size. Set it to what tensors can use of a die"),
+        ("CHIP=910B", "CHIP=910B is invalid. Set it to the family of the dies, A2 or A3."),
+        ("DIE_MEMORY=64GB", "DIE_MEMORY=64GB is invalid: not a size. Set it to the memory of a die"),
     ],
 )
 def test_invalid_chip_and_memory_rejected(tmp_path, setting, says):

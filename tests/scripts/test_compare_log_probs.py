@@ -178,31 +178,34 @@ def replaced(file: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ([], "give a RUN"),
-        (["--rollout-dump", "{files}/rollout"], "training would compute"),
+        ([], "Pass a RUN"),
+        (["--rollout-dump", "{files}/rollout"], "training cannot be computed"),
         (["--rollout-dump", "{files}/training"], "dump of training"),
         (["--rollout-dump", "{files}/nothing"], "cannot be read"),
         (["{files}"], "neither a run's folder"),
-        (["{run}"], "--tokens FILE is missing"),
+        (["{run}"], "--tokens is missing"),
         (["{run}", "--tokens", "{run}/nothing"], "No such file"),
-        (["{run}", "--tokens", "{run}/config.yaml"], "no JSON object"),
-        (["{run}", "--tokens", "{run}/tokens.jsonl", "--limit", "0"], "--limit is 0"),
-        (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "nan"], "--tolerance is nan"),
-        (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "0"], "--tolerance is 0"),
-        (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "10"], "--tolerance is 10"),
+        (["{run}", "--tokens", "{run}/config.yaml"], "not a JSON object"),
+        (["{run}", "--tokens", "{run}/tokens.jsonl", "--limit", "0"], "--limit=0 is invalid"),
+        (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "nan"], "--tolerance=nan is invalid"),
+        (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "0"], "--tolerance=0 is invalid"),
+        (["{run}", "--tokens", "{run}/tokens.jsonl", "--tolerance", "10"], "--tolerance=10 is invalid"),
         (["{run}", "trainer.nodes=2", "--tokens", "{run}/tokens.jsonl"], "nodes"),
         (["{run}", "trainer.n_gpus_per_node=256", "--tokens", "{run}/tokens.jsonl"], "256 dies"),
-        (["{run}", "actor_rollout_ref.actor.strategy=fsdp", "--tokens", "{run}/tokens.jsonl"], "by Megatron"),
-        (["{run}", "--tokens", "{run}/tokens.jsonl", "--dump", "reference", "x"], "a side is"),
+        (["{run}", "actor_rollout_ref.actor.strategy=fsdp", "--tokens", "{run}/tokens.jsonl"], "with Megatron"),
+        (
+            ["{run}", "--tokens", "{run}/tokens.jsonl", "--dump", "reference", "x"],
+            "--dump=reference is invalid. Set it to",
+        ),
         (["{run}", "--tokens", "{run}/tokens.jsonl", "--dump", "rollout", "x"], "one dtype"),
         (["{run}", "--rollout-dump", "{files}/rollout", "--dump", "rollout", "x"], "read from a dump"),
-        (["{run}", "--rollout-dump", "{files}/rollout", "--tokens", "x"], "tokens with it"),
+        (["{run}", "--rollout-dump", "{files}/rollout", "--tokens", "x"], "contains its tokens"),
         (["{run}", "--rollout-dump", "{files}/rollout", "--dtype", "bfloat16"], "in float32"),
-        (["{run}", "--rollout-dump", "{files}/rollout", "--training-dump", "{files}/training"], "nothing to do"),
+        (["{run}", "--rollout-dump", "{files}/rollout", "--training-dump", "{files}/training"], "is not needed"),
         (["{run}/model", "--tokens", "{run}/tokens.jsonl"], "no checkpoint of an actor"),
     ],
 )
-def test_what_cannot_work_rejected_in_a_sentence(files, run, arguments, word, capsys):
+def test_unworkable_settings_rejected_in_one_sentence(files, run, arguments, word, capsys):
     assert compared(files, *(each.format(files=files, run=run) for each in arguments)) == 2
     error = capsys.readouterr().err
     assert word in error and error.count("\n") == 1
@@ -215,9 +218,9 @@ def test_what_cannot_work_rejected_in_a_sentence(files, run, arguments, word, ca
         ('{"prompt": [1]}', '"response"'),
         ('{"prompt": [], "response": [1]}', "not empty"),
         ('{"prompt": [1], "response": [1.5]}', "token ids"),
-        ('{"prompt": [20], "response": [1]}', "20 is no token"),
-        ('{"prompt": [0, -1], "response": [1]}', "-1 is no token of a vocabulary of 20"),
-        ("[1]", "no JSON object"),
+        ('{"prompt": [20], "response": [1]}', "20 is not a token"),
+        ('{"prompt": [0, -1], "response": [1]}', "-1 is not a token of a vocabulary of 20"),
+        ("[1]", "not a JSON object"),
         ("", "no line"),
     ],
 )
@@ -226,12 +229,12 @@ def test_lines_that_are_no_tokens_rejected(run, tmp_path, line, word, capsys):
     assert word in capsys.readouterr().err
 
 
-def test_dumps_of_other_tokens_are_told(files, capsys):
+def test_dumps_of_other_tokens_detected(files, capsys):
     from dataclasses import replace
 
     write_dump(files / "wrong", replace(dump("rollout"), sequences=SEQUENCES[::-1]))
     assert compared(files, *both(files, "wrong")) == 3
-    assert "other tokens" in capsys.readouterr().err
+    assert "different tokens" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive("starts four ranks for each family and dtype, and once more for a checkpoint of a training")

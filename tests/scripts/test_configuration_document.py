@@ -40,7 +40,7 @@ def test_every_key_that_is_known_stands_in_it():
     assert [key for key in missing if not any(each.startswith(f"{key}.") for each in known_keys())] == []
 
 
-def test_a_new_key_would_be_noticed():
+def test_new_key_detected():
     feature = Feature(name="pages", purpose="It counts.", section="a.pages", settings=Settings)
     text = "\n".join(feature_section(feature))
     assert "| `a.pages.limits.pages` | int | `3` | at least 1 |" in text

@@ -51,7 +51,7 @@ def test_the_workflow_runs_scripts_that_exist():
     assert "bash .ci/run" in ran and "bash scripts/test.sh --fast" in ran
 
 
-def test_a_script_that_is_not_there_is_noticed():
+def test_missing_script_detected():
     gone = "bash scripts/gone.sh"
     assert missing_commands({"jobs": {"test": {"steps": [{"uses": "a"}, {"run": gone}]}}}) == [gone]
 

@@ -113,19 +113,19 @@ def test_a_fork_gets_everything_twice_the_same_and_is_as_it_was_after_an_undo(fo
     assert used.strip() == str(fork / "overlay/__init__.py")
 
     before = git(fork, "status", "--porcelain", "--untracked-files=all")
-    assert "has all of it already" in copy_into(fork)
+    assert "is up to date" in copy_into(fork)
     assert git(fork, "status", "--porcelain", "--untracked-files=all") == before
     # The copied script can undo the copy too.
-    assert "is as it was" in copy_into(fork, "--undo", script=fork / "scripts/copy_into.sh") and clean(fork)
+    assert "is restored" in copy_into(fork, "--undo", script=fork / "scripts/copy_into.sh") and clean(fork)
     assert "nothing to undo" in copy_into(fork, "--undo")
 
 
-def test_what_somebody_changed_is_neither_replaced_nor_removed(fork):
+def test_changed_files_are_neither_replaced_nor_removed(fork):
     copy_into(fork, "--only", "verl")
     changed = fork / "verl_patches/prelude_patch.py"
     changed.write_text("mine = 1\n")
     for arguments in (("--undo",), ()):
-        with pytest.raises(RuntimeError, match="prelude_patch.py was changed since it was put there"):
+        with pytest.raises(RuntimeError, match="prelude_patch.py was changed after the copy"):
             copy_into(fork, *arguments)
     assert changed.read_text() == "mine = 1\n"
     copy_into(fork, "--undo", "--discard")
@@ -136,7 +136,7 @@ def test_a_checkout_that_does_not_fit_or_has_something_in_the_way_stays_as_it_is
     registry = fork / "verl/models/mcore/registry.py"
     text = registry.read_text()
     registry.write_text(text.replace("def init_mcore_model(", "def init_another_model("))
-    with pytest.raises(RuntimeError, match="these sources do not fit the patches"):
+    with pytest.raises(RuntimeError, match="the patches do not apply to these sources"):
         copy_into(fork)
     registry.write_text(text)
     (fork / "overlay").mkdir()
@@ -171,13 +171,13 @@ def test_one_patch_package_can_be_activated_alone(tmp_path, packages, only, line
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--into", "/nowhere"], "--into /nowhere: there is no such folder"),
-        (["--into", "EMPTY"], "there is none of verl vllm vllm_ascend megatron mindspeed in it"),
-        (["--into", "EMPTY", "--only", "sglang"], "--only sglang: there are patches of verl"),
+        (["--into", "/nowhere"], "--into=/nowhere is invalid: no such folder"),
+        (["--into", "EMPTY"], "it has none of verl vllm vllm_ascend megatron mindspeed"),
+        (["--into", "EMPTY", "--only", "sglang"], "--only=sglang is invalid: no such patches. Set it to one of verl"),
         (["--into", str(ROOT)], "is this project itself"),
-        (["--wrong"], "--wrong is not understood"),
+        (["--wrong"], 'Unknown argument "--wrong"'),
         (["--stack", "2026"], "--stack=2026 is invalid: its patches are not copied into a checkout"),
-        (["--stack", "2024"], "--stack=2024 is invalid: there is no such stack"),
+        (["--stack", "2024"], "--stack=2024 is invalid: no such stack"),
         ([], "--into DIR is missing"),
     ],
 )

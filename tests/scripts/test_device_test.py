@@ -41,7 +41,7 @@ def test_emulated_dies_pass(monkeypatch):
         "empty all-to-all": "ok",
     }  # fmt: skip
     assert found["large tensors"].detail == "not run: an emulated die keeps its memory on this host"
-    assert found["empty all-to-all"].detail == "between 2 dies, with parts that are empty"
+    assert found["empty all-to-all"].detail == "between 2 dies, with empty parts"
 
 
 def test_dies_that_a_job_has_are_left_alone(monkeypatch, tmp_path):
@@ -56,10 +56,10 @@ def test_dies_that_a_job_has_are_left_alone(monkeypatch, tmp_path):
 def test_events_and_splits_that_do_nothing_are_found(monkeypatch):
     monkeypatch.setenv("NPU_EMULATOR_STREAM_SEED", SEED)
     found = examined(*PLANTED, "without_events_and_splits")
-    assert "elements were read before the event that announces them" in found["event order"].detail
+    assert "elements were read before their event" in found["event order"].detail
     assert "weights would be read while they are written" in found["event order"].remedy
     exchange = found["empty all-to-all"]
-    assert re.match(r"rank [01] received \[.+\] and must have \[", exchange.detail)
+    assert re.match(r"rank [01] received \[.+\], but must have \[", exchange.detail)
     assert "would mix their parts" in exchange.remedy
     assert not found["NaN in maxima"].remedy
 
@@ -135,7 +135,7 @@ def half_copied(upstream, tensor, source, *given, **named):
 )
 def test_kernels_that_count_too_little_are_found(monkeypatch, name, fault, said):
     """Fewer elements are used here: COUNTED stands for the 2**31 after which a device's kernel may be wrong."""
-    assert large_tensors(ELEMENTS) == (OK, f"fills and copies of {ELEMENTS} elements are whole, and so are sums")
+    assert large_tensors(ELEMENTS) == (OK, f"fills and copies of {ELEMENTS} elements are complete, and so are sums")
     replaced(monkeypatch, name, lambda upstream, tensor, *given, **named: (
         fault(upstream, tensor, *given, **named) if tensor.numel() == ELEMENTS else upstream(tensor, *given, **named)
     ))  # fmt: skip
@@ -146,14 +146,14 @@ def test_kernels_that_count_too_little_are_found(monkeypatch, name, fault, said)
 def test_small_die_leaves_large_tensors_out(monkeypatch):
     monkeypatch.setattr(device_checks, "_emulated", lambda: False)
     monkeypatch.setattr(torch.npu, "mem_get_info", lambda: (6_000_000_000, 64_000_000_000))
-    assert large_tensors(None) == (LEFT_OUT, "6.4 GB are needed and 6.0 GB free")
+    assert large_tensors(None) == (LEFT_OUT, "6.4 GB are needed, but 6.0 GB are free")
     monkeypatch.setattr(torch.npu, "mem_get_info", lambda: (9 * ELEMENTS, 1))
-    assert large_tensors(ELEMENTS)[0] == OK and large_tensors(ELEMENTS)[1].endswith("more and are left out")
+    assert large_tensors(ELEMENTS)[0] == OK and large_tensors(ELEMENTS)[1].endswith("more and are skipped")
 
 
 def test_single_die_leaves_all_to_all_out(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.npu, "device_count", lambda: 1)
-    assert device_checks.empty_all_to_all(0, tmp_path) == (LEFT_OUT, "it needs 2 dies, and there is 1")
+    assert device_checks.empty_all_to_all(0, tmp_path) == (LEFT_OUT, "it needs 2 dies, but there is 1")
 
 
 def test_host_without_torch_npu_says_so(monkeypatch):

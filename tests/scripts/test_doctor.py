@@ -147,7 +147,7 @@ ok  torch                 2.5.1 (pin: 2.5.1)
 ?   vLLM's files          not looked at
 ok  vLLM's platform       ascend
 ok  CANN                  8.2.rc1 (pin: 8.2.RC1)
-BAD NPUs                  0 of 2; 2 are wanted: look at dmesg and the driver's log, reseat or reset
+BAD NPUs                  0 of 2; 2 are needed: check dmesg and the driver's log, reseat or reset
 ?   dies in use           npu-smi shows no dies
 ok  interface             enp0 10.0.0.1
 ok  public addresses      none
@@ -206,7 +206,7 @@ def test_inherited_list_of_npus_is_named(monkeypatch, value, state):
         monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", value)
     lines = [finding.line() for finding in node.visible_npus({"DIES_PER_NODE": "16"})]
     assert [line.split()[0] for line in lines] == ([] if state is None else [state])
-    assert state != "BAD" or f"ASCEND_RT_VISIBLE_DEVICES={value}; it shows 8 NPUs, and the job takes 16" in lines[0]
+    assert state != "BAD" or f"ASCEND_RT_VISIBLE_DEVICES={value}; it shows 8 NPUs, but the job takes 16" in lines[0]
 
 
 def test_the_report_on_nodes_that_are_asked():
@@ -303,7 +303,7 @@ def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):
     assert main(["--cluster", str(cluster)]) == 1 and "set NPU_EMULATOR_DEVICES=2" in capsys.readouterr().out
     assert main([]) == 2 and "MASTER_ADDR" in capsys.readouterr().err
     rejected = {
-        "/tmp": "/tmp is not a readable file; give a file of NAME=value lines",
+        "/tmp": "/tmp is invalid: not a readable file. Set it to a file of NAME=value lines",
         os.devnull: "not a readable file",
     }
     for path, says in rejected.items():
@@ -315,7 +315,11 @@ def test_the_command_on_the_emulator(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("address", "says"),
-    [("foo", "--ray is 'foo': give HOST:PORT"), ("a:70000", "give HOST:PORT"), ("127.0.0.1:1", "nothing answers at")],
+    [
+        ("foo", "--ray='foo' is invalid. Set it to HOST:PORT"),
+        ("a:70000", "Set it to HOST:PORT"),
+        ("127.0.0.1:1", "is invalid: no answer"),
+    ],
 )
 def test_a_ray_that_cannot_be_asked_rejected_at_once(tmp_path, capsys, address, says):
     main = load_script("scripts/doctor.py").main

@@ -26,7 +26,7 @@ from tests.scripts import failing_training
 
 ROOT = Path(__file__).resolve().parents[2]
 EIGHT = Layout(8, "TP4 PP8 EP4 DP4", ("trainer.nnodes=8",))
-SHORT = "update: 78.90 GB a die, and a die has 65.50"
+SHORT = "update: 78.90 GB a die, but a die has 65.50"
 
 
 class Job:
@@ -68,14 +68,14 @@ def test_lost_node_waited_for_and_gone_on_without():
     assert job.elastic.choose([]) == EIGHT == job.elastic.fewer and job.now == 600
     assert job.said == [
         "15 of 16 nodes are there; waiting up to 600 s",
-        "15 of 16 nodes are there: it goes on with 8, TP4 PP8 EP4 DP4; the batches of a step stay as they are",
+        "15 of 16 nodes are there: it continues with 8, TP4 PP8 EP4 DP4; the batches of a step stay the same",
     ]
     job.step = 40
     assert job.elastic.facts() == {"nodes": 8, "of_nodes": 16, "layout": "TP4 PP8 EP4 DP4", "from_step": 40}
 
 
 def test_what_it_can_go_on_with_is_said_at_once():
-    assert Job().elastic.describe() == (f"of 16 nodes it can go on with 8 (TP4 PP8 EP4 DP4); 4 cannot: {SHORT}")
+    assert Job().elastic.describe() == (f"of 16 nodes it can continue with 8 (TP4 PP8 EP4 DP4); 4 cannot: {SHORT}")
 
 
 def test_node_that_returns_within_the_wait_costs_no_layout():
@@ -87,7 +87,7 @@ def test_node_that_returns_within_the_wait_costs_no_layout():
 def test_nodes_that_hold_no_layout_end_it_with_the_memory():
     with pytest.raises(NoLayout) as ended:
         Job(there=7).elastic.choose([])
-    assert str(ended.value) == f"7 of 16 nodes are there, which cannot hold the job; 4 cannot: {SHORT}"
+    assert str(ended.value) == f"7 of 16 nodes are there, too few for the job; 4 cannot: {SHORT}"
 
 
 def test_training_goes_back_at_the_checkpoint_after_a_return():
@@ -104,7 +104,7 @@ def test_training_goes_back_at_the_checkpoint_after_a_return():
     with pytest.raises(NodesReturned, match="the checkpoint of step 40 is complete"):
         job.run(2)
     assert job.elastic.choose([]).nodes == 16
-    assert job.said[-1] == "all 16 nodes are there: it goes on as configured"
+    assert job.said[-1] == "all 16 nodes are there: it continues as configured"
 
 
 def test_nodes_that_leave_again_before_the_checkpoint_change_nothing():
@@ -159,7 +159,7 @@ while (($#)); do
     esac
 done
 if [[ $dry == yes ]]; then
-    echo "not taken over from the environment, because they are another job's: RANK"
+    echo "ignored in the environment, because they belong to another job: RANK"
     command=(python3 -m verl_patches.trainer.main_ppo --config-name qwen2_5_0_5b_gsm8k "trainer.nnodes=$nodes")
     command+=(trainer.n_gpus_per_node=1 ray_init.address=auto +scale=emulated_qwen2_5 trainer.save_freq=1)
     command+=("actor_rollout_ref.model.path='@FOLDER@'" "$@")
@@ -226,7 +226,7 @@ def test_supervisor_goes_on_with_one_node_and_back_to_two(tmp_path):
         until("step:3")
         second.close()
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-        until("1 of 2 nodes are there: it goes on with 1, FSDP over 1 dies, rollout 1 x TP1")
+        until("1 of 2 nodes are there: it continues with 1, FSDP over 1 dies, rollout 1 x TP1")
         until("step:5")
         second.enter_context(owning([bench.output], "supervise-second"))
         until("the training goes back to 2 at its next checkpoint")
@@ -248,9 +248,9 @@ def test_supervisor_names_the_memory_that_one_node_lacks(tmp_path):
     bench = Bench(tmp_path, [], memory=8)
     with bench.running() as running:
         assert running.process.wait(300) == 1
-    assert "of 2 nodes it can go on with no fewer; 1 cannot: FSDP over 1 dies" in running.said()
-    assert "it is not started again: 1 of 2 nodes are there, which cannot hold the job; 1 cannot: " in running.said()
-    assert "GB a die, and a die has 0.01" in running.said() and bench.record[-1]["ended"] == 1
+    assert "of 2 nodes it cannot continue with fewer; 1 cannot: FSDP over 1 dies" in running.said()
+    assert "it is not started again: 1 of 2 nodes are there, too few for the job; 1 cannot: " in running.said()
+    assert "GB a die, but a die has 0.01" in running.said() and bench.record[-1]["ended"] == 1
 
 
 def test_worker_leaves_the_decision_to_the_head(tmp_path):
@@ -261,7 +261,7 @@ def test_worker_leaves_the_decision_to_the_head(tmp_path):
 @pytest.mark.parametrize(
     "command, sentence",
     [
-        (["python3", "-m", "verl_patches.trainer.main_ppo"], "--elastic is invalid: the command is no launcher"),
+        (["python3", "-m", "verl_patches.trainer.main_ppo"], "--elastic is invalid: the command is not a launcher"),
         (["bash", "l.sh", "--join", "a:1"], "--join is invalid with --elastic"),
         (["bash", "LAUNCHER", "--no-such"], '--elastic is invalid: the launcher says: Unknown argument "--no-such"'),
     ],

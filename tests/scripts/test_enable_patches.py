@@ -30,7 +30,9 @@ def test_verls_own_command_is_ours(environment):
     assert "overlay:" in printed.stdout and re.search(r"^ *device: npu$", printed.stdout, re.MULTILINE)
     rejected = environment.run("bash", "-c", line, "bash", model, "trainer.n_gpus_per_node=3")
     assert rejected.returncode == 2 and len(rejected.stderr.splitlines()) == 1, rejected.stderr
-    assert rejected.stderr.startswith("error: 3 dies cannot hold whole rollout instances of actor_rollout_ref.rollout")
+    assert rejected.stderr.startswith(
+        "error: 3 dies do not divide into whole rollout instances of actor_rollout_ref.rollout"
+    )
 
 
 def test_program_that_imports_verl_has_the_patches(environment):

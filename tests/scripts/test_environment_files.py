@@ -119,7 +119,7 @@ def test_the_shell_and_python_read_a_file_alike(tmp_path):
 
 
 @pytest.mark.parametrize("reader", ["vllm", "ray", "hccl", "launcher", "torch"])
-def test_a_variable_that_nobody_reads_is_found(reader):
+def test_unread_variable_is_found(reader):
     assert not has_reader("ASCEND_NPU_SLEEP_DISABLE", reader)
 
 

@@ -72,7 +72,7 @@ def test_answers_become_results_json_and_a_page(answering, qwen, tmp_path, capsy
     assert len(StrictPage((tmp_path / "out" / "evaluation.html").read_text()).text) > 100
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["evaluation.html", "evaluation.json", "logs"]
     # A second evaluation does not overwrite the first.
-    assert run(qwen, tmp_path / "out") == 2 and "holds an evaluation" in capsys.readouterr().err
+    assert run(qwen, tmp_path / "out") == 2 and "contains an evaluation" in capsys.readouterr().err
 
 
 def test_a_model_that_answers_nothing_gets_nothing(answering, qwen, tmp_path):
@@ -174,24 +174,24 @@ def spoiled(qwen, folder, name, **config):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "absent"], "--model absent is no folder"),
-        (["--model", "{qwen}"], "two models are called tiny"),
-        (["--model", "a={no_weights}"], "holds neither config.json with .safetensors nor a checkpoint"),
+        (["--model", "absent"], "--model=absent is invalid: not a folder"),
+        (["--model", "{qwen}"], "two models have the name tiny"),
+        (["--model", "a={no_weights}"], "neither config.json with .safetensors nor a checkpoint"),
         (["--model", "a={no_template}"], "has no chat template"),
-        (["--model", "a={no_tokenizer}"], "has no tokenizer"),
-        (["--model", "a={short}"], "reads 20 tokens, and the longest question has"),
-        (["--n", "-1"], "--n is -1: give a number from 0"),
+        (["--model", "a={no_tokenizer}"], "is invalid: no tokenizer"),
+        (["--model", "a={short}"], "reads 20 tokens, but the longest question has"),
+        (["--n", "-1"], "--n=-1 is invalid. Set it to a number from 0"),
         (["--max-tokens", "0"], "--max-tokens is 0"),
-        (["--temperature", "0"], "--temperature is 0"),
-        (["--top-p", "nan"], "--top-p is nan"),
+        (["--temperature", "0"], "--temperature=0 is invalid"),
+        (["--top-p", "nan"], "--top-p=nan is invalid"),
         (["--rule", "nosuch"], "--rule nosuch does not exist"),
-        (["--reward", "absent.py"], "the reward absent.py is no file"),
-        (["--reward", "{reward}", "--rule", "substring"], "--rule belongs to the rule reward"),
+        (["--reward", "absent.py"], "the reward absent.py is not a file"),
+        (["--reward", "{reward}", "--rule", "substring"], "--rule is only for the rule reward"),
         (["--data", "absent.jsonl"], "absent.jsonl does not exist"),
         (["--data", "{wrong}"], "has the columns question, target"),
     ],
 )
-def test_what_cannot_work_is_one_sentence_before_anything_is_made(qwen, tmp_path, capsys, arguments, said):
+def test_invalid_arguments_rejected_before_anything_is_made(qwen, tmp_path, capsys, arguments, said):
     (tmp_path / "wrong.jsonl").write_text('{"question": "2+2", "target": "4"}\n')
     made = {
         "qwen": f"tiny={qwen}",
@@ -227,13 +227,13 @@ def test_numbers_reach_from_their_least_to_their_most(option, least, most, beyon
     for value in (least, most):
         check(value)
     for value in beyond:
-        with pytest.raises(evaluate.EvaluationError, match=f"{option} is {value}: give "):
+        with pytest.raises(evaluate.EvaluationError, match=f"{option}={value} is invalid. Set it "):
             check(value)
 
 
 def test_without_emulate_the_emulated_npu_is_no_npu(qwen, tmp_path, capsys):
     assert evaluate.main(["--model", str(qwen), "--data", str(PROBLEMS), "--output", str(tmp_path / "out")]) == 2
-    assert "holds the emulated NPU and no other; give --emulate" in capsys.readouterr().err
+    assert "has only the emulated NPU. Add --emulate" in capsys.readouterr().err
 
 
 def greedy_of_transformers(folder, prompts, tokens):

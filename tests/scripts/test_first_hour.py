@@ -54,7 +54,7 @@ def test_every_command_is_executed_in_some_way(guide):
 @pytest.mark.parametrize(
     "added", ["bash scripts/new.sh --emulate", ".venv/bin/python scripts/report.py RUN", "bash scripts/watch.sh a b"]
 )
-def test_a_command_that_nothing_executes_is_noticed(added):
+def test_unexecuted_command_detected(added):
     """The control: such a command in the guide would fail the test above."""
     with pytest.raises(ValueError):
         [kind_of(command) for command in [*commands_of(GUIDES[0]), added]]

@@ -321,16 +321,16 @@ def test_npus_passed_in_are_all_or_those_named(host, runtimes, line, numbers):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (["--image", "i", "--name", "n", "--devices", "0-3"], '--devices is "0-3": give numbers of NPUs'),
-        (["--image", "i", "--name", "n", "--devices", "7"], "There is no /dev/davinci7"),
-        (["--image", "i", "--name", "n", "--devices", "0", "--dies", "1"], "take one of them away"),
+        (["--image", "i", "--name", "n", "--devices", "0-3"], "--devices=0-3 is invalid. Set it to numbers of NPUs"),
+        (["--image", "i", "--name", "n", "--devices", "7"], "/dev/davinci7 does not exist"),
+        (["--image", "i", "--name", "n", "--devices", "0", "--dies", "1"], "Remove one of them"),
         (["--name", "n"], "--image and --name are needed"),
-        (["--image", "i", "--name", "n", "--dies", "3"], "There is no /dev/davinci2: is the NPU driver installed"),
-        (["--image", "i", "--name", "n", "--dies", "none"], "give a whole number"),
-        (["--image", "i", "--name", "n", "--dies", "1", "--mount", "/no/such"], "/no/such is no folder"),
+        (["--image", "i", "--name", "n", "--dies", "3"], "/dev/davinci2 does not exist. Is the NPU driver installed"),
+        (["--image", "i", "--name", "n", "--dies", "none"], "Set it to a whole number"),
+        (["--image", "i", "--name", "n", "--dies", "1", "--mount", "/no/such"], "--mount=/no/such is invalid"),
         (["--privileged"], 'Unknown argument "--privileged"'),
     ],
 )
-def test_what_cannot_work_rejected(host, line, says):
+def test_unworkable_settings_rejected(host, line, says):
     code, said = host("{}", *line)
     assert code == 2 and says in said

@@ -44,7 +44,7 @@ def check(environment: Path, capsys) -> tuple[int, str]:
     return installed_files.main([str(environment)]), capsys.readouterr().err
 
 
-def test_what_an_installer_left_is_well(environment, capsys):
+def test_fresh_installation_passes(environment, capsys):
     assert check(environment, capsys) == (0, "")
     assert check_files(site(environment)).files == 3
 

@@ -163,7 +163,7 @@ def check_the_join(ray: JoinedRay, head: subprocess.Popen[bytes]) -> None:
     with another_version(ray.at):
         code, said = ray.join()
     assert code == 2 and f"{ray.at} runs Ray 2.9.3 with Python" in said and "Traceback" not in said, said
-    assert "The nodes differ" in last_line(said)
+    assert "Node configurations differ" in last_line(said)
 
     servers = set(session(head.pid))
     reward = f"custom_reward_function.path={ROOT}/verl_patches/utils/reward/rule_reward.py"
@@ -185,7 +185,10 @@ def check_the_join(ray: JoinedRay, head: subprocess.Popen[bytes]) -> None:
     with ray.node(SECOND, f"--address={ray.at}", before=hidden):
         code, said = ray.join(NODES=2)
     assert code == 2 and "No module named 'overlay.pins'" in said, said
-    assert "put the same checkout under the same path on every node" in said and "The nodes differ" in last_line(said)
+    assert (
+        "put the same checkout under the same path on every node" in said
+        and "Node configurations differ" in last_line(said)
+    )
     assert head.poll() is None
 
 

@@ -51,7 +51,7 @@ def test_seed_decides_the_files_byte_by_byte(problems, tmp_path):
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_what_is_left_out_is_reported(tmp_path):
+def test_dropped_records_are_reported(tmp_path):
     rows = [("1+1", "2"), ("2+2", ""), ("1+1", "2"), ("1+1", "3"), ("5+5", "10"), ("6+6", "12")]
     path, test = tmp_path / "some.json", tmp_path / "test.json"
     path.write_text(json.dumps([{"problem": problem, "answer": answer} for problem, answer in rows]))
@@ -60,14 +60,14 @@ def test_what_is_left_out_is_reported(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f'{path}: left out 1 without an answer (first: record 2: the column "answer" is empty)',
-        f"{path}: left out 2 whose question occurs before, 1 of them with another answer (first: record 3 repeats "
+        f"{path}: dropped 2 whose question occurs before, 1 of them with another answer (first: record 3 repeats "
         "record 1)",
-        f"{path}: left out 1 that are test problems as well",
+        f"{path}: dropped 1 that are also test problems",
         f"{tmp_path}/out/train.parquet: 2 rows",
         f"{tmp_path}/out/test.parquet: 1 rows",
     ]
     done = convert("--output_dir", tmp_path / "out", "--json_path", test, "--test_json_path", path)
-    assert done.returncode == 2 and "holds only test problems" in done.stderr
+    assert done.returncode == 2 and "has only test problems" in done.stderr
 
 
 def test_options(problems, tmp_path):
@@ -85,7 +85,7 @@ def test_options(problems, tmp_path):
     ("content", "message"),
     [
         (None, "does not exist"),
-        ("[]", "holds no problem"),
+        ("[]", "has no problem"),
         ('[{"x": 1}]', "has the columns x"),
         ("{", "line 1 is not"),
         ("[" * 100_000, "nested too deeply"),
@@ -106,11 +106,11 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path, content, message):
 
 def test_options_that_are_no_text_rejected(problems, tmp_path):
     done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--instruction", "\udcff")
-    assert done.returncode == 2 and done.stderr == "error: --instruction is not UTF-8 text: give it in UTF-8.\n"
+    assert done.returncode == 2 and done.stderr == "error: --instruction is not UTF-8 text. Set it in UTF-8.\n"
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("share", ["1.5", "1.0", "0.0"])
 def test_bad_split_rejected(problems, tmp_path, share):
     done = convert("--output_dir", tmp_path / "out", "--json_path", problems, "--test_size", share)
-    assert done.returncode == 2 and f"--test_size is {share}" in done.stderr
+    assert done.returncode == 2 and f"--test_size={share} is invalid" in done.stderr

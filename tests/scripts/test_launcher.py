@@ -79,7 +79,7 @@ case "$*" in
     *start_ray.py*) shift; exec "$TOOLS/ray" "$@" ;;
     *--check* | *verl_plugin.jobs*)
         echo "check" >>"$CALLS"
-        [[ ! -e $TOOLS/reject ]] || { echo "error: 6 dies cannot hold" >&2; exit 2; }
+        [[ ! -e $TOOLS/reject ]] || { echo "error: 6 dies do not divide" >&2; exit 2; }
         ;;
     *wait_for_nodes*)
         echo "wait" >>"$CALLS"
@@ -286,7 +286,7 @@ def test_missing_dist_ckpt_path_rejected(head):
     head.extra |= {"DIST_CKPT_PATH": "/no/such/shards"}
     code, said = head.run()
     assert code == 2 and head.calls == []
-    assert "DIST_CKPT_PATH=/no/such/shards is invalid: there is no such folder" in said and "Set it to the" in said
+    assert "DIST_CKPT_PATH=/no/such/shards is invalid: no such folder" in said and "Set it to the" in said
 
 
 def test_a_worker_joins_and_ends_with_the_head(worker, port):
@@ -298,7 +298,7 @@ def test_a_worker_joins_and_ends_with_the_head(worker, port):
     _close(listener)
     said = process.communicate(timeout=SECONDS_ALLOWED)[0]
     assert process.returncode == 0, said
-    assert "giving 4 dies to the head" in said and "the head has ended the job" in said
+    assert "lending 4 dies to the head" in said and "the head has ended the job" in said
 
 
 def _accept(listener: socket.socket) -> None:
@@ -393,7 +393,7 @@ def test_a_start_after_a_crash_ends_what_the_first_one_left(head, port):
     assert answers(port)
     (head.tools / "train-hangs").unlink()
     code, said = head.run()
-    assert code == 0 and said.count("which an earlier start left behind") == 2
+    assert code == 0 and said.count("left by an earlier start") == 2
     assert head.calls[4:] == ["training", "ray ended", "check", "ray start", "wait", "train", "ray ended"]
 
 
@@ -405,7 +405,7 @@ def test_a_note_about_a_process_that_has_gone_harms_nobody(head, port):
         code, said = head.run()
         alive = other.poll() is None
         other.kill()
-    assert code == 0 and alive and "left behind" not in said
+    assert code == 0 and alive and "left by an earlier start" not in said
 
 
 def test_stop_ends_what_was_left_behind_and_nothing_else(head, port):
@@ -415,7 +415,7 @@ def test_stop_ends_what_was_left_behind_and_nothing_else(head, port):
     first.send_signal(signal.SIGKILL)
     first.wait()
     code, said = head.run("--stop")
-    assert code == 0 and "left behind" in said and not answers(port)
+    assert code == 0 and "left by an earlier start" in said and not answers(port)
     assert head.calls[4:] == ["training", "ray ended"]
     assert head.run("--stop") == (0, "")
 
@@ -453,9 +453,9 @@ def test_a_ray_of_the_head_that_ends_during_the_training_is_five(head):
 
 
 @pytest.mark.parametrize(
-    ("waited", "code", "says"), [("2", 5, "does not answer any more"), ("3", 2, "The nodes differ")]
+    ("waited", "code", "says"), [("2", 5, "does not answer any more"), ("3", 2, "Node configurations differ")]
 )
-def test_a_wait_that_ends_otherwise_than_by_its_bound_is_told_apart(head, waited, code, says):
+def test_other_ends_of_a_wait_are_distinguished(head, waited, code, says):
     head.set("wait-code", waited)
     ended, said = head.run()
     assert ended == code and says in said
@@ -529,7 +529,7 @@ def test_a_folder_of_another_user_in_tmp_rejected(head, port):
     folder.mkdir()
     os.chown(folder, 65534, 65534)
     code, said = head.run()
-    assert code == 2 and "belongs to somebody else" in said and not head.calls
+    assert code == 2 and "belongs to another user" in said and not head.calls
 
 
 def test_the_scripts_of_the_vendor_may_do_what_an_interactive_shell_allows(head):
@@ -580,7 +580,7 @@ def test_the_address_of_another_ray_in_the_users_environment_reaches_nothing(hea
 def test_variables_of_another_job_reach_nothing(head):
     head.extra = {"RANK": "7", "LOCAL_RANK": "5", "WORLD_SIZE": "9", "MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "1"}
     code, said = head.run("--dry-run")
-    assert code == 0 and "another job's: RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT" in said
+    assert code == 0 and "another job: RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT" in said
     assert head.run()[0] == 0
     names = {line.partition("=")[0] for line in (head.tools / "environment").read_text().splitlines()}
     assert not names & set(head.extra)
@@ -592,7 +592,7 @@ def test_inherited_list_of_npus_that_is_too_short_is_named(head, arguments, in_f
     visible = {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}
     head.extra = {} if in_file else visible
     code, said = head.run(*arguments, **visible if in_file else {})
-    reason = "it shows 2 NPUs, and the job takes 4. Unset it, or set it to 0,1,2,3."
+    reason = "it shows 2 NPUs, but the job takes 4. Unset it, or set it to 0,1,2,3."
     assert (code, said) == (2, f"error: ASCEND_RT_VISIBLE_DEVICES=0,1 is invalid: {reason}\n") and not head.calls
     head.extra = {"ASCEND_RT_VISIBLE_DEVICES": "4,5,6,7"}
     assert head.run("--dry-run")[0] == 0
@@ -646,7 +646,7 @@ SECRETS = {
         ),
     ],
 )
-def test_a_job_goes_on_where_it_is_told_to(head, tmp_path, given, settings, monkeypatch):
+def test_job_continues_from_the_given_step(head, tmp_path, given, settings, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "global step_5").mkdir()
     (tmp_path / "global step_5" / "trainer.json").write_text("{}")
@@ -666,13 +666,18 @@ def test_fewer_nodes_are_waited_for_and_trained_on(head):
     assert "head of 2 nodes" in said
     for wrong in ("4", "0", "two"):
         code, said = head.run("--dry-run", "--nodes", wrong, NODES=3)
-        assert code == 2 and "NODES in" in said and f'is "{wrong}": give a whole number from 1 to 3' in said
+        assert (
+            code == 2
+            and "sets NODES=" in said
+            and f"--nodes={wrong} is invalid" in said
+            and "a whole number from 1 to 3" in said
+        )
 
 
 @pytest.mark.parametrize("given", ["latest", "/no/global_step_5", ""])
 def test_a_folder_that_is_no_step_rejected(head, given):
     code, said = head.run("--dry-run", "--resume", given)
-    assert code == 2 and "give such a folder, auto or never" in said
+    assert code == 2 and "Set it to such a folder, auto or never" in said
 
 
 def test_secrets_reach_the_training_and_are_not_shown(head):
@@ -710,7 +715,7 @@ def test_nobody_else_can_enter_the_folder_of_ray_and_temporary_files_go_with_the
     other.unlink()
 
 
-def test_what_a_killed_job_left_in_memory_is_removed_by_the_next_start(head, port):
+def test_next_start_removes_shared_memory_of_a_killed_job(head, port):
     head.set("train-hangs")
     first = head.start()
     head.wait_for("train")
@@ -736,7 +741,7 @@ def test_a_process_that_has_ended_does_not_run_before_it_is_reaped_either():
 def test_a_rejected_configuration_starts_nothing(head):
     head.set("reject")
     code, said = head.run()
-    assert (code, said) == (2, "error: 6 dies cannot hold\n") and head.calls == ["check"]
+    assert (code, said) == (2, "error: 6 dies do not divide\n") and head.calls == ["check"]
 
 
 def words(line: str) -> list[str]:
@@ -745,7 +750,7 @@ def words(line: str) -> list[str]:
     return os.fsdecode(printed).split("\0")[:-1]
 
 
-def test_a_dry_run_starts_nothing_and_prints_what_a_run_then_does(head):
+def test_dry_run_only_prints_the_commands_of_a_run(head):
     script = head.folder / "set env.sh"
     script.touch()
     given = {"CANN_ENV": script, "JEMALLOC": "/lib/x86_64-linux-gnu/libc.so.6"}
@@ -781,36 +786,39 @@ def test_the_interface_can_be_found_by_the_way_to_the_head(worker):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"SOCKET_IFNAME": "eth9"}, "no interface eth9 with an IPv4 address; it has lo 127.0.0.1, net0 127.0.0.2"),
+        ({"SOCKET_IFNAME": "eth9"}, "SOCKET_IFNAME=eth9 is invalid: .* This node has lo 127.0.0.1, net0 127.0.0.2"),
         (
             {"MASTER_ADDR": "127.0.0.1"},
-            "MASTER_ADDR 127.0.0.1 is an address of this node, but not of SOCKET_IFNAME net0",
+            "MASTER_ADDR=127.0.0.1 is an address of this node, but not of SOCKET_IFNAME=net0",
         ),
-        ({"MASTER_ADDR": "<address>"}, "MASTER_ADDR is still the placeholder <address>; fill it in"),
-        ({"MASTER_ADDR": "head-node"}, 'MASTER_ADDR is "head-node": give the IPv4 address'),
+        ({"MASTER_ADDR": "<address>"}, "MASTER_ADDR is still the placeholder <address>. Fill it in"),
+        ({"MASTER_ADDR": "head-node"}, "MASTER_ADDR=head-node is invalid: .*the head's IPv4 address"),
         ({"MODEL_PATH": '"/weights"'}, "MODEL_PATH begins with a quote"),
         ({"MODEL_PATH": "'/weights'"}, "MODEL_PATH begins with a quote"),
-        ({"NODES": "two"}, 'NODES in .*cluster.env is "two": give a whole number'),
-        ({"NODES": 0}, 'is "0": give a whole number'),
-        ({"POLL_S": "often"}, 'POLL_S is "often": give seconds'),
-        ({"RAY_PORT": 70000}, 'RAY_PORT in .* is "70000": give a whole number from 1 to 65535'),
-        ({"RAY_PORT": "08080"}, 'RAY_PORT in .* is "08080": give a whole number .*, without leading zeros'),
-        ({"RAY_PORT": "0100000"}, 'RAY_PORT in .* is "0100000": .* without leading zeros'),
-        ({"RAY_PORT": "99999999999999999999"}, "RAY_PORT in .*: give a whole number"),
+        ({"NODES": "two"}, "cluster.env: NODES=two is invalid. Set it to a whole number"),
+        ({"NODES": 0}, "NODES=0 is invalid. Set it to a whole number"),
+        ({"POLL_S": "often"}, "POLL_S=often is invalid. Set it to seconds"),
+        ({"RAY_PORT": 70000}, "RAY_PORT=70000 is invalid. Set it to a whole number from 1 to 65535"),
+        ({"RAY_PORT": "08080"}, "RAY_PORT=08080 is invalid. Set it to a whole number .*, without leading zeros"),
+        ({"RAY_PORT": "0100000"}, "RAY_PORT=0100000 is invalid.* without leading zeros"),
+        ({"RAY_PORT": "99999999999999999999"}, "RAY_PORT=99999999999999999999 is invalid"),
         ({"DIES_PER_NODE": "016"}, "DIES_PER_NODE in .* without leading zeros"),
-        ({"MASTER_ADDR": "10.0.0.999"}, 'MASTER_ADDR is "10.0.0.999": give the IPv4 address'),
-        ({"MASTER_ADDR": "010.0.0.1"}, 'MASTER_ADDR is "010.0.0.1": give the IPv4 address'),
-        ({"POLL_S": "0.0"}, 'POLL_S is "0.0": give seconds'),
+        ({"MASTER_ADDR": "10.0.0.999"}, "MASTER_ADDR=10.0.0.999 is invalid"),
+        ({"MASTER_ADDR": "010.0.0.1"}, "MASTER_ADDR=010.0.0.1 is invalid"),
+        ({"POLL_S": "0.0"}, "POLL_S=0.0 is invalid. Set it to seconds"),
         (
             {"HCCL_EXEC_TIMEOUT": 7200},
-            "watchdog ends a process after 1800 s. is .7200.: give a whole number from 1 to 1799",
+            "HCCL_EXEC_TIMEOUT=7200 is invalid: .* after 1800 s. Set it to a whole number from 1 to 1799",
         ),
         ({"HCCL_EXEC_TIMEOUT": 0}, "HCCL_EXEC_TIMEOUT in .* from 1 to 1799"),
-        ({"HCCL_EXEC_TIMEOUT": ""}, "does not set HCCL_EXEC_TIMEOUT, and HCCL's own 1836 s lie above"),
-        ({"ALLOW_PUBLIC_ADDRESS": "maybe"}, "ALLOW_PUBLIC_ADDRESS is yes or no"),
+        ({"HCCL_EXEC_TIMEOUT": ""}, "does not set HCCL_EXEC_TIMEOUT, and HCCL's default of 1836 s exceeds"),
+        ({"ALLOW_PUBLIC_ADDRESS": "maybe"}, "ALLOW_PUBLIC_ADDRESS=maybe is invalid. Set it to yes or no"),
         ({"MODEL_PATH": ""}, "does not set MODEL_PATH"),
-        ({"CANN_ENV": "/no/such/set_env.sh"}, "CANN_ENV: /no/such/set_env.sh cannot be read; install CANN"),
-        ({"JEMALLOC": "/no/such.so"}, "JEMALLOC: /no/such.so cannot be read; install jemalloc"),
+        (
+            {"CANN_ENV": "/no/such/set_env.sh"},
+            "CANN_ENV=/no/such/set_env.sh is invalid: it cannot be read. Install CANN",
+        ),
+        ({"JEMALLOC": "/no/such.so"}, "JEMALLOC=/no/such.so is invalid: it cannot be read. Install jemalloc"),
         ({"RAY_TLS_DIR": "/no/such"}, "RAY_TLS_DIR: /no/such/ca.crt cannot be read"),
     ],
 )
@@ -832,8 +840,11 @@ def test_a_setting_that_is_given_twice_rejected(head):
     [
         (["--fast"], 'Unknown argument "--fast"'),
         (["--cluster"], "needs a value"),
-        (["--cluster", "/tmp"], "--cluster: /tmp is not a readable file; give a file of NAME=value lines, such as"),
-        (["--cluster", "/no/such"], "--cluster: the file /no/such does not exist"),
+        (
+            ["--cluster", "/tmp"],
+            "--cluster=/tmp is invalid: not a readable file. Set it to a file of NAME=value lines, such as",
+        ),
+        (["--cluster", "/no/such"], "--cluster=/no/such is invalid: the file does not exist"),
     ],
 )
 def test_arguments_that_are_not_understood_rejected(head, arguments, says):
@@ -870,7 +881,7 @@ def test_a_ray_that_runs_is_joined_and_neither_started_nor_stopped(worker, port)
 def test_a_joined_ray_whose_nodes_differ_or_that_ends_is_told(worker, port):
     worker.set("wait-code", "3")
     code, said = worker.run("--join", f"{HEAD}:{port}")
-    assert code == 2 and "The nodes differ" in said and worker.calls == ["check", "wait"]
+    assert code == 2 and "Node configurations differ" in said and worker.calls == ["check", "wait"]
     worker.set("wait-code", "1")
     code, said = worker.run("--join", f"{HEAD}:{port}")
     assert code == 4 and f"The Ray at {HEAD}:{port} does not have 2 nodes with" in said
@@ -894,10 +905,13 @@ def test_the_head_may_be_named_on_the_command_line(head):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--join", "127.0.0.2"], '--join is "127.0.0.2": give HOST:PORT'),
+        (["--join", "127.0.0.2"], "--join=127.0.0.2 is invalid. Set it to HOST:PORT"),
         (["--join", "127.0.0.2:x"], "RAY_PORT"),
-        (["--join", "127.0.0.2:1", "--master", "127.0.0.2"], "take one of them away"),
-        (["--master", "no-such-host.invalid"], "--master: the name no-such-host.invalid has no IPv4 address"),
+        (["--join", "127.0.0.2:1", "--master", "127.0.0.2"], "Remove one of them"),
+        (
+            ["--master", "no-such-host.invalid"],
+            "--master=no-such-host.invalid is invalid: the name has no IPv4 address",
+        ),
         (["--master"], "--master needs a value"),
     ],
 )

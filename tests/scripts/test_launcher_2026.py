@@ -75,10 +75,10 @@ def test_run_continues_from_a_step_of_verl(cluster, tmp_path):
     ("launcher", "arguments", "says"),
     [
         (DEEPSEEK, ["--steps", "2"], "--steps and --output are invalid without --emulate"),
-        (DEEPSEEK, ["--check"], "MODEL_PATH=/weights has no config.json on this machine"),
-        (DEEPSEEK, ["--emulate", "--steps", "0"], '--steps is "0": give a whole number from 1 on'),
-        (LAUNCHER, ["--emulate"], "--emulate is invalid: this job is checked"),
-        (LAUNCHER, ["--check"], "--check is invalid: this job is checked"),
+        (DEEPSEEK, ["--check"], "MODEL_PATH=/weights is invalid: no config.json there"),
+        (DEEPSEEK, ["--emulate", "--steps", "0"], "--steps=0 is invalid. Set it to a whole number, at least 1"),
+        (LAUNCHER, ["--emulate"], "--emulate is invalid: scripts/preflight.py checks this job"),
+        (LAUNCHER, ["--check"], "--check is invalid: scripts/preflight.py checks this job"),
     ],
 )
 def test_invalid_options_rejected(cluster, launcher, arguments, says):

@@ -19,7 +19,7 @@ def test_data_then_checkpoint_then_the_kept_checkpoint(tmp_path, capsys):
 
 def test_missing_data_is_one_sentence_and_a_failure(tmp_path, capsys):
     assert make_tiny_checkpoint.main(["--output", str(tmp_path / "tiny"), "--data", str(tmp_path / "none.jsonl")]) == 1
-    assert capsys.readouterr().err == f"The data file {tmp_path / 'none.jsonl'} does not exist: check the path.\n"
+    assert capsys.readouterr().err == f"The data file {tmp_path / 'none.jsonl'} does not exist. Check the path.\n"
     assert not (tmp_path / "tiny").exists()
 
 
@@ -33,4 +33,4 @@ def test_changed_keys_are_in_the_configuration(tmp_path):
 def test_change_without_a_number_rejected(tmp_path, capsys):
     with pytest.raises(SystemExit):
         make_tiny_checkpoint.main(["--output", str(tmp_path / "tiny"), "--set", "topk_group=two"])
-    assert "'topk_group=two' is no KEY=N with a whole number N" in capsys.readouterr().err
+    assert "'topk_group=two' is not KEY=N with a whole number N" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_published_folder_is_changed_in_place(tmp_path, capsys):
     assert "as published" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("text", "says"), [(None, "give the config.json"), ("[1]", "give the"), ("{", "give the")])
+@pytest.mark.parametrize(("text", "says"), [(None, "Pass the config.json"), ("[1]", "Pass the"), ("{", "Pass the")])
 def test_unreadable_published_config_rejected(tmp_path, capsys, text, says):
     if text is not None:
         (tmp_path / "config.json").write_text(text)

@@ -42,7 +42,7 @@ def test_further_columns_in_another_order_are_read():
 @pytest.mark.parametrize(
     "said", ["", "dcmi module initialize failed. ret is -8005\n", "0 0 0 Ascend\n", "NPU ID Chip ID\n0"]
 )
-def test_what_is_no_mapping_has_no_chips(said):
+def test_non_mapping_has_no_chips(said):
     assert read_mapping(said) == []
 
 
@@ -115,7 +115,7 @@ def test_one_bad_chip_is_named_and_no_other(driver):
         root = driver("npu-smi", shows("\n".join(spoilt)))
         found = remedies(check_npus(16, root))
         assert found.keys() == {"die 11 (NPU 5 chip 1)"}
-        assert "-i 5 -c 1 says why" in found["die 11 (NPU 5 chip 1)"]
+        assert "see npu-smi info -t health -i 5 -c 1" in found["die 11 (NPU 5 chip 1)"]
 
 
 def test_a_chip_that_the_table_lacks_is_asked_for(driver):

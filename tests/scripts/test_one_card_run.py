@@ -39,7 +39,7 @@ def trained(tmp_path_factory) -> SimpleNamespace:
     ended, _ = emulate(ONE_CARD, folder, "--steps", str(LAST - 1), "--", *frequencies)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     ended, _ = emulate(ONE_CARD, folder, "--resume", "auto", "--steps", str(LAST))
-    assert ended.returncode == 0 and f"Going on after step {LAST - 1}" in ended.stdout, ended.stdout + ended.stderr
+    assert ended.returncode == 0 and f"Continuing after step {LAST - 1}" in ended.stdout, ended.stdout + ended.stderr
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return SimpleNamespace(folder=folder, logged={line["step"]: line["metrics"] for line in lines}, lines=len(lines))
 

@@ -81,7 +81,7 @@ def test_data_are_made_the_configuration_is_checked_and_then_it_trains(machine, 
     assert train == [*own, *surroundings] and check == [*own, "--check", *surroundings]
 
 
-def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
+def test_dry_run_prints_the_commands_of_a_run(machine, tmp_path):
     arguments = ("--test-data", PROBLEMS, "--", "data.train_batch_size=4")
     shown, calls = machine(ONE_CARD, "--dry-run", *arguments)
     assert shown.returncode == 0 and not calls and not (tmp_path / "out").exists()
@@ -95,23 +95,28 @@ def test_a_dry_run_prints_what_a_run_then_does(machine, tmp_path):
     ("arguments", "given", "variables", "says"),
     [
         (["--data", PROBLEMS], False, {}, "--model is missing"),
-        (["--data", PROBLEMS, "--model", ROOT], False, {}, "has no config.json"),
-        (["--model", ROOT], False, {}, "--model .* has no config.json"),
+        (["--data", PROBLEMS, "--model", ROOT], False, {}, "is invalid: no config.json"),
+        (["--model", ROOT], False, {}, "--model=.* is invalid: no config.json"),
         (["--data", "nowhere.json"], True, {}, "nowhere.json does not exist"),
-        (["--steps", "none"], True, {}, '--steps is "none"'),
+        (["--steps", "none"], True, {}, "--steps=none is invalid"),
         (["--shards", "2"], True, {}, 'Unknown argument "--shards"'),
-        ([], True, {"NPUS": "7"}, "sees 7 NPUs here and the job takes 8"),
-        (["--", "trainer.n_gpus_per_node=9"], True, {}, "sees 8 NPUs here and the job takes 9"),
-        (["--", "trainer.n_gpus_per_node=x"], True, {}, "and the job takes x"),
+        ([], True, {"NPUS": "7"}, "sees 7 NPUs, but the job takes 8"),
+        (["--", "trainer.n_gpus_per_node=9"], True, {}, "sees 8 NPUs, but the job takes 9"),
+        (["--", "trainer.n_gpus_per_node=x"], True, {}, "but the job takes x"),
         ([], True, {"IMPORT_STATUS": "1"}, "python3 cannot import torch_npu"),
-        (["--emulate"], True, {}, "--emulate makes a tiny model of its own"),
-        (["--emulate", "--resume", "auto"], False, {}, "--resume auto: give --output, the folder of the run to go on"),
-        (["--chip", "a2"], True, {}, "--chip a2: the NPUs of this machine are what they are"),
-        (["--emulate", "--chip", "910b"], False, {}, '--chip is "910b": give a2 or a3'),
-        (["--resume", "nowhere"], True, {}, '--resume is "nowhere", which is no folder of a complete step'),
+        (["--emulate"], True, {}, "--emulate, which makes its own tiny model"),
+        (
+            ["--emulate", "--resume", "auto"],
+            False,
+            {},
+            "--resume=auto is invalid without --output. Set --output to the folder of the run to resume",
+        ),
+        (["--chip", "a2"], True, {}, "--chip=a2 is invalid without --emulate: this machine's NPUs are used"),
+        (["--emulate", "--chip", "910b"], False, {}, "--chip=910b is invalid. Set it to a2 or a3"),
+        (["--resume", "nowhere"], True, {}, "--resume=nowhere is invalid: not the folder of a complete step"),
     ],
 )
-def test_what_cannot_work_is_one_sentence_before_anything_is_made(machine, tmp_path, arguments, given, variables, says):
+def test_invalid_arguments_rejected_before_anything_is_made(machine, tmp_path, arguments, given, variables, says):
     ended, calls = machine(EIGHT_DIES, *arguments, given=given, **variables)
     assert ended.returncode == 2 and not calls and not (tmp_path / "out").exists()
     assert len(ended.stderr.splitlines()) == 1 and ended.stderr.startswith("error: ")
@@ -148,7 +153,7 @@ def test_a_die_with_five_percent_less_than_the_plan_rejected_before_anything_sta
         ("{step}", ["trainer.resume_mode=resume_path", "trainer.resume_from_path='{step}'"]),
     ],
 )
-def test_a_run_goes_on_where_it_is_told_to(machine, tmp_path, resume, settings):
+def test_run_continues_from_the_given_step(machine, tmp_path, resume, settings):
     step = tmp_path / "out" / "checkpoints" / "global_step_5"
     step.mkdir(parents=True)
     (step / "trainer.json").write_text("{}")
@@ -333,7 +338,7 @@ def assert_goes_on(launcher: Path, output: Path, last: int) -> None:
     first = output / "checkpoints" / "global_step_1"
     ended, _ = emulate(launcher, output, "--resume", str(first))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Going on after step 1" in ended.stdout
+    assert "Continuing after step 1" in ended.stdout
     result = compare(unbroken, output, last)
     assert result.steps >= last and result.differing == () and result.metrics > 50  # step 0 is the validation
     assert digests_of(output, last) != digests_of(output, 1)
@@ -423,7 +428,7 @@ def test_dapo_trains_on_fsdp(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_one_die_goes_on_from_two(tmp_path):
+def test_one_die_continues_from_two(tmp_path):
     """So does two from one. The rollout then draws other answers, so the steps are not compared."""
     output = tmp_path / "run"
     saving = ("trainer.save_freq=1", "actor_rollout_ref.overlay.precision=float32")

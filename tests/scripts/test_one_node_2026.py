@@ -47,7 +47,7 @@ def test_job_is_checked_and_planned_and_then_verl_trains(machine, tmp_path, job)
     assert train[5:-2] == own
 
 
-def test_dry_run_prints_what_a_run_then_does(machine, tmp_path):
+def test_dry_run_prints_the_same_commands_as_a_run(machine, tmp_path):
     shown, calls = machine(SMALL, "--dry-run", "--", "data.train_batch_size=8")
     assert shown.returncode == 0 and not calls and not (tmp_path / "out").exists()
     lines = [line.removeprefix("run ") for line in shown.stdout.splitlines() if line.startswith("run ")]
@@ -65,8 +65,8 @@ def test_dry_run_prints_what_a_run_then_does(machine, tmp_path):
         (ONE_CARD, ["--emulate", "--check"], False, "--check is invalid with --emulate"),
         (SMALL, ["--check"], True, "--output=.* is invalid with --check"),
         (SMALL, ["--check", "--data", PROBLEMS], False, "--model is missing"),
-        (SMALL, ["--resume", ROOT], True, r"no folder of a complete step \(global_step_N with complete.json\)"),
-        (SMALL, ["--", "trainer.n_gpus_per_node=9"], True, "sees 8 NPUs here and the job takes 9"),
+        (SMALL, ["--resume", ROOT], True, r"not the folder of a complete step \(global_step_N with complete.json\)"),
+        (SMALL, ["--", "trainer.n_gpus_per_node=9"], True, "sees 8 NPUs, but the job takes 9"),
     ],
 )
 def test_invalid_options_rejected_before_anything_is_made(machine, tmp_path, launcher, arguments, given, says):

@@ -52,10 +52,7 @@ def test_a_job_that_is_well_passes_on_one_page(tmp_path, job, capsys):
         **dict.fromkeys(SCALED_DOWN, "left out"),
     }  # fmt: skip
     page = (tmp_path / "out" / "preflight.html").read_text()
-    assert (
-        "everything that was looked at is well" in page
-        and "everything that was looked at is well" in capsys.readouterr().out
-    )
+    assert "all checks passed" in page and "all checks passed" in capsys.readouterr().out
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -63,7 +60,7 @@ FAULTS = {
     "a key that nothing reads": ("data.train_batch_sizes=32", "checks", "data.train_batch_sizes"),
     "a value of another kind": ("data.train_batch_size=many", "checks", "data.train_batch_size"),
     "a layout that does not divide": (
-        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3", "checks", "cannot hold whole training"),
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=3", "checks", "do not divide into whole training"),
     "a batch that does not divide": ("data.train_batch_size=7", "checks", "7"),
     "stages of too few layers": (
         "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer_list=[1,1]", "checks", "adds up to 2"),
@@ -108,7 +105,7 @@ def test_a_clusters_file_that_is_not_filled_in_rejected(tmp_path, capsys):
     assert "still the placeholder" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_of_a_node_that_is_not_well_what_is_wrong_is_said(monkeypatch):
+def test_faults_of_a_node_are_named(monkeypatch):
     def examined(arguments):
         assert arguments == ["--cluster", "/a cluster.env", "--no-self-test", "--stack", "2025"]
         print("ok    NPUs       16 of 16\nBAD   /dev/shm   1 GB; mount more")
@@ -181,7 +178,7 @@ def test_scaled_down_job_is_the_job_on_other_dies_and_used(scaled, tmp_path):
     assert f"'--output', '{tmp_path}/out/scaled_down_job/evaluation'" in logs["evaluation"]
 
 
-def test_what_an_earlier_preflight_made_of_a_checkpoint_is_made_again(scaled, tmp_path):
+def test_preflight_removes_earlier_exports(scaled, tmp_path):
     for name in ("exported", "evaluation", "data"):
         (tmp_path / "out" / "scaled_down_job" / name).mkdir(parents=True)
     assert scaled()[0] == 0
@@ -235,7 +232,7 @@ def test_the_rehearsals_own_job_passes_when_scaled_down(tmp_path, job):
 def passed_when_scaled_down(output):
     stages = {stage["stage"]: stage for stage in json.loads((output / "preflight.json").read_text())}
     assert [stage["state"] for stage in stages.values()] == ["passed", "passed", "left out", *["passed"] * 4]
-    assert "1 of 1 resumes were the unbroken run, bit for bit" in stages["scaled_down_job"]["said"]
+    assert "1 of 1 resumes equalled the unbroken run, bit for bit" in stages["scaled_down_job"]["said"]
     assert "val-" in stages["validation"]["said"] and "answers: " in stages["evaluation"]["said"]
 
 

@@ -108,7 +108,7 @@ def test_absent_data_set_names_the_download_commands(name, tmp_path):
     mirror = "gsm8k" if name == "gsm8k" else "MATH-lighteval"
     assert f"modelscope download --dataset AI-ModelScope/{mirror} --local_dir {folder}, or " in ended.stderr
     assert (
-        f"hf download --repo-type dataset {source} --local-dir {folder}, and give --local_dataset_path" in ended.stderr
+        f"hf download --repo-type dataset {source} --local-dir {folder}, and pass --local_dataset_path" in ended.stderr
     )
 
 
@@ -116,7 +116,7 @@ def test_absent_data_set_names_the_download_commands(name, tmp_path):
     ("arguments", "says"),
     [
         (["--hdfs_dir", "hdfs://x"], "--hdfs_dir=hdfs://x is not supported: copy"),
-        (["--local_dataset_path", "/no/such"], "/no/such is not a folder: give the one"),
+        (["--local_dataset_path", "/no/such"], "/no/such is not a folder. Pass the folder"),
     ],
 )
 def test_option_that_cannot_be_taken_is_one_sentence(arguments, says, tmp_path):

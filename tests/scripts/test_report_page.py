@@ -36,7 +36,7 @@ def test_two_runs_are_compared(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments", [["absent"], ["run", "--output", "absent/page.html"], ["run", "absent"], ["run", "run"]]
 )
-def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys, monkeypatch, arguments):
+def test_invalid_request_rejected_in_one_sentence(tmp_path, capsys, monkeypatch, arguments):
     write_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert report.main(arguments) == 2
@@ -148,7 +148,7 @@ def test_nothing_else_is_served_and_no_other_site_may_ask(server):
     assert get(server, host=f"localhost:{server.server_port}")[0] == 200
     (run / "config.yaml").write_text("- no keys")
     status, page = get(server)
-    assert status == 503 and "it holds no keys" in page and 'http-equiv="refresh"' in page
+    assert status == 503 and "it has no keys" in page and 'http-equiv="refresh"' in page
 
 
 @pytest.mark.parametrize("arguments", [[], ["README.md"], [".", "--port", "x"], [".", "more"], [".", "--wrong"]])

@@ -136,7 +136,7 @@ def test_experts_cut_over_tensor_ranks_have_no_published_algorithm(
 def test_json_of_another_kind_is_no_model(tmp_path, capsys):
     (tmp_path / "list.json").write_text("[1]")
     assert main(["--model", str(tmp_path / "list.json"), "--train", "tp4", "--rollout", "tp2,ep8"]) == 2
-    assert "is JSON that holds a list" in capsys.readouterr().err
+    assert "is JSON with a list" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

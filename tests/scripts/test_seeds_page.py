@@ -61,6 +61,6 @@ def test_each_line_is_shown_by_a_test():
         assert "`tests/" in shown or "`benchmarks/" in shown, line
 
 
-def test_missing_test_or_path_would_be_noticed():
+def test_missing_test_or_path_detected():
     (exists, *_), text = sorted(paths(PAGES[0])), "tests/scripts/test_image.py::test_no_such"
     assert not missing(exists) and missing(text) and missing("scripts/no_such.py")

@@ -29,12 +29,12 @@ def qwen(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--model", "absent"], "--model absent is no folder"),
-        (["--host", "0.0.0.0"], "--host 0.0.0.0 lets everybody who reaches it use the model; give --api-key-file"),
-        (["--api-key-file", "{empty}"], "holds no key; write one word into it"),
-        (["--port", "{taken}"], "cannot be taken at 127.0.0.1 (Address already in use); give another"),
-        (["--port", "70000"], "--port is 70000; give a number from 1 to 65535"),
-        (["--max-model-len", "100000000"], "--max-model-len is 100000000, and the model reads"),
+        (["--model", "absent"], "--model=absent is invalid: not a folder"),
+        (["--host", "0.0.0.0"], "--host=0.0.0.0 lets everyone who reaches it use the model. Set --api-key-file"),
+        (["--api-key-file", "{empty}"], "is invalid: no key. Write one word into it"),
+        (["--port", "{taken}"], "is not available at 127.0.0.1 (Address already in use). Set another"),
+        (["--port", "70000"], "--port=70000 is invalid. Set it to a number from 1 to 65535"),
+        (["--max-model-len", "100000000"], "--max-model-len=100000000 is invalid: the model reads"),
     ],
 )
 def test_unusable_option_is_rejected_in_one_sentence(qwen, tmp_path, capsys, arguments, says):
@@ -52,7 +52,7 @@ def test_unusable_option_is_rejected_in_one_sentence(qwen, tmp_path, capsys, arg
 
 def test_without_emulation_the_emulated_npu_is_not_taken(qwen, capsys):
     assert serve.main(["--model", str(qwen)]) == 2
-    assert "holds the emulated NPU and no other; give --emulate" in capsys.readouterr().err
+    assert "has only the emulated NPU. Add --emulate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("program", [serve, evaluate])

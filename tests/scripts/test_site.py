@@ -91,7 +91,7 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -
     assert len(pages) > 100 and list(broken_links(site, pages)) == []
 
 
-def test_broken_link_or_anchor_noticed(site: Path, pages: dict[Path, Page]) -> None:
+def test_broken_link_or_anchor_detected(site: Path, pages: dict[Path, Page]) -> None:
     page = Page(
         '<a href="zh/index.html#no-such">a</a><a href="gone.html">b</a><a href="zh/index.html#two-commands">c</a>'
     )
@@ -226,10 +226,10 @@ def test_dry_run_prints_the_build() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--output", "docs"), "docs is invalid: it holds something other than a site"),
+        (("--output", "docs"), "docs is invalid: it contains something other than a site"),
         (("--output", "README.md"), "README.md is invalid"),
         (("--serve", "--output", "out"), "--output is invalid with --serve"),
-        (("--port", "0"), '--port is "0": give a whole number from 1'),
+        (("--port", "0"), "--port=0 is invalid. Set it to a whole number from 1"),
         (("--port",), "--port needs a value"),
         (("build",), 'Unknown argument "build"'),
     ],

@@ -40,7 +40,7 @@ def test_a_later_ray_finds_no_ray_client(rays_command):
 
 def test_a_ray_that_asks_otherwise_rejected(rays_command):
     del rays_command.check_ray_client_dependencies_installed
-    with pytest.raises(SystemExit, match="this Ray asks otherwise whether to start Ray Client"):
+    with pytest.raises(SystemExit, match="this version of Ray decides differently whether to start Ray Client"):
         program.main()
     assert rays_command.asked == []
 

@@ -100,7 +100,7 @@ def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys
     assert found["notes"] == [
         "weights that were read, responses end where the model ends them, experts chosen by the router, "
         "4 layers of a stage recomputed",
-        "20.00 s of moving tensors to and from the host are part of the stages",
+        "20.00 s of moving tensors to and from the host",
     ]
 
 
@@ -125,7 +125,7 @@ def test_one_step_and_several_runs(tmp_path, capsys):
     assert ours["steps"] == other["steps"] == "step 1"
     assert ours["statistics"]["total"] == TRUE_WEIGHTS.statistics.total
     assert other["statistics"]["total"] == RANDOM_WEIGHTS.statistics.total
-    assert "it has not made all of its 3 steps" in ours["notes"]
+    assert "it has not finished its 3 steps" in ours["notes"]
     assert "first has no step 3: its steps are 1 to 2." in rejected(capsys, str(first), "--step", "3")
 
 
@@ -143,7 +143,7 @@ def test_the_benchmarks_conditions_are_told(tmp_path, capsys):
 def test_mfu_needs_the_model_a_peak_and_real_dies(tmp_path, capsys):
     run = write_run(tmp_path / "run", metrics(TRUE_WEIGHTS), model=None)
     without = columns(capsys, str(run))[0]
-    assert without["mfu"] is None and any("give --model" in note for note in without["notes"])
+    assert without["mfu"] is None and any("Pass --model" in note for note in without["notes"])
     (given := tmp_path / "config.json").write_text(json.dumps(dict(DEEPSEEK_V3)))
     usual, halved = (
         columns(capsys, str(run), "--model", str(given), *peak)[0]["mfu"] for peak in ((), ("--peak", "188"))
@@ -154,7 +154,7 @@ def test_mfu_needs_the_model_a_peak_and_real_dies(tmp_path, capsys):
     assert emulated["mfu"] is None and any("on emulated dies" in note for note in emulated["notes"])
 
 
-def test_what_was_not_measured_is_a_dash(tmp_path, capsys):
+def test_unmeasured_values_are_dashes(tmp_path, capsys):
     step = metrics(TRUE_WEIGHTS)
     for name in ("timing_s/reshard", "timing_s/offload", "response_length/clip_ratio"):
         del step[name]
@@ -169,22 +169,22 @@ def test_what_was_not_measured_is_a_dash(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda run: (run / "metrics.jsonl").unlink(), "has no step that ended"),
-        (lambda run: (run / "metrics.jsonl").write_text(""), "has no step that ended"),
-        (lambda run: (run / "metrics.jsonl").write_text('{"step": 1'), "has no step that ended"),
+        (lambda run: (run / "metrics.jsonl").unlink(), "has no finished step"),
+        (lambda run: (run / "metrics.jsonl").write_text(""), "has no finished step"),
+        (lambda run: (run / "metrics.jsonl").write_text('{"step": 1'), "has no finished step"),
         (lambda run: (run / "metrics.jsonl").write_text("garbage\n"), "line 1 is not a step record"),
         (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\xfe\n"), "metrics.jsonl cannot be read"),
         (
             lambda run: (run / "metrics.jsonl").write_text(
                 '{"step": 1, "time": 0, "metrics": {"timing_s/step": null}}\n'
             ),
-            "not every step has timing_s/step",
+            "timing_s/step is missing in some steps",
         ),
         (lambda run: (run / "config.yaml").unlink(), "it has no config.yaml"),
         (lambda run: (run / "config.yaml").write_text("a: [1"), "config.yaml cannot be read"),
         (lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe"), "config.yaml cannot be read"),
-        (lambda run: (run / "config.yaml").write_text("text"), "it holds no keys"),
-        (lambda run: (run / "config.yaml").write_text("data: 1"), "data.train_batch_size is None and must be"),
+        (lambda run: (run / "config.yaml").write_text("text"), "it has no keys"),
+        (lambda run: (run / "config.yaml").write_text("data: 1"), "data.train_batch_size=None is invalid. Set it to"),
         (lambda run: (run / "model.json").write_text("[1]"), "model.json is not a model's config.json"),
         (lambda run: (run / "model.json").write_text("{"), "model.json is not a model's config.json"),
     ],
@@ -196,7 +196,7 @@ def test_garbage_is_one_sentence(tmp_path, capsys, damage, says):
 
 
 def test_no_run_is_one_sentence(tmp_path, capsys):
-    assert "is not a folder: give the folder of a run" in rejected(capsys, str(tmp_path / "nothing"))
+    assert "is not a folder. Pass the folder of a run" in rejected(capsys, str(tmp_path / "nothing"))
     (tmp_path / "file").touch()
     assert "is not a folder" in rejected(capsys, str(tmp_path / "file"))
     assert "has no config.yaml" in rejected(capsys, str(tmp_path))

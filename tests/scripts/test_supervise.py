@@ -164,7 +164,7 @@ def test_the_heartbeat_of_an_earlier_start_is_no_life(tmp_path):
     assert training.seconds_after(1.0) == 0.0
 
 
-def test_who_retries_everything_is_seen(bench, monkeypatch):
+def test_indiscriminate_retry_detected(bench, monkeypatch):
     """The control of the table above: if every cause is retried, recurring failures are started again."""
     command = bench.command([after(3, "reward_error")] * 3)
     patched = (
@@ -216,7 +216,7 @@ def test_configuration_of_an_earlier_start_not_reduced(bench):
     """The second start ends before it has resolved its configuration, so its micro batches are unknown."""
     ended = bench.run([after(3, "OOM"), after(None, "OOM")])
     assert ended.returncode == 1 and len(bench.starts) == 2, ended.stdout + ended.stderr
-    assert "the run did not come so far as to write its configuration" in ended.stdout
+    assert "the run ended before it wrote its configuration" in ended.stdout
     (bundle,) = bench.output.glob("failure-*.tar.gz")
     with tarfile.open(bundle) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -273,10 +273,10 @@ def test_the_number_of_retries_without_progress_is_bounded(bench):
     bench.policy("{interval_seconds: 0, max_retry_times: 2}")
     ended = bench.run([after(0, "network_error")] * 9)
     assert ended.returncode == 1 and len(bench.starts) == 3
-    assert "max_retry_times is 2, and no checkpoint has come since" in ended.stdout
+    assert "max_retry_times is 2, and there is no checkpoint since" in ended.stdout
 
 
-def test_what_the_training_prints_is_printed_and_kept(bench):
+def test_training_output_is_printed_and_kept(bench):
     ended = bench.run([])
     assert ended.returncode == 0 and "step:7\n" in ended.stdout
     assert (bench.output / "start_1.log").read_text().count("step:") == STEPS
@@ -314,7 +314,7 @@ def test_every_node_starts_again_with_the_head_and_ends_with_it(bench, another_n
     said, _ = process.communicate(timeout=600)
     assert ended.returncode == process.returncode == 0, ended.stdout + said
     assert len(bench.starts) == 3 and 1 <= len(starts.read_text().splitlines()) <= 3
-    assert "the head's supervisor has ended the training with 0" in said and "it failed" not in said
+    assert "the head's supervisor ended the training with 0" in said and "it failed" not in said
     assert [step for step, _ in bench.metrics] == list(range(1, STEPS + 1))
 
 
@@ -343,7 +343,7 @@ def test_a_training_that_is_given_up_is_given_up_on_every_node(bench, another_no
     ended = bench.run([after(3, "unknown")])
     said, _ = process.communicate(timeout=600)
     assert ended.returncode == process.returncode == 1, ended.stdout + said
-    assert "the head's supervisor has ended the training with 1" in said
+    assert "the head's supervisor ended the training with 1" in said
 
 
 def test_a_node_that_leaves_does_not_end_the_training(bench, another_node):
@@ -376,7 +376,7 @@ def test_a_signal_ends_the_training_too_and_nothing_is_left(bench, how, number):
             break
     supervisor.send_signal(number)
     output, _ = supervisor.communicate(timeout=600)
-    assert supervisor.returncode == 128 + number and "everything that this started has been stopped" in output
+    assert supervisor.returncode == 128 + number and "all processes have been stopped" in output
     assert wait_until(lambda: not processes_that_name(str(bench.folder)), 10)
 
 
@@ -395,15 +395,18 @@ def processes_that_name(text: str) -> list[str]:
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([], "no command: give one after --"),
-        (["--", "bash", "scripts/rehearse.sh"], "a rehearsal resumes by its own --resume"),
-        (["--", "bash", "scripts/train_qwen2_5_0_5b_gsm8k.sh", "--emulate"], "a rehearsal resumes by its own --resume"),
+        ([], "Command missing. Pass one after --"),
+        (["--", "bash", "scripts/rehearse.sh"], "A rehearsal resumes with its own --resume"),
+        (
+            ["--", "bash", "scripts/train_qwen2_5_0_5b_gsm8k.sh", "--emulate"],
+            "A rehearsal resumes with its own --resume",
+        ),
         (["--policy", "absent.yaml", "--", "true"], "--policy absent.yaml cannot be read"),
-        (["--", "no-such-command"], "no-such-command is no command"),
-        (["--output", "/dev/null/x", "--", "true"], "--output /dev/null/x cannot be made"),
+        (["--", "no-such-command"], "Command not found: no-such-command"),
+        (["--output", "/dev/null/x", "--", "true"], "--output=/dev/null/x is invalid: it cannot be created"),
     ],
 )
-def test_what_cannot_be_supervised_rejected_before_anything_starts(arguments, sentence):
+def test_invalid_supervision_rejected_before_it_starts(arguments, sentence):
     command = [sys.executable, "scripts/supervise.py", *arguments]
     ended = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False
@@ -411,7 +414,7 @@ def test_what_cannot_be_supervised_rejected_before_anything_starts(arguments, se
     assert ended.returncode == 2 and sentence in ended.stderr and "Traceback" not in ended.stderr
 
 
-def test_a_disk_without_space_is_told_before_anything_starts(bench):
+def test_full_disk_reported_before_anything_starts(bench):
     reason = reason_why_not()
     if reason:
         pytest.skip(f"NOT RUN, a full disk: {reason}")

@@ -171,7 +171,9 @@ def test_weights_that_are_not_finite_are_not_loaded_again(tmp_path):
     save_file(tensors, file, metadata={"format": "pt"})
     failed = given_up(tmp_path, f"actor_rollout_ref.model.path={model}")
     assert (failed["cause"], failed["step"]) == ("not_valid", 0)
-    assert "weights hold inf or nan in module.decoder.layers.1.self_attention.linear_proj.weight" in failed["message"]
+    assert (
+        "weights contain inf or nan in module.decoder.layers.1.self_attention.linear_proj.weight" in failed["message"]
+    )
 
 
 def test_a_disk_that_is_full_is_not_written_to_again(tmp_path):

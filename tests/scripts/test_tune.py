@@ -92,7 +92,7 @@ def test_forty_trials_find_the_fastest_settings_that_the_plan_allows(tmp_path):
     assert refusal(best) is None and faster and all(refusal(settings) for settings in faster)
     said = " ".join(filter(None, refusals.values()))
     assert "update: " in said and "a die has 0.12" in said, "the plan"
-    assert "cannot hold whole training replicas" in said and "adds up to 2 layers" in said, "the checks"
+    assert "do not divide into whole training replicas" in said and "adds up to 2 layers" in said, "the checks"
     assert all(trial.value is None for trial in study.trials if outcome_of(trial) == REFUSED)
 
     control = tmp_path / "control"
@@ -120,7 +120,7 @@ def trials(folder):
     return optuna.load_study(study_name="tune", storage=f"sqlite:///{folder}/out/study.db").trials
 
 
-def test_a_search_that_is_killed_goes_on_where_it_was(bench, capsys):
+def test_killed_search_continues(bench, capsys):
     folder, arguments = bench
     (folder / "hold").write_text("2")
     tuner = subprocess.Popen(
@@ -201,15 +201,15 @@ REHEARSAL = ["--", "bash", "scripts/rehearse.sh"]
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([], "--objective seconds needs --model"),
-        (["--config-name", "rehearsal", "--objective", "tokens"], "give a command behind --"),
-        (["--objective", "seconds", *REHEARSAL], "starts nothing; take the command away"),
+        ([], "--objective=seconds needs --model"),
+        (["--config-name", "rehearsal", "--objective", "tokens"], "Pass a command after --"),
+        (["--objective", "seconds", *REHEARSAL], "starts nothing. Remove the command"),
         (["--algorithm", *REHEARSAL], "add --objective reward"),
         (["--objective", "reward", *REHEARSAL], "--objective reward needs --algorithm or --space"),
         (["--config-name", "rehearsal", *REHEARSAL], "a rehearsal has its own configuration"),
-        (["--", "bash", "launcher.sh"], "no --config-name"),
-        (["--config-name", "rehearsal", "--", "no-such-command"], "no-such-command is no command"),
-        ([*REHEARSAL, "--output", "x"], "--output is in the command, and every trial gets its own"),
+        (["--", "bash", "launcher.sh"], "--config-name is missing"),
+        (["--config-name", "rehearsal", "--", "no-such-command"], "Command not found: no-such-command"),
+        ([*REHEARSAL, "--output", "x"], "--output is in the command, but every trial gets its own"),
         (["--space", "absent.yaml", *REHEARSAL], "--space absent.yaml cannot be read"),
         (
             ["--config-name", "qwen2_5_0_5b_gsm8k", "--", "bash", "launcher.sh", "--emulate"],
@@ -220,7 +220,7 @@ REHEARSAL = ["--", "bash", "scripts/rehearse.sh"]
         (["--trials", "0", *REHEARSAL], "--trials"),
     ],
 )
-def test_what_cannot_be_searched_rejected_before_anything_starts(arguments, sentence, capsys, tmp_path):
+def test_invalid_search_rejected_before_it_starts(arguments, sentence, capsys, tmp_path):
     given = arguments if "--output" in arguments else ["--output", str(tmp_path / "out"), *arguments]
     try:
         code = main(given)
@@ -250,7 +250,7 @@ def test_a_rehearsal_is_searched_on_emulated_dies(tmp_path, capfd):
     measured = {settings for settings, trial in found.items() if outcome_of(trial) == MEASURED}
     assert measured == {(f"{MICRO}={size}", f"{KEYS[0]}=2") for size in (32, 64)}, capfd.readouterr()
     refused = [trial for trial in found.values() if outcome_of(trial) == REFUSED]
-    assert len(refused) == 2 and all("4 dies cannot hold" in trial.user_attrs[SENTENCE] for trial in refused)
+    assert len(refused) == 2 and all("4 dies do not divide" in trial.user_attrs[SENTENCE] for trial in refused)
     ran = sorted((tmp_path / "out" / "trials").glob("*/metrics.jsonl"))
     assert len(ran) == 2 and all(len(file.read_text().splitlines()) == 2 for file in ran)
     for settings in measured:

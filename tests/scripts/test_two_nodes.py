@@ -187,7 +187,7 @@ def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(no
     assert causes(output) == ["network_error", "ray_died"], said[0][-6000:]
     assert "10.91.7.1:6379 is taken by root" in said[0]
     (went_on,) = re.findall(r"again in 1 s from the checkpoint of step (\d)", said[0])
-    assert "the head's supervisor has ended the training with 0" in said[1]
+    assert "the head's supervisor ended the training with 0" in said[1]
     assert [node.processes() for node in nodes] == [[], []]
     steps = [record["step"] for record in read_entries(output / "metrics.jsonl")]
     assert int(went_on) >= 1 and steps == list(range(1, STEPS + 1))
@@ -199,7 +199,7 @@ def test_supervised_nodes_outlive_a_taken_port_and_a_machine_that_loses_power(no
 
 @pytest.mark.exhaustive("trains three times")
 @pytest.mark.timeout(3000)
-def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, tmp_path):
+def test_elastic_training_continues_without_a_node_and_returns(nodes, inputs, tmp_path):
     """The worker loses power and does not return within the wait; it returns while the other node trains."""
     head, worker = nodes
     output, policy = tmp_path / "run", tmp_path / "policy.yaml"
@@ -242,7 +242,7 @@ def test_elastic_training_goes_on_without_a_node_and_back_to_it(nodes, inputs, t
     first, second, third = (each["from_step"] for each in starts(output))
     assert 0 == first < second < third < ELASTIC_STEPS
     assert "2 of 2 nodes are there: the training goes back to 2 at its next checkpoint" in said[0]
-    assert "the head's supervisor has ended the training with 0" in said[1]
+    assert "the head's supervisor ended the training with 0" in said[1]
     assert [node.processes() for node in nodes] == [[], []]
     records = read_entries(output / "metrics.jsonl")
     assert [record["step"] for record in records] == list(range(1, ELASTIC_STEPS + 1))

@@ -36,7 +36,7 @@ def test_nothing_is_ignored_without_its_code_and_a_reason():
     assert {str(file): found for file in files if (found := without_reason(file.read_text()))} == {}
 
 
-def test_an_ignored_line_without_a_reason_is_noticed():
+def test_ignored_line_without_a_reason_detected():
     assert without_reason("x = 1  # type: ignore") and without_reason("x = 1  # type: ignore[misc]")
     assert not without_reason("x = 1  # type: ignore[misc]  # upstream's own")
     assert not without_reason("# Upstream's own.\nx = 1  # type: ignore[misc]")
@@ -50,7 +50,7 @@ def test_no_patch_package_is_left_out():
     assert not any("disallow_untyped_defs" in override for override in settings["overrides"])
 
 
-def test_a_wrong_type_is_noticed_in_checked_code_and_in_a_patch_body(tmp_path):
+def test_wrong_type_detected_in_code_and_patch_body(tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text("def pages(count: int) -> int:\n    return str(count)\n\n\ndef body(upstream):\n    pages('3')\n")
     ended = check(wrong, cache=tmp_path / "cache")

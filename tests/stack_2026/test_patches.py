@@ -46,7 +46,7 @@ def test_check_of_installed_packages_is_clean():
 
 
 @NAMED
-def test_changed_target_is_noticed(patch):
+def test_changed_target_detected(patch):
     content, applied = source_of(patch.module), 0
     for mutation, expected in mutations.EXPECTED.items():
         changed = mutations.mutated(content, patch.qualified_name, mutation)
@@ -95,7 +95,7 @@ def test_router_equals_upstreams_own_product(moe_utils, monkeypatch, dtype, has_
         torch.testing.assert_close(found, expected)  # types too
 
 
-def test_mla_is_told_that_transformer_engine_is_missing():
+def test_mla_sees_that_transformer_engine_is_missing():
     from megatron.core.extensions import transformer_engine
     from megatron.core.transformer import multi_latent_attention
 

@@ -22,6 +22,6 @@ def test_a_checkout_takes_the_patches_and_gives_them_back(upstream: Path, tmp_pa
     git(fork, "add", "-A", "--force")
     git(fork, "commit", "-qm", "all")
     assert "overlay check is clean" in copy_into(fork, *only)
-    assert "has all of it already" in copy_into(fork, *only)
+    assert "is up to date" in copy_into(fork, *only)
     copy_into(fork, "--undo")
     assert clean(fork)

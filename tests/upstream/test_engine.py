@@ -153,7 +153,7 @@ def test_mindspeeds_optimizer_takes_the_step_of_adam(measured):
         assert max(rank["step"]["weights"].values()) < TOLERANCE
 
 
-def test_a_wrong_micro_batch_is_noticed(measured):
+def test_wrong_micro_batch_detected(measured):
     for fault in {fault for rank in measured for fault in rank["faults"]}:
         worst = max(rank["faults"][fault] for rank in measured)
         print(f"{fault}: {worst:.1e}")

@@ -137,7 +137,7 @@ def test_a_checkout_that_does_not_fit_changes_nothing(upstream, workspace, tmp_p
          "--any-commit"],
         cwd=workspace, env=environment(workspace), capture_output=True, text=True,
     )  # fmt: skip
-    assert rejected.returncode != 0 and "do not fit the patches" in rejected.stdout + rejected.stderr
+    assert rejected.returncode != 0 and "do not apply to these sources" in rejected.stdout + rejected.stderr
     assert (workspace / "verl" / "models" / "mcore" / "registry.py").read_bytes() == before
 
 

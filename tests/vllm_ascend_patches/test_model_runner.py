@@ -32,7 +32,7 @@ def test_acl_graphs_need_addresses_that_stay(residency, captures, refused):
     with (
         mock.patch.object(settings, "_current", chosen),
         mock.patch("verl_patches.features.residency.reserved.reserve_weights"),
-        pytest.raises(ConfigurationError, match="choose reserved") if refused else nullcontext(),
+        pytest.raises(ConfigurationError, match="Set it to reserved") if refused else nullcontext(),
     ):
         installed(load_model, upstream)(runner)
     assert len(upstream.calls) == (not refused)

@@ -74,7 +74,7 @@ def test_two_steps_after_a_resume_are_those_of_the_unbroken_run(processes, unbro
 @pytest.mark.parametrize(
     "fault", ["no steps", "an expert of another rank", "weights rounded to bfloat16", "no random states"]
 )
-def test_a_faulty_resume_is_noticed(processes, unbroken, fault):
+def test_faulty_resume_detected(processes, unbroken, fault):
     resumed(processes, unbroken, fault)
     rollout, measured, bits = step(processes, 3)
     assert bits != unbroken.later[0][2]
@@ -82,7 +82,7 @@ def test_a_faulty_resume_is_noticed(processes, unbroken, fault):
         assert rollout != unbroken.later[0][0]
 
 
-def test_a_learning_rate_that_begins_again_is_noticed(processes, unbroken):
+def test_restarted_learning_rate_detected(processes, unbroken):
     resumed(processes, unbroken)
     assert step(processes, 1)[2] != unbroken.later[0][2]
 

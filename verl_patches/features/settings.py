@@ -82,7 +82,7 @@ def _declared_fields() -> Iterator[tuple[str, Any, Any]]:
 def _give_fields(cls: type) -> None:
     for name, kind, default in _declared_fields():
         if name in cls.__annotations__:
-            raise DeclarationError(f"two features call a part of their settings {name!r}")
+            raise DeclarationError(f"two features have settings named {name!r}")
         cls.__annotations__[name] = kind
         setattr(cls, name, default)
     dataclass(frozen=True)(cls)

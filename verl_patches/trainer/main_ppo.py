@@ -225,7 +225,7 @@ def _reject_folder(config: DictConfig, error: OSError) -> int:
     key = "actor_rollout_ref.overlay.measure.output_dir"
     if not folder or not (failed.is_relative_to(folder) or Path(folder).is_relative_to(failed)):
         key, folder = "trainer.default_local_dir", config.trainer.default_local_dir
-    return reject(f"{key}={folder} cannot be written ({error.strerror}); choose a folder that takes files")
+    return reject(f"{key}={folder} is invalid: not writable ({error.strerror}). Choose a writable folder")
 
 
 def _own_folders(config: DictConfig) -> list[str]:
@@ -265,7 +265,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
     from verl_patches.trainer.configuration_checks import ConfigurationError, describe_failure
     from verl_patches.trainer.isolated_ray import FolderError
 
-    watcher, sentence = None, "interrupted; stopping everything that this run started"
+    watcher, sentence = None, "interrupted; stopping all processes of this run"
     first: list[int] = []
     second: list[int] = []
     try:
@@ -281,7 +281,7 @@ def _carry_out(config: DictConfig, start_workers: StartWorkers) -> tuple[int, st
     except KeyboardInterrupt:
         if watcher is not None and watcher.sentence:
             return 1, f"error: {watcher.sentence}", "hang"
-        sentence = "interrupted; everything that this run started has been stopped"
+        sentence = "interrupted; all processes of this run have been stopped"
         received = [*second, *first]
         return (SIGNALLED + received[0] if received else INTERRUPTED), sentence, None
     except (ConfigurationError, FolderError, DiesInUse) as error:

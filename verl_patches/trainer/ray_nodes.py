@@ -40,7 +40,7 @@ class RayNodes:
             return None
         nodes = f"{'node' if len(lost) == 1 else 'nodes'} {', '.join(lost)}"
         return (
-            f"Ray lost the {nodes} during the run; was it switched off, or cut off from the network? start its part "
+            f"Ray lost the {nodes} during the run. Was it switched off, or cut off from the network? Start its part "
             "and the run again"
         )
 

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None, start_workers: StartWorkers | N
     options = _parser().parse_intermixed_args(words)
     for word in words:
         if word in _NOT_TAKEN:
-            return main_ppo.reject(f"{word} is Hydra's and not supported here: start one command for each job")
+            return main_ppo.reject(f"{word} is Hydra's and not supported here. Start one command for each job")
     action: main_ppo.Action = "print" if options.cfg else "check" if options.check else "run"
     with masked_output() as secrets:
         return main_ppo.carry_out(lambda: _composed(options, action), action, start_workers or no_source, secrets)
@@ -130,8 +130,8 @@ def _folder(path: str, verls: Path) -> Path:
     found = next((place.resolve() for place in places if place.is_dir()), None)
     if found is None:
         raise ConfigurationError(
-            f"--config-path={path} is invalid: there is no such folder beside verl's main_ppo.py, in {Path.cwd()} or "
-            f"in {main_ppo.REPOSITORY}. Set it to the folder of your configuration"
+            f"--config-path={path} is invalid: no such folder beside verl's main_ppo.py, in {Path.cwd()} or in "
+            f"{main_ppo.REPOSITORY}. Set it to the folder of your configuration"
         )
     return found
 
@@ -165,8 +165,8 @@ def _address() -> str:
     except (OSError, ValueError):
         return "local"
     print(
-        f"the Ray at {address} belongs to another user, so this run starts one of its own; RAY_ADDRESS={address} "
-        "joins it",
+        f"the Ray at {address} belongs to another user, so this run starts its own; set RAY_ADDRESS={address} to join "
+        "it",
         file=sys.stderr,
     )
     return "local"

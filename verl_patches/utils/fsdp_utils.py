@@ -32,7 +32,7 @@ def apply_fsdp2(upstream: Callable[..., None], *args: Any, **kwargs: Any) -> Non
 @replace(
     f"{_UTILS}:fsdp2_clip_grad_norm_",
     feature=FULLY_SHARDED,
-    why="verl imports functions that torch has from 2.6 on, and reports the norm of one rank's share",
+    why="verl imports functions that torch has since 2.6, and reports the norm of one rank's shard",
     upstream=_FSDP2,
     remove_when="the pinned torch has them, and verl takes the norm over all ranks",
 )

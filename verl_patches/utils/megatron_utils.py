@@ -52,7 +52,7 @@ def init_megatron_optim_config(
 @wrap(
     "verl.utils.megatron_utils:per_tensor_generator",
     feature=OWN_MODELS,
-    why="verl's generator knows neither experts over TP x EP nor DeepSeek-V3's fused weights on megatron-core 0.8.0",
+    why="verl's generator supports neither experts over TP x EP nor DeepSeek-V3's fused weights on megatron-core 0.8.0",
     upstream="not forwarded: verl supports megatron-core 0.12 and later",
     remove_when="verl gathers DeepSeek-V3 from the pinned megatron-core",
 )

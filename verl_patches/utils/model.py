@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @wrap(
     "verl.utils.model:load_megatron_gptmodel_weights",
     feature=OWN_MODELS,
-    why="verl builds the whole model on rank 0's host and knows no parameter of the models that are built here; every "
-    "rank reads just its own slices of the files",
-    upstream="not forwarded: needs this project's layout tables",
+    why="verl builds the whole model on rank 0's host and does not know the parameters of the models built here; "
+    "every rank reads only its own slices of the files",
+    upstream="not forwarded: needs this project's sharding specs",
     remove_when="verl loads HuggingFace weights shard by shard into every model on the pinned megatron-core",
     evidence="executed",
 )
@@ -65,8 +65,8 @@ def load_megatron_gptmodel_weights(
 @wrap(
     "verl.utils.model:load_mcore_dist_weights",
     feature=OWN_MODELS,
-    why="verl reads only Megatron's distributed checkpoints; the published recipe trains from mp_rank shards, a rank "
-    "from its own",
+    why="verl reads only Megatron's distributed checkpoints; the published recipe trains from mp_rank shards, one per "
+    "rank",
     upstream="not forwarded: verl gave up Megatron's legacy checkpoints",
     remove_when="the converted weights are read from HuggingFace files instead",
 )

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     "verl.utils.tokenizer:hf_processor",
     feature=IMAGES,
     evidence="executed",
-    why="verl asks for the fast image processor, whose name its data set does not know: positions of "
-    "images get one part in the place of three, and training computes other log-probs than the rollout",
-    upstream="not forwarded: the name is compared by verl alone",
+    why="verl asks for the fast image processor, whose name its data set does not know: positions of images get one "
+    "part instead of three, and training computes other log-probs than the rollout",
+    upstream="not forwarded: only verl compares the name",
     remove_when="the pinned verl gives positions in three parts for Qwen2VLImageProcessorFast",
 )
 def hf_processor(

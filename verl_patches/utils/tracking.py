@@ -19,8 +19,8 @@ _TRACKING = "verl.utils.tracking:Tracking"
     f"{_TRACKING}.__init__",
     evidence="executed",
     relies_on=["verl.trainer.ppo.ray_trainer:RayPPOTrainer.fit"],
-    why="verl makes its trackers before it reads the checkpoint that it goes on from, so that each start is a new run; "
-    "SwanLab asks for a login in the middle of a run, and one tracker that fails ends the training",
+    why="verl creates its trackers before it reads the checkpoint to resume, so each start is a new run; SwanLab asks "
+    "for a login in the middle of a run, and one failing tracker ends the training",
     feature=TRACKING,
     upstream="docs/upstream/verl-tracking-runs.md",
     remove_when="the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",
@@ -48,8 +48,8 @@ def init(
 @wrap(
     f"{_TRACKING}.log",
     evidence="executed",
-    why="a resumed run gives its trackers steps that they have, and a tracker that dies or rejects a value ends the "
-    "training",
+    why="a resumed run sends its trackers steps that they already have, and a tracker that dies or rejects a value "
+    "ends the training",
     feature=TRACKING,
     upstream="docs/upstream/verl-tracking-runs.md",
     remove_when="the pinned verl keeps its trackers' run ids in its checkpoints and ends the runs as it ends itself",
@@ -64,7 +64,7 @@ def log_where_it_is_new(
 
 @wrap(
     f"{_TRACKING}.__del__",
-    why="verl ends its trackers' runs as good ones whatever happened, MLflow's never, and raises where one was "
+    why="verl ends its trackers' runs as successful whatever happened, MLflow's never, and raises where one was "
     "rejected; here they have ended with the training loop",
     feature=TRACKING,
     upstream="docs/upstream/verl-tracking-runs.md",

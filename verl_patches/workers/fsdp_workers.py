@@ -29,7 +29,7 @@ _OURS = "not forwarded: part of this project's features"
 @wrap(
     f"{_WORKER}.__init__",
     feature=WATCH,
-    why="a worker that stops answering is detected by its missing heartbeats; from its groups on",
+    why="a hung worker is detected by its missing heartbeats, as soon as its groups exist",
 )
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
@@ -45,7 +45,7 @@ def init_with_signs_of_life(
 @wrap(
     f"{_WORKER}.__init__",
     feature=SETTINGS,
-    why="every process that holds a model needs the overlay's settings before it builds anything",
+    why="every process with a model needs the overlay's settings before it builds anything",
     outside=["watch"],
 )
 def init(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
@@ -74,7 +74,7 @@ def build_model_optimizer(
 @wrap(
     f"{_WORKER}.init_model",
     feature=MEASURE,
-    why="a worker starts only with all patches in use, and a run must be able to show which they are",
+    why="a worker may start only with all patches in use, and a run must be able to report them",
 )
 def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWorker) -> None:
     from verl_patches.workers.worker_report import report_start
@@ -86,8 +86,8 @@ def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWork
 @wrap(
     f"{_WORKER}.init_model",
     feature=TRAINING_CHECKPOINT,
-    why="the rollout draws from random numbers of its own, which lie in the sharding manager, and what saves has no "
-    "way to it",
+    why="the rollout draws from its own random numbers in the sharding manager, which the checkpoint manager cannot "
+    "reach",
     upstream=_OURS,
     remove_when="the pinned verl's FSDP workers save the rollout's random numbers",
     inside=["measure"],
@@ -150,7 +150,7 @@ def update_actor_measured(
 @add(
     f"{_WORKER}.profile_step",
     feature=PROFILE,
-    why="verl's own profiler records CUDA, the actor's update alone, and one range of steps",
+    why="verl's own profiler records only CUDA, the actor's update, and one range of steps",
     upstream="https://github.com/verl-project/verl/pull/2194",
     remove_when="see RayPPOTrainer.init_workers",
 )
@@ -191,7 +191,7 @@ def update_critic(upstream: Callable[..., DataProto], self: CriticWorker, data: 
 @wrap(
     f"{_CRITIC}.update_critic",
     feature=MEASURE,
-    why="where the critic is warmed up its update is the last of a step, which is measured to there",
+    why="during the critic's warm-up its update is the last of a step, and the measurement ends there",
     outside=["phases"],
 )
 def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
@@ -214,7 +214,7 @@ def _watch(target: str, phase: str, *, inside: Sequence[str] = ()) -> None:
     @wrap(
         target,
         feature=WATCH,
-        why="what a worker does when it stops answering, and how long it may take",
+        why="how a hung worker is handled, and how long it may take",
         outside=inside,
     )
     def method(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _WORKER = "verl.workers.megatron_workers:ActorRolloutRefWorker"
 _CRITIC = "verl.workers.megatron_workers:CriticWorker"
 _OURS = "not forwarded: part of this project's features"
-_CRITIC_ON_THE_DEVICE = "what the critic needs must be on the device, and nothing else need be"
+_CRITIC_ON_THE_DEVICE = "only the critic's state must be on the device"
 _ON_TOKENS = "the driver sends handles, and upstream's method computes on tokens"
 
 
@@ -48,7 +48,7 @@ _ON_TOKENS = "the driver sends handles, and upstream's method computes on tokens
     why="MindSpeed-LLM changes Megatron according to its arguments, which verl's configuration decides, and must do so "
     "before the parallel groups are made",
     upstream="not forwarded: needs this project's translation of verl's configuration",
-    remove_when="verl starts MindSpeed-LLM with arguments of its own",
+    remove_when="verl starts MindSpeed-LLM with its own arguments",
 )
 def init_with_engine(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
     from verl_patches.features.mindspeed.megatron_adaptor import start_for
@@ -61,7 +61,7 @@ def init_with_engine(upstream: Callable[..., None], self: ActorRolloutRefWorker,
     f"{_WORKER}.__init__",
     feature=WATCH,
     evidence="executed",
-    why="a worker that stops answering is detected by its missing heartbeats; from its groups on",
+    why="a hung worker is detected by its missing heartbeats, as soon as its groups exist",
 )
 def init_with_signs_of_life(
     upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str
@@ -78,7 +78,7 @@ def init_with_signs_of_life(
     f"{_WORKER}.__init__",
     feature=SETTINGS,
     evidence="executed",
-    why="every process that holds a model needs the overlay's settings before it builds anything",
+    why="every process with a model needs the overlay's settings before it builds anything",
     outside=["mindspeed", "watch"],
 )
 def init(upstream: Callable[..., None], self: ActorRolloutRefWorker, config: DictConfig, role: str) -> None:
@@ -109,10 +109,10 @@ def build_model_optimizer(
     f"{_WORKER}._build_model_optimizer",
     feature=NONFINITE,
     evidence="executed",
-    why="from weights that hold inf or nan no update is ever finite, and the run would go on to its end with all of "
-    "them skipped",
+    why="from weights that contain inf or nan no update is ever finite, and the run would continue to its end with "
+    "all of them skipped",
     upstream=_OURS,
-    remove_when="verl looks at the weights that it has loaded",
+    remove_when="verl checks its loaded weights",
     outside=["precision"],
 )
 def build_model_of_finite_weights(
@@ -125,7 +125,7 @@ def build_model_of_finite_weights(
     check_weights(
         built[0],
         f"before training, the {model} weights",
-        f"verify what they were loaded from (actor_rollout_ref.model.path={self.config.model.path})",
+        f"verify the loaded files (actor_rollout_ref.model.path={self.config.model.path})",
     )
     return built
 
@@ -134,7 +134,8 @@ def build_model_of_finite_weights(
     f"{_WORKER}._build_rollout",
     feature=PHASES,
     evidence="executed",
-    why="vLLM sizes its KV cache by the free memory, so the training state must be away while the engine starts",
+    why="vLLM sizes its KV cache by the free memory, so the training state must be off the device while the "
+    "engine starts",
     upstream=_OURS,
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
 )
@@ -162,9 +163,9 @@ def build_rollout(
     f"{_WORKER}._build_rollout",
     feature=EXPERT_SETS,
     evidence="executed",
-    why="vLLM does not say which experts it chose; hooks on the model of its runner do, from its first forward on",
+    why="vLLM does not report its chosen experts; hooks on the model of its runner do, from its first forward on",
     upstream=_OURS,
-    remove_when="vLLM-Ascend returns the experts that it chose",
+    remove_when="vLLM-Ascend returns its chosen experts",
 )
 def build_watched_rollout(
     upstream: Callable[..., tuple[vLLMRollout, MegatronVLLMShardingManager]],
@@ -186,7 +187,7 @@ def build_watched_rollout(
     f"{_WORKER}.init_model",
     feature=PHASES,
     evidence="executed",
-    why="the reference policy's weights are needed in its own phase only",
+    why="the reference policy's weights are needed only in their own phase",
     upstream=_OURS,
     remove_when="verl offloads the reference policy without swapping its parameters' data",
 )
@@ -206,7 +207,7 @@ def init_model_resident(upstream: Callable[..., None], self: ActorRolloutRefWork
     f"{_WORKER}.init_model",
     feature=MEASURE,
     evidence="executed",
-    why="a worker starts only with all patches in use, and a run must be able to show which they are",
+    why="a worker may start only with all patches in use, and a run must be able to report them",
 )
 def init_model_reported(upstream: Callable[..., None], self: ActorRolloutRefWorker) -> None:
     from verl_patches.workers.worker_report import report_start
@@ -287,7 +288,7 @@ def _data_parallel_rank() -> int:
 @wrap(
     f"{_WORKER}.compute_log_prob",
     feature=PHASES,
-    why="the actor's weights must be on the device, and nothing else need be",
+    why="only the actor's weights must be on the device",
     upstream=_OURS,
     remove_when="see _build_rollout",
     outside=["sample_handles"],
@@ -301,7 +302,7 @@ def compute_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutRefWo
     f"{_WORKER}.compute_ref_log_prob",
     feature=PHASES,
     evidence="executed",
-    why="the reference policy's weights must be on the device, and nothing else need be",
+    why="only the reference policy's weights must be on the device",
     upstream=_OURS,
     remove_when="see _build_rollout",
     outside=["sample_handles"],
@@ -315,7 +316,7 @@ def compute_ref_log_prob(upstream: Callable[..., DataProto], self: ActorRolloutR
     f"{_WORKER}.update_actor",
     feature=PHASES,
     evidence="executed",
-    why="the training state must be on the device, and the rollout away from it",
+    why="the training state must be on the device, and the rollout off it",
     upstream=_OURS,
     remove_when="see _build_rollout",
     outside=["sample_handles"],
@@ -394,9 +395,9 @@ def load_checkpoint(upstream: Callable[..., None], self: ActorRolloutRefWorker, 
     f"{_WORKER}.finish_checkpoint",
     feature=TRAINING_CHECKPOINT,
     evidence="executed",
-    why="verl's driver has no call that waits for a checkpoint that a worker is writing",
+    why="verl's driver has no call that waits for a worker's checkpoint",
     upstream=_OURS,
-    remove_when="a worker of the pinned verl saves in the background, and says when it has",
+    remove_when="a worker of the pinned verl saves in the background, and reports when it has",
 )
 def finish_checkpoint(module: ModuleType) -> Callable[..., None]:
     from verl.single_controller.base.decorator import Dispatch, register
@@ -418,7 +419,7 @@ def finish_checkpoint(module: ModuleType) -> Callable[..., None]:
     f"{_WORKER}.profile_step",
     feature=PROFILE,
     evidence="executed",
-    why="verl's own profiler records CUDA, the actor's update alone, and one range of steps",
+    why="verl's own profiler records only CUDA, the actor's update, and one range of steps",
     upstream="https://github.com/verl-project/verl/pull/2194",
     remove_when="see RayPPOTrainer.init_workers",
 )
@@ -447,9 +448,9 @@ def build_critic_model_optimizer(
 @wrap(
     f"{_CRITIC}._build_critic_model_optimizer",
     feature=NONFINITE,
-    why="from weights that hold inf or nan no update is ever finite",
+    why="from weights that contain inf or nan no update is ever finite",
     upstream=_OURS,
-    remove_when="verl looks at the weights that it has loaded",
+    remove_when="verl checks its loaded weights",
     outside=["precision"],
 )
 def build_critic_of_finite_weights(
@@ -458,7 +459,7 @@ def build_critic_of_finite_weights(
     from post_training.finite_steps.weights import check_weights
 
     built = upstream(self, *args, **kwargs)
-    remedy = f"verify what they were loaded from (critic.model.path={self.config.model.path})"
+    remedy = f"verify the loaded files (critic.model.path={self.config.model.path})"
     check_weights(built[0], "before training, the critic's weights", remedy)
     return built
 
@@ -466,7 +467,7 @@ def build_critic_of_finite_weights(
 @wrap(
     f"{_CRITIC}.init_model",
     feature=PHASES,
-    why="the critic is needed in phases of its own, and the rollout's memory is where it was",
+    why="the critic is needed in its own phases, and needs the rollout's memory",
     upstream=_OURS,
     remove_when="see _build_rollout",
 )
@@ -500,7 +501,7 @@ def update_critic_at_its_rate(upstream: Callable[..., DataProto], self: CriticWo
 @wrap(
     f"{_CRITIC}.update_critic",
     feature=MEASURE,
-    why="where the critic is warmed up its update is the last of a step, which is measured to there",
+    why="during the critic's warm-up its update is the last of a step, and the measurement ends there",
     outside=["phases"],
 )
 def update_critic_measured(upstream: Callable[..., DataProto], self: CriticWorker, data: DataProto) -> DataProto:
@@ -573,7 +574,7 @@ def _watch(target: str, phase: str, *, inside: Sequence[str] = (), evidence: Evi
         target,
         feature=WATCH,
         evidence=evidence,
-        why="what a worker does when it stops answering, and how long it may take",
+        why="how a hung worker is handled, and how long it may take",
         outside=inside,
     )
     def method(

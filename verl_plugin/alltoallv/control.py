@@ -110,7 +110,7 @@ class Control:
         """Raise HandoverError if the update in progress will not be finished."""
         abandoned = self._abandoned
         if abandoned is not None and abandoned.version > self._settled:
-            raise HandoverError(f"training gave up update {abandoned.version}: {abandoned.reason}")
+            raise HandoverError(f"training abandoned update {abandoned.version}: {abandoned.reason}")
         if self._trainer is not None and not runs(self._trainer):
             raise HandoverError(f"the training process {self._trainer} of this die ended during update {self.version}")
 

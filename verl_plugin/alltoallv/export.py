@@ -15,7 +15,7 @@ from verl_plugin.alltoallv.control import control_path
 from verl_plugin.alltoallv.settings import LIBRARY, LIBRARY_KEY
 from verl_plugin.alltoallv.transfer import Training, WeightTransfer, ray_job
 
-_REMEDY = f"Set it otherwise, or take {LIBRARY} out of {LIBRARY_KEY}."
+_REMEDY = f"Set it otherwise, or remove {LIBRARY} from {LIBRARY_KEY}."
 
 
 class OfferedWeights:
@@ -71,7 +71,7 @@ def _reject_adapters(model_config: Any, quantized: bool) -> None:
     rank = max(model_config.lora_rank, model_config.lora.get("rank", 0))
     if rank > 0:
         key = "actor_rollout_ref.model.lora_rank"
-        raise HandoverError(f"{key}={rank} is invalid: LoRA adapters are not moved by alltoallv. {_REMEDY}")
+        raise HandoverError(f"{key}={rank} is invalid: alltoallv does not move LoRA adapters. {_REMEDY}")
     if quantized:
         key = "actor_rollout_ref.actor.qat.enable"
-        raise HandoverError(f"{key}=true is invalid: quantized weights are not moved by alltoallv. {_REMEDY}")
+        raise HandoverError(f"{key}=true is invalid: alltoallv does not move quantized weights. {_REMEDY}")

@@ -54,7 +54,7 @@ def megatron_placement(transformer_config: Any, tensors: Mapping[str, torch.Tens
     if cut != tp and (cut != 1 or parallel_state.get_expert_model_parallel_world_size() % tp):
         raise PlacementError(
             f"expert_tensor_parallel_size={cut} is invalid: with tensor_model_parallel_size={tp} alltoallv needs "
-            f"experts that are cut by {tp}, or whole ones over a multiple of {tp} ranks. Set it to {tp}."
+            f"experts split by {tp}, or whole ones over a multiple of {tp} ranks. Set it to {tp}."
         )
     placement = train_placement(transformer_config, whole_experts=cut != tp)
     rows = next((len(tensor) for name, tensor in tensors.items() if name.endswith(_VOCABULARY)), None)

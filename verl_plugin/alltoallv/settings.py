@@ -36,7 +36,7 @@ class AlltoallvSettings:
     discard_on_sleep: bool = True
 
     def __post_init__(self) -> None:
-        sizes = {"bucket_megabytes": "a bucket has at least 1 MiB", "dies_per_node": "a node has at least one die"}
+        sizes = {"bucket_megabytes": "a bucket needs at least 1 MiB", "dies_per_node": "a node needs at least one die"}
         for name, reason in sizes.items():
             size = getattr(self, name)
             if size is None and name == "dies_per_node":
@@ -47,9 +47,7 @@ class AlltoallvSettings:
                 )
         for name in ("verify", "discard_on_sleep"):
             if not isinstance(value := getattr(self, name), bool):
-                raise ValueError(
-                    f"{SETTINGS_KEY}.{name}={value!r} is invalid: it is a switch. Set it to true or false."
-                )
+                raise ValueError(f"{SETTINGS_KEY}.{name}={value!r} is invalid. Set it to true or false.")
 
     @classmethod
     def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> AlltoallvSettings:
@@ -62,7 +60,5 @@ class AlltoallvSettings:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise ValueError(
-                    f"{SETTINGS_KEY}.{name} is invalid: there is no such option. Set one of {', '.join(known)}."
-                )
+                raise ValueError(f"{SETTINGS_KEY}.{name} is invalid: no such option. Set one of {', '.join(known)}.")
         return cls(**values)

@@ -58,7 +58,9 @@ class AlltoallvExtension(vLLMColocateWorkerExtension):
             HandoverError: it did not arrive whole. The next update may; until then nothing is sampled.
         """
         if peft_config:
-            raise HandoverError("LoRA adapters are not moved by alltoallv. Set actor_rollout_ref.model.lora_rank to 0.")
+            raise HandoverError(
+                "LoRA adapters are not supported by alltoallv. Set actor_rollout_ref.model.lora_rank to 0."
+            )
         if self._alltoallv is None:
             raise HandoverError("the server of this worker never prepared its model (monkey_patch_model)")
         if self.device is None:  # as upstream: vLLM-Ascend's worker may not set it
@@ -115,7 +117,7 @@ class RolloutWeights:
             with self._generation.writing(), torch.no_grad():
                 receive_weights(write)
                 if importer is None:
-                    raise HandoverError("an update without any bucket came")
+                    raise HandoverError("an update contained no bucket")
                 importer.finish()
                 refresh_absorbed_weights(self._runner.get_model())
         finally:
@@ -225,11 +227,11 @@ def _problem(vllm_config: Any, weights: dict[str, torch.Tensor], drafts: bool) -
     from vllm_ascend.ascend_config import get_ascend_config
 
     parallel, experts = vllm_config.parallel_config, get_ascend_config().eplb_config
-    remedy = f"Set it otherwise, or take {EXTENSION_KEY} out."
+    remedy = f"Set it otherwise, or remove {EXTENSION_KEY}."
     if is_quantized_model(vllm_config):
-        return f"rollout.quantization is invalid: weights in FP8 are not moved by alltoallv. {remedy}"
+        return f"rollout.quantization is invalid: alltoallv does not move FP8 weights. {remedy}"
     if drafts:
-        return f"rollout.mtp.enable_rollout=true is invalid: drafting layers are not moved by alltoallv. {remedy}"
+        return f"rollout.mtp.enable_rollout=true is invalid: alltoallv does not move drafting layers. {remedy}"
     if parallel.pipeline_parallel_size > 1:
         return f"rollout.pipeline_model_parallel_size is invalid: alltoallv moves weights to one stage. {remedy}"
     if parallel.enable_eplb or experts.dynamic_eplb or experts.expert_map_path:
@@ -237,7 +239,7 @@ def _problem(vllm_config: Any, weights: dict[str, torch.Tensor], drafts: bool) -
     tiled = [name for name, tensor in weights.items() if torch_npu.get_npu_format(tensor) == _TILED]
     if tiled:
         return (
-            f"additional_config.weight_nz_mode is invalid: {tiled[0]} lies in tiles (NZ), into which no part of a "
-            "weight can be written. Set it to 0."
+            f"additional_config.weight_nz_mode is invalid: {tiled[0]} is stored in tiles (NZ), into which no shard can "
+            "be written. Set it to 0."
         )
     return ""

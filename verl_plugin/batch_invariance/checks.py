@@ -57,7 +57,7 @@ def invariance_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return
     graphs = at(config, _GRAPHS)
     if mode.rollout and not at(config, _EAGER) and str(graphs) not in ("PIECEWISE", "NONE"):
-        reason = f"{KEY}=1 replaces the attention, and whole graphs capture another one"
+        reason = f"{KEY}=1 replaces the attention, but whole graphs capture another one"
         yield invalid(_GRAPHS, graphs, reason, f"PIECEWISE, or {_EAGER} to true")
     libraries, strategy = at(config, _LIBRARIES) or [], at(config, _STRATEGY)
     if not mode.training:
@@ -65,7 +65,9 @@ def invariance_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if LIBRARY not in ([libraries] if isinstance(libraries, str) else libraries):
         yield invalid(_LIBRARIES, libraries, f"{ATTENTION_KEY}={ATTENTION} is registered there", f"[..., {LIBRARY}]")
     if not mode.rollout:
-        yield invalid(ATTENTION_KEY, ATTENTION, f"the rollout adds up otherwise without {KEY}=1", "another attention")
+        yield invalid(
+            ATTENTION_KEY, ATTENTION, f"the rollout sums in another order without {KEY}=1", "another attention"
+        )
     if strategy != "fsdp2":
         yield invalid(ATTENTION_KEY, ATTENTION, f"{strategy} has its own attention", "null")
 
@@ -75,7 +77,7 @@ def invariance_model_problems(config: Mapping[str, Any], model: Mapping[str, Any
     mode = BatchInvariance.from_config(config)
     # transformers' Qwen2 has biases whatever its config.json says.
     if mode.training and (model.get("attention_bias") or model.get("model_type") == "qwen2"):
-        reason = "the model's projections have biases, and training replaces products without one (aten::matmul)"
+        reason = "the model's projections have biases, but training only replaces products without one (aten::matmul)"
         yield invalid(ATTENTION_KEY, ATTENTION, reason, "null")
     if not mode.rollout:
         return

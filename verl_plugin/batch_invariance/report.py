@@ -55,7 +55,7 @@ def _operators(found: Mapping[str, Any]) -> Iterator[str]:
         for operator in each["operators"]:
             yield f"mode {mode}: {operator['operator']}"
             yield f"    first in {operator['layer']}, token {operator['position']}, {operator['situation']}"
-            yield f"    alone it was given {shapes(operator['alone'])}; there {shapes(operator['beside'])}"
+            yield f"    alone its input was {shapes(operator['alone'])}; there {shapes(operator['beside'])}"
             if others := operator["situations"][1:]:
                 yield f"    also: {', '.join(others)}"
         if each["ended"]:

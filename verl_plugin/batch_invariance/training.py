@@ -37,8 +37,8 @@ def install() -> torch.library.Library:
         import batch_invariant_ops  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"{KEY}={NAME} is invalid: there is no package batch_invariant_ops here. Set it to another attention, or "
-            "build vllm-ascend with VLLM_BATCH_INVARIANT=1."
+            f"{KEY}={NAME} is invalid: the package batch_invariant_ops is not installed. Set it to another attention, "
+            "or build vllm-ascend with VLLM_BATCH_INVARIANT=1."
         ) from error
     library = torch.library.Library("aten", "IMPL")
     # torch_npu has an operator of its own for it, with its own derivative: a replacement needs both keys.

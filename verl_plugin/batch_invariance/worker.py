@@ -168,7 +168,7 @@ def replacement_of(operator: str) -> Replacement:
     if operator in BY_ROW:
         return one_row_at_a_time
     if operator != _ATTENTION or not hasattr(torch.ops.batch_invariant_ops, _OWN_ATTENTION):
-        raise LookupError(f"nothing here computes {operator} independently of the batch")
+        raise LookupError(f"no function here computes {operator} independently of the batch")
     attention = getattr(torch.ops.batch_invariant_ops, _OWN_ATTENTION)
     return lambda _, arguments, named: attention(*arguments, **named)
 
@@ -183,7 +183,7 @@ def search(engine: Engine) -> tuple[list[dict[str, Any]], str]:
             return found, ""
         operator = Counter(each.operator for each in broken.values()).most_common(1)[0][0]
         if operator in replacements:
-            return found, f"{operator} depends on the batch also where it is computed one row at a time"
+            return found, f"{operator} depends on the batch even when computed one row at a time"
         named = {name: each for name, each in broken.items() if each.operator == operator}
         situation, first = next(iter(named.items()))
         found.append(dataclasses.asdict(first) | {"situations": list(named), "situation": situation})

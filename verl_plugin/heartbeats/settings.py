@@ -76,9 +76,9 @@ def hang_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return
     mode, libraries = at(config, MODE_KEY), at(config, _LIBRARIES) or []
     if mode not in (RECORDED, ONE_FORWARD):
-        yield invalid(f"{KEY}.enabled", True, f"the trainer {MODE_KEY}={mode} names nobody", "false")
+        yield invalid(f"{KEY}.enabled", True, f"the trainer {MODE_KEY}={mode} does not report hung ranks", "false")
     if ENGINES not in ([libraries] if isinstance(libraries, str) else libraries):
-        reason = f"training sends heartbeats with {ENGINES} in {_LIBRARIES} alone"
+        reason = f"training sends heartbeats only with {ENGINES} in {_LIBRARIES}"
         yield invalid(f"{KEY}.enabled", True, reason, "false")
     yield from limit_problems(chosen, KEY)
 
@@ -88,12 +88,12 @@ def _check(kind: type, values: Mapping[str, Any], key: str) -> None:
     known = {each.name: each for each in fields(kind)}
     for name, value in values.items():
         if name not in known:
-            raise ValueError(f"{key}.{name} is invalid: there is no such option. Set one of {', '.join(known)}.")
+            raise ValueError(f"{key}.{name} is invalid: no such option. Set one of {', '.join(known)}.")
         if name in _GROUPS:
             _check(_GROUPS[name], value, f"{key}.{name}")
         elif isinstance(known[name].default, float):
             least = known[name].metadata.get("at_least", 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-                raise ValueError(invalid(f"{key}.{name}", value, f"it is less than {least}, or no number", "seconds"))
+                raise ValueError(invalid(f"{key}.{name}", value, f"not a number, or less than {least}", "seconds"))
         elif not isinstance(value, type(known[name].default)):
-            raise ValueError(invalid(f"{key}.{name}", value, "it has another type", f"e.g. {known[name].default!r}"))
+            raise ValueError(invalid(f"{key}.{name}", value, "it has the wrong type", f"e.g. {known[name].default!r}"))

@@ -75,5 +75,5 @@ def _serve_with_heartbeats() -> None:
 
 def _end() -> None:
     """End the run: verl's main program notices that its trainer died, and Ray ends the workers."""
-    print("error: the run hangs, as said above, and was ended", file=sys.stderr, flush=True)
+    print("error: the run hangs (see above), and was ended", file=sys.stderr, flush=True)
     os._exit(1)

@@ -95,10 +95,10 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     for key in (*_COUNTS, *(_MEGATRON_COUNTS if strategy == "megatron" else ())):
         value = at(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            yield invalid(key, value, "it is no count", "a whole number from 1 on")
+            yield invalid(key, value, "not a count", "a whole number, at least 1")
     share = at(config, f"{_ROLLOUT}.gpu_memory_utilization")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        yield invalid(f"{_ROLLOUT}.gpu_memory_utilization", share, "it is no share", "a number between 0 and 1")
+        yield invalid(f"{_ROLLOUT}.gpu_memory_utilization", share, "not a share", "a number between 0 and 1")
     yield from _batch_problems(config)
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
@@ -118,7 +118,10 @@ def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
     batch, mini = config["data"]["train_batch_size"], at(config, f"{_ACTOR}.ppo_mini_batch_size")
     if batch % mini:
         yield invalid(
-            f"{_ACTOR}.ppo_mini_batch_size", mini, f"{batch} prompts of a step are no multiple", f"a divisor of {batch}"
+            f"{_ACTOR}.ppo_mini_batch_size",
+            mini,
+            f"{batch} prompts of a step are not a multiple",
+            f"a divisor of {batch}",
         )
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
     limits = [(f"{_ROLLOUT}.max_num_batched_tokens", not at(config, f"{_ROLLOUT}.enable_chunked_prefill"))]
@@ -140,7 +143,7 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
     if megatron["context_parallel_size"] > 1:
         yield invalid(_MEGATRON_COUNTS[2], megatron["context_parallel_size"], "alltoallv has no layout for it", "1")
     if dies % (tp * pp):
-        yield invalid(_MEGATRON_COUNTS[0], tp, f"{dies} dies are no multiple of TP{tp} x PP{pp}", "a divisor")
+        yield invalid(_MEGATRON_COUNTS[0], tp, f"{dies} dies are not a multiple of TP{tp} x PP{pp}", "a divisor")
     yield from _replica_problems(config, dies // (tp * pp))
     if etp != tp and (etp != 1 or ep % tp):
         key, reason = (
@@ -149,7 +152,7 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
         )
         yield invalid(key, etp, reason, f"{tp}, or to 1 with experts over a multiple of {tp} dies")
     if dies % (ep * etp * pp):
-        reason = f"{dies} dies are no multiple of EP{ep} x ETP{etp} x PP{pp}"
+        reason = f"{dies} dies are not a multiple of EP{ep} x ETP{etp} x PP{pp}"
         yield invalid(_MEGATRON_COUNTS[3], ep, reason, f"a divisor of {dies // (etp * pp) or 1}")
 
 
@@ -160,14 +163,14 @@ def _instance_problems(config: Mapping[str, Any], dies: int) -> Iterator[str]:
     size, tp_key = tp * dp, f"{_ROLLOUT}.tensor_model_parallel_size"
     key, value, others = (f"{_ROLLOUT}.data_parallel_size", dp, tp) if dp > 1 else (tp_key, tp, 1)
     if dies % size:
-        of_instances = f"{dies} dies are no multiple" + (f" of TP{tp} x DP{dp}" if dp > 1 else "")
+        of_instances = f"{dies} dies are not a multiple" + (f" of TP{tp} x DP{dp}" if dp > 1 else "")
         yield invalid(key, value, of_instances, f"a divisor of {dies // others or 1}")
     if size > node and size % node:
-        yield invalid(key, value, f"{size} dies of an instance are no whole nodes of {node}", "a multiple")
+        yield invalid(key, value, f"the {size} dies of an instance do not fill whole nodes of {node}", "a multiple")
     if dp > 1 and min(node, size) % tp:
-        yield invalid(tp_key, tp, f"{node} dies of a node are no multiple", f"a divisor of {node}")
+        yield invalid(tp_key, tp, f"{node} dies of a node are not a multiple", f"a divisor of {node}")
     if ep not in (1, size):
-        reason = f"vLLM has experts over all {size} dies of an instance, or each cut over them"
+        reason = f"vLLM spreads experts over all {size} dies of an instance, or splits each over them"
         yield invalid(f"{_ROLLOUT}.expert_parallel_size", ep, reason, f"{size} or 1")
 
 
@@ -175,7 +178,7 @@ def _replica_problems(config: Mapping[str, Any], replicas: int) -> Iterator[str]
     """Check that the answers of a mini batch divide evenly among the data-parallel replicas of training."""
     mini, answers = at(config, f"{_ACTOR}.ppo_mini_batch_size"), at(config, f"{_ROLLOUT}.n")
     if mini * answers % replicas:
-        reason = f"its {mini * answers} answers are no multiple of {replicas} replicas"
+        reason = f"its {mini * answers} answers are not a multiple of {replicas} replicas"
         yield invalid(f"{_ACTOR}.ppo_mini_batch_size", mini, reason, f"a multiple of {replicas}")
 
 
@@ -191,7 +194,7 @@ def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
     try:
         AlltoallvSettings.from_additional_config(vllm.get("additional_config"))
     except (TypeError, AttributeError):
-        yield invalid(SETTINGS_KEY, vllm.get("additional_config"), "it is no group of options", "{}")
+        yield invalid(SETTINGS_KEY, vllm.get("additional_config"), "not a group of options", "{}")
     except ValueError as error:
         yield str(error)
 
@@ -200,11 +203,11 @@ def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Reject a worker or all-to-all backend with which vLLM-Ascend loses tokens or computes wrong ones."""
     vllm = at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
     if at(config, f"{_ROLLOUT}.expert_parallel_size") > 1 and vllm.get("worker_cls") != WORKER:
-        reason = "vLLM-Ascend 0.23 loses tokens with experts over several dies"
+        reason = "vLLM-Ascend 0.23 loses tokens when experts are on several dies"
         yield invalid(WORKER_KEY, vllm.get("worker_cls"), reason, WORKER)
     backend = vllm.get("all2all_backend")
     if vllm.get("worker_cls") == WORKER and backend != BACKEND:
-        reason = f"vLLM-Ascend 0.23 sets it without {WORKER_KEY} alone, and tokens are wrong with vLLM's default"
+        reason = f"only {WORKER_KEY} makes vLLM-Ascend 0.23 set it, and tokens are wrong with vLLM's default"
         yield invalid(BACKEND_KEY, backend, reason, BACKEND)
 
 
@@ -217,7 +220,7 @@ def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
     tp, dp = rollout["tensor_model_parallel_size"], rollout["data_parallel_size"]
     mode = at(config, MODE_KEY)
     reasons = {
-        "there is one engine alone": dp == 1,
+        "there is only one engine": dp == 1,
         f"over several nodes it needs {MODE_KEY}={ONE_FORWARD} or {RECORDED}, not {mode}": tp * dp
         > config["trainer"]["n_gpus_per_node"]
         and mode not in (ONE_FORWARD, RECORDED),
@@ -229,7 +232,7 @@ def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
     try:
         SyncWindowSettings.from_additional_config(vllm.get("additional_config"))
     except (TypeError, AttributeError):
-        yield invalid(WINDOWS_KEY, (vllm.get("additional_config") or {}).get("sync_windows"), "it is no group", "{}")
+        yield invalid(WINDOWS_KEY, (vllm.get("additional_config") or {}).get("sync_windows"), "not a group", "{}")
     except ValueError as error:
         yield str(error)
 

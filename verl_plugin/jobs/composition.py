@@ -41,14 +41,14 @@ def compose_job(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     if name not in job_names():
-        raise JobError(f"--config-name={name} is invalid: there is no such job. Set it to {' or '.join(job_names())}.")
+        raise JobError(f"--config-name={name} is invalid: no such job. Set it to {' or '.join(job_names())}.")
     with initialize_config_dir(config_dir=str(CONFIG_FOLDER), version_base=None):
         try:
             return compose(name, list(overrides))
         except OverrideParseException as error:
             raise JobError(
                 f"{error.override} is invalid: Hydra cannot read it. Set it as KEY=VALUE, with quotes around a value "
-                "that holds special characters."
+                "with special characters."
             ) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise JobError(_sentence(str(error), compose(name))) from error

@@ -23,11 +23,11 @@ def image_problems(config: Mapping[str, Any], family: ModelFamily) -> Iterator[s
         reason = f"alltoallv has no layout of {family.name} in Megatron"
         yield invalid(_STRATEGY, at(config, _STRATEGY), reason, "fsdp2")
     if at(config, _PACKED):
-        reason = "verl's attention for packed batches of this model computes in 16 bits, and was not rehearsed"
+        reason = "verl's attention for packed batches of this model computes in 16 bits, and is not tested"
         yield invalid(_PACKED, True, reason, "false")
     for key in _ULYSSES:
         if (size := at(config, key) or 1) > 1:
-            yield invalid(key, size, "with images only padded batches were rehearsed, which it does not share", "1")
+            yield invalid(key, size, "images are tested only with padded batches, which it does not share", "1")
     towers = at(config, _TOWERS)
     if towers not in (None, "weights"):
-        yield invalid(_TOWERS, towers, "alltoallv cuts the vision tower over tensor parallel ranks", "weights")
+        yield invalid(_TOWERS, towers, "alltoallv splits the vision tower over tensor parallel ranks", "weights")

@@ -30,15 +30,15 @@ def offload_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return
     for before in (ALLTOALLV, _PEAKS):
         if before in libraries and libraries.index(before) > libraries.index(LIBRARY):
-            yield invalid(_LIBRARIES, libraries, f"{LIBRARY} comes behind {before}", f"[..., {before}, {LIBRARY}]")
+            yield invalid(_LIBRARIES, libraries, f"{LIBRARY} is listed after {before}", f"[..., {before}, {LIBRARY}]")
     if at(config, MODE_KEY) == SEPARATE:
         return  # the rollout has dies of its own
     if at(config, "algorithm.adv_estimator") == "gae":
         reason = f"{LIBRARY} does not move the state of a critic"
-        yield invalid("algorithm.adv_estimator", "gae", reason, f"grpo, or take {LIBRARY} out of {_LIBRARIES}")
+        yield invalid("algorithm.adv_estimator", "gae", reason, f"grpo, or remove {LIBRARY} from {_LIBRARIES}")
     for key, why in _demanded(config):
         if at(config, key) in ((False,) if key == _SLEEPS else (False, None)):
-            yield invalid(key, at(config, key), f"with {LIBRARY}: {why}", f"true, or take {LIBRARY} out")
+            yield invalid(key, at(config, key), f"with {LIBRARY}: {why}", f"true, or remove {LIBRARY}")
 
 
 def _demanded(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -48,10 +48,13 @@ def _demanded(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield f"{_ROLLOUT}.free_cache_engine", "the KV cache stays on the dies that train"
     yield _SLEEPS, "the rollout's weights and KV cache stay on the dies that train"
     if not (strategy == "fsdp2" and at(config, f"{group}.offload_policy")):  # verl moves layer by layer then
-        yield f"{group}.param_offload", "the KV cache comes while parameters are on the dies"
-        yield f"{group}.optimizer_offload", "the rollout's weights come while the optimizer's state is on the dies"
+        yield f"{group}.param_offload", "the KV cache is loaded while parameters are on the dies"
+        yield (
+            f"{group}.optimizer_offload",
+            "the rollout's weights are loaded while the optimizer's state is on the dies",
+        )
     if strategy == "megatron":
         own = f"{group}.use_distributed_optimizer"
-        yield own, "verl leaves the optimizer's weights in float32 on the dies"
+        yield own, "verl leaves the optimizer's float32 weights on the dies"
         if at(config, f"{_ACTOR}.use_kl_loss") or at(config, "algorithm.use_kl_in_reward"):
             yield f"{_REF}.megatron.param_offload", "the reference is on the dies in every phase"

@@ -13,16 +13,16 @@ from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, ONE_FORWARD, REGIST
 ENGINES = "verl_plugin.onpolicy.engines"
 _ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _CORRECTION = "algorithm.rollout_correction"
-_BEFORE = "it reads old log-probs before the update"
-_OPEN = ("trainer.critic_warmup", "a step without an update has no forward to take log-probs from", (0, None), "0")
+_BEFORE = "it needs old log-probs before the update"
+_OPEN = ("trainer.critic_warmup", "a step without an update has no forward that yields log-probs", (0, None), "0")
 # Keys; why a value cannot be combined with the update's own log-probs; the accepted values; and the remedy.
 _READERS = (
-    ("trainer.use_v1", "the trainer is one of verl's trainer/ppo/v1", (True,), "true"),
+    ("trainer.use_v1", "the trainer must be one of verl's trainer/ppo/v1", (True,), "true"),
     (f"{_CORRECTION}.bypass_mode", "old log-probs are then the rollout's", (False, None), "false"),
     (f"{_CORRECTION}.rollout_is", _BEFORE, (None,), "null"),
     (f"{_CORRECTION}.rollout_rs", _BEFORE, (None,), "null"),
-    (f"{_ACTOR}.calculate_sum_pi_squared", "the forward that is left out computes it", (False, None), "false"),
-    (f"{_MODEL}.use_fused_kernels", "fused kernels keep no logits to take the entropy from", (False, None), "false"),
+    (f"{_ACTOR}.calculate_sum_pi_squared", "the skipped forward computes it", (False, None), "false"),
+    (f"{_MODEL}.use_fused_kernels", "fused kernels keep no logits for the entropy", (False, None), "false"),
     ("distillation.enabled", "the teacher's loss has not been compared with it", (False, None), "false"),
     (
         f"{_ACTOR}.megatron.dynamic_context_parallel",
@@ -57,7 +57,7 @@ def onpolicy_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if loss == "bypass_mode":
         yield _combined(f"{_ACTOR}.policy_loss.loss_mode", loss, "old log-probs are then the rollout's", "vanilla")
     if at(config, f"{_ACTOR}.strategy") == "megatron" and at(config, f"{_ACTOR}.megatron.router_replay.mode") == "R2":
-        why = "experts are recorded in the forward that is left out"
+        why = "experts are recorded in the skipped forward"
         yield _combined(f"{_ACTOR}.megatron.router_replay.mode", "R2", why, "R3 or disabled")
     for group in _MODEL_GROUPS:
         yield from dropout_problems(at(config, group) or {}, f"{group}.")
@@ -67,7 +67,9 @@ def registration_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error if the trainer would not be registered in verl's processes."""
     modules = at(config, MODULES_KEY)
     if at(config, MODE_KEY) == ONE_FORWARD and REGISTRATION not in str(modules or "").split(","):
-        yield invalid(MODULES_KEY, modules, f"verl knows {MODE_KEY}={ONE_FORWARD} by that module alone", REGISTRATION)
+        yield invalid(
+            MODULES_KEY, modules, f"verl finds {MODE_KEY}={ONE_FORWARD} only through that module", REGISTRATION
+        )
 
 
 def dropout_problems(model: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -63,8 +63,8 @@ class OnPolicyTrainer(ServesWindows, DetectsHangs, RecordsSteps, PPOTrainerSync)
         answers = self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         if len(batch) != answers:
             raise RunError(
-                f"{MODE_KEY}={ONE_FORWARD}: a batch has {len(batch)} samples, and one update {answers}; an agent loop "
-                f"returns several samples of an answer. Set {MODE_KEY} to sync.",
+                f"{MODE_KEY}={ONE_FORWARD} is invalid: a batch has {len(batch)} samples, but one update {answers}, "
+                f"because an agent loop returns several samples of an answer. Set {MODE_KEY} to sync.",
                 "not_valid",
             )
         batch = super()._update_actor(batch, metrics)

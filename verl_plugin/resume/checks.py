@@ -39,16 +39,16 @@ def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
     ordered, seeded = (at(config, key) == KEYS[key] for key in (buffer, manager))
     if ordered != seeded:
         key, other = (manager, buffer) if ordered else (buffer, manager)
-        yield invalid(key, at(config, key), f"{other}={KEYS[other]} works with it alone", KEYS[key])
+        yield invalid(key, at(config, key), f"{other}={KEYS[other]} works only with it", KEYS[key])
     if ordered and at(config, _MODE) not in ("sync", *RECORDING):
-        yield invalid(buffer, KEYS[buffer], f"{_MODE}={at(config, _MODE)} trains on answers as they come", "null")
+        yield invalid(
+            buffer, KEYS[buffer], f"{_MODE}={at(config, _MODE)} trains on answers in order of arrival", "null"
+        )
     if ordered and at(config, "algorithm.filter_groups.enable"):
         reason = "verl leaves the filter of groups (algorithm.filter_groups.enable) to its own buffer"
         yield invalid(buffer, KEYS[buffer], reason, "null")
     if at(config, "trainer.save_freq") > 0 and at(config, _KEPT) == 1:
-        reason = (
-            "verl deletes the checkpoint before while the new one is not complete, and a killed run would have none"
-        )
+        reason = "verl deletes the previous checkpoint before the new one is complete, and a killed run would have none"
         yield invalid(_KEPT, 1, reason, "2 or null")
     yield from _host_problems(config)
     yield from _checkpoint_problems(config)
@@ -63,7 +63,7 @@ def _host_problems(config: Mapping[str, Any]) -> Iterator[str]:
         reason = f"with {ON_HOST}=true Megatron-core 0.16.1 saves an optimizer that it cannot load"
         yield invalid(_LIBRARIES, libraries, reason, f"[..., {ENGINES}], or trainer.save_freq to -1")
     if not at(config, _FORMAT):
-        yield invalid(_FORMAT, at(config, _FORMAT), f"with {ON_HOST}=true no other format is loaded", "true")
+        yield invalid(_FORMAT, at(config, _FORMAT), f"with {ON_HOST}=true no other format can be loaded", "true")
 
 
 def _checkpoint_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -77,7 +77,7 @@ def _share(name: str, saved: list[Any], target: torch.Tensor) -> torch.Tensor:
     if isinstance(whole, DTensor):
         placement, *others = whole.placements
         if others or not placement.is_shard():
-            raise CheckpointError(f"{name} was saved as {whole.placements}; resume on as many ranks as saved it")
+            raise CheckpointError(f"{name} was saved as {whole.placements}. Resume on as many ranks as saved it")
         whole = torch.cat([each.to_local() for each in saved], dim=placement.dim)
     if whole.shape != target.shape:
         raise CheckpointError(f"{name} has shape {tuple(whole.shape)} in the checkpoint, not {tuple(target.shape)}")

@@ -134,7 +134,7 @@ class ResumableDistributedOptimizer(DistributedOptimizer):
         if _STATES in loaded:
             if (saved_as := loaded["param_state_sharding_type"]) != _FORMAT:
                 raise CheckpointError(
-                    f"{ON_HOST}=true loads no optimizer that was saved as {saved_as}; resume with it set to false"
+                    f"{ON_HOST}=true cannot load an optimizer that was saved as {saved_as}. Set it to false"
                 )
             self.load_parameter_state_from_fully_reshardable(loaded[_STATES])
 

@@ -38,7 +38,7 @@ def check_complete(folder: Path) -> int:
     """
     found = _FOLDER.fullmatch(folder.name)
     if found is None or not folder.is_dir():
-        raise CheckpointError(f"{folder} is no checkpoint: there is no folder of that name, as global_step_20 is one")
+        raise CheckpointError(f"{folder} is not a checkpoint: no folder with a name such as global_step_20")
     if (folder / TRAINER_NAME).is_file():  # of the stack 2025
         complete_manifest(folder)
         return int(found[1])
@@ -56,7 +56,7 @@ def _sizes(folder: Path) -> Mapping[str, int]:
         sizes = json.loads((folder / COMPLETE_NAME).read_text())["files"]
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{folder} is not complete: it has no {COMPLETE_NAME}, which is written last, so its save was ended"
+            f"{folder} is not complete: it has no {COMPLETE_NAME}, which is written last, so its save was interrupted"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder} is not complete: {COMPLETE_NAME} cannot be read") from error
@@ -81,7 +81,7 @@ def newest_complete(checkpoints: Path, logged: int | None = None) -> tuple[Path 
             continue
         if logged is None or step <= logged:
             return folder, skipped
-        skipped.append(f"{folder} is complete, and the run ended before the metrics of its step were logged")
+        skipped.append(f"{folder} is complete, but the run ended before the metrics of its step were logged")
     return None, skipped
 
 
@@ -96,5 +96,5 @@ def tracked_step(checkpoints: Path) -> int | None:
     except FileNotFoundError:
         return None
     if not text.strip().isdecimal():
-        raise CheckpointError(f"{checkpoints / TRACKER_NAME} is damaged: it holds {text[:20]!r} and no step")
+        raise CheckpointError(f"{checkpoints / TRACKER_NAME} is damaged: {text[:20]!r} is not a step")
     return int(text)

@@ -117,14 +117,14 @@ def _reject(config: VllmConfig) -> None:
     """Raise ValueError if engines run forwards that windows do not count, or several tokens of a request at a time."""
     parallel = config.parallel_config
     reasons = {
-        "there is one engine alone": parallel.data_parallel_size == 1,
+        "there is only one engine": parallel.data_parallel_size == 1,
         "the model has no experts": not config.model_config.is_moe,
-        "it has not been run with pipeline stages": parallel.pipeline_parallel_size > 1,
-        "it has not been run with parts of sequences": parallel.prefill_context_parallel_size > 1
+        "pipeline stages are not tested": parallel.pipeline_parallel_size > 1,
+        "splitting sequences is not tested": parallel.prefill_context_parallel_size > 1
         or parallel.decode_context_parallel_size > 1,
-        "drafted tokens make forwards of several tokens": config.speculative_config is not None,
-        "it has not been run with adapters": config.lora_config is not None,
-        "engines that pass their KV cache on make other forwards": config.kv_transfer_config is not None,
+        "drafted tokens need forwards of several tokens": config.speculative_config is not None,
+        "adapters are not tested": config.lora_config is not None,
+        "engines that transfer their KV cache make other forwards": config.kv_transfer_config is not None,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -133,5 +133,5 @@ def _reject(config: VllmConfig) -> None:
     worker = resolve_obj_by_qualname(worker) if isinstance(worker, str) else worker
     if not hasattr(worker, "execute_window_dummy"):
         raise ValueError(
-            f"{WORKER_KEY}={parallel.worker_cls} is invalid: it knows no sync windows. Set it to {WORKER}."
+            f"{WORKER_KEY}={parallel.worker_cls} is invalid: it does not support sync windows. Set it to {WORKER}."
         )

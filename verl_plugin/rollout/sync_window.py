@@ -33,10 +33,7 @@ class SyncWindowSettings:
 
     def __post_init__(self) -> None:
         if isinstance(self.forwards, bool) or not isinstance(self.forwards, int) or self.forwards < 1:
-            raise ValueError(
-                f"{SETTINGS_KEY}.forwards={self.forwards!r} is invalid: a window has at least one forward. Set it to a "
-                "whole number above 0."
-            )
+            raise ValueError(f"{SETTINGS_KEY}.forwards={self.forwards!r} is invalid. Set it to a whole number above 0.")
 
     @classmethod
     def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> SyncWindowSettings:
@@ -49,9 +46,7 @@ class SyncWindowSettings:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise ValueError(
-                    f"{SETTINGS_KEY}.{name} is invalid: there is no such option. Set one of {', '.join(known)}."
-                )
+                raise ValueError(f"{SETTINGS_KEY}.{name} is invalid: no such option. Set one of {', '.join(known)}.")
         return cls(**values)
 
 
@@ -107,7 +102,7 @@ class SyncWindow:
             self._agree(offer)
         if self._tokens is not None and not (offer.decodes and offer.requests <= self._tokens):
             raise SyncWindowError(
-                f"rollout engine {self._rank} cannot keep its sync window: it has {offer.requests} tokens where "
+                f"rollout engine {self._rank} cannot keep its sync window: it has {offer.requests} tokens, but "
                 f"{self._tokens} were agreed on. Set {SETTINGS_KEY}.forwards to 1, and report it."
             )
         self.left -= 1

@@ -59,5 +59,5 @@ class RolloutWorker(NPUWorker):
             mode, batch = runner.cudagraph_dispatcher.dispatch(num_tokens=tokens, uniform_decode=True)
             tokens = batch.num_tokens
         if num_tokens > tokens:
-            raise RuntimeError(f"a forward of {num_tokens} tokens is too large for its sync window, which has {tokens}")
+            raise RuntimeError(f"a forward of {num_tokens} tokens is too large for its sync window of {tokens}")
         return tokens, torch.full((runner.dp_size,), tokens, dtype=torch.int32), mode

@@ -38,9 +38,9 @@ def replay_problems(config: Mapping[str, Any]) -> Iterator[str]:
     libraries = at(config, _LIBRARY) or []
     extended = ENGINES in ([libraries] if isinstance(libraries, str) else libraries)
     if mode not in MODES:
-        yield invalid(mode_key, mode, "there is no such mode", " or ".join(MODES))
+        yield invalid(mode_key, mode, "no such mode", " or ".join(MODES))
     if mode == "R2" and strategy == "fsdp2":
-        yield invalid(mode_key, mode, "verl records experts on Megatron alone", "R3 or disabled")
+        yield invalid(mode_key, mode, "verl records experts only on Megatron", "R3 or disabled")
     if mode == "R3" and not sends:
         yield invalid(_SENDS, False, f"{mode_key}=R3 needs the rollout's experts", "true")
     if mode == "R2" and sends:
@@ -63,7 +63,7 @@ def replay_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -
         yield invalid(_SENDS, True, f"{model.get('model_type')} has no experts", "false")
     elif at(config, f"{_ACTOR}.strategy") == "fsdp2" and model.get("model_type") not in FSDP2_FAMILIES:
         families = " and ".join(FSDP2_FAMILIES)
-        yield invalid(f"{_ACTOR}.strategy", "fsdp2", f"there it replays the routers of {families} alone", "megatron")
+        yield invalid(f"{_ACTOR}.strategy", "fsdp2", f"there it replays only the routers of {families}", "megatron")
 
 
 def _reference_problems(config: Mapping[str, Any], strategy: str, mode: str) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _split_problems(config: Mapping[str, Any], strategy: str) -> Iterator[str]:
 
 def _rollout_problems(config: Mapping[str, Any]) -> Iterator[str]:
     vllm = at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
-    unquantised = "vLLM-Ascend 0.23 records the experts of weights that are not quantised alone"
+    unquantised = "vLLM-Ascend 0.23 records experts only for weights that are not quantised"
     for key, value in ((f"{_ROLLOUT}.quantization", at(config, f"{_ROLLOUT}.quantization")),
                        (f"{_ROLLOUT}.engine_kwargs.vllm.quantization", vllm.get("quantization"))):  # fmt: skip
         if value:

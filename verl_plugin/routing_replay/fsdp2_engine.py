@@ -80,8 +80,8 @@ def attached(model: nn.Module, replays: bool, tally: Tally | None) -> Iterator[G
             block.gate.register_forward_hook(_counted_output(given))
         else:
             raise ValueError(
-                f"routing replay: {type(block).__name__} is no block whose router FSDP2 replays; those of "
-                f"{', '.join(FSDP2_FAMILIES)} are. Set actor_rollout_ref.actor.strategy to megatron, or "
+                f"routing replay: FSDP2 does not replay the router of {type(block).__name__}, only those of "
+                f"{', '.join(FSDP2_FAMILIES)}. Set actor_rollout_ref.actor.strategy to megatron, or "
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay to false."
             )
         yield given

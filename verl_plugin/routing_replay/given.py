@@ -120,7 +120,7 @@ class GivenExperts:
         chosen, known = given
         if chosen.shape != native.shape:
             raise ValueError(
-                f"routing replay: the router of layer {self.layer} has {tuple(native.shape)} choices, and the rollout "
+                f"routing replay: the router of layer {self.layer} has {tuple(native.shape)} choices, but the rollout "
                 f"gave {tuple(chosen.shape)}. Rows of the micro batch and of the router differ."
             )
         if self._running is not None and self._tally is not None:

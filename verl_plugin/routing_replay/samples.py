@@ -50,16 +50,16 @@ def checked(experts: torch.Tensor, input_ids: torch.Tensor, known: torch.Tensor,
     values, shape = experts.values(), (model.num_hidden_layers, model.num_experts_per_tok)
     if tuple(values.shape[1:]) != shape:
         raise ValueError(
-            f"routing replay: a token came with experts of shape {tuple(values.shape[1:])}, and the model has {shape}: "
+            f"routing replay: a token came with experts of shape {tuple(values.shape[1:])}, but the model has {shape}: "
             "layers, experts per token."
         )
     most, count = int(values.max()), number_of_experts(model)
     if most >= count:
-        raise ValueError(f"routing replay: a token came with expert {most}, and the model has {count}.")
+        raise ValueError(f"routing replay: a token came with expert {most}, but the model has {count}.")
     if most == 0 and bool(known.values().any()):
         raise ValueError(
-            "routing replay: the rollout recorded no experts. vLLM-Ascend 0.23 records them for weights that are not "
-            "quantised: take actor_rollout_ref.rollout.quantization out."
+            "routing replay: the rollout recorded no experts. vLLM-Ascend 0.23 records them only for weights that are "
+            "not quantised. Remove actor_rollout_ref.rollout.quantization."
         )
 
 

@@ -28,14 +28,17 @@ def record_problems(config: Mapping[str, Any]) -> Iterator[str]:
     mode, modules = at(config, MODE_KEY), str(at(config, MODULES_KEY) or "").split(",")
     if mode == RECORDED and REGISTRATION not in modules:
         yield invalid(
-            MODULES_KEY, at(config, MODULES_KEY), f"verl knows {MODE_KEY}={RECORDED} by that module alone", REGISTRATION
+            MODULES_KEY,
+            at(config, MODULES_KEY),
+            f"verl finds {MODE_KEY}={RECORDED} only through that module",
+            REGISTRATION,
         )
     steps = recorded_steps(config)
     if not steps:
         return
     wrong = [step for step in steps if not isinstance(step, int) or isinstance(step, bool) or step < 1]
     if wrong:
-        yield invalid(STEPS, steps, f"{wrong[0]} is no number of a step, which begin with 1", "a list as [3]")
+        yield invalid(STEPS, steps, f"{wrong[0]} is not a step number, which is at least 1", "a list such as [3]")
         return
     if mode not in RECORDING:
         yield invalid(
@@ -44,8 +47,8 @@ def record_problems(config: Mapping[str, Any]) -> Iterator[str]:
     every = at(config, _SAVE)
     for step in (step for step in steps if step > 1):
         if every <= 0 or (step - 1) % every:
-            reason = f"step {step} begins with weights that no checkpoint holds, as {_SAVE} is {every}"
+            reason = f"no checkpoint has the weights at the beginning of step {step}, because {_SAVE} is {every}"
             yield invalid(STEPS, steps, reason, f"[1], or {_SAVE} to a divisor of {step - 1}")
             return
     if 1 not in steps and at(config, _KEPT) == 1:
-        yield invalid(_KEPT, 1, f"{STEPS} needs the checkpoint before, which verl deletes when it saves", "2 or null")
+        yield invalid(_KEPT, 1, f"{STEPS} needs the previous checkpoint, which verl deletes when it saves", "2 or null")

@@ -85,5 +85,7 @@ def compare_metrics(
         finite = math.isfinite(one) and math.isfinite(other)
         difference = abs(one - other) if finite else 0.0
         apart = not same and (not finite or difference > tolerance * max(1.0, abs(one)))
-        found.append(Compared(stage, name, 1, int(apart), difference, f"{one:.8g} was recorded, {other:.8g} again"))
+        found.append(
+            Compared(stage, name, 1, int(apart), difference, f"{one:.8g} was recorded, {other:.8g} recomputed")
+        )
     return found

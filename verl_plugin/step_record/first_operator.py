@@ -35,7 +35,11 @@ class Origin:
 
     def sentence(self) -> str:
         """Describe the origin without the rank, which the caller knows."""
-        place = f"in the {'backward' if self.backward else 'forward'} of {self.layer}" if self.layer else "in no layer"
+        place = (
+            f"in the {'backward' if self.backward else 'forward'} of {self.layer}"
+            if self.layer
+            else "outside any layer"
+        )
         return f"{self.operator} {place} (operator {self.call:,} of the pass)"
 
 

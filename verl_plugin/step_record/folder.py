@@ -102,7 +102,7 @@ def write_record(folder: Path, record: StepRecord, weights: Path | None, most_mi
     """
     size = sum(column.bytes for column in record.columns.values())
     if size > most_mib * _MIB:
-        raise RecordError(f"its samples take {size / _MIB:.0f} MiB, and trainer.record_max_mib is {most_mib}")
+        raise RecordError(f"its samples take {size / _MIB:.0f} MiB, more than trainer.record_max_mib={most_mib}")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -147,17 +147,17 @@ def read_record(folder: Path) -> tuple[StepRecord, Path | None]:
     try:
         content = dict(read_object(folder / RECORD))
     except (OSError, ValueError) as error:
-        raise RecordError(f"{folder} is no recorded step: {RECORD} cannot be read ({error})") from error
+        raise RecordError(f"{folder} is not a recorded step: {RECORD} cannot be read ({error})") from error
     if content.pop("format", None) != FORMAT:
         raise RecordError(
-            f"{folder / RECORD} has another format than {FORMAT}; replay it with the release that wrote it"
+            f"{folder / RECORD} has another format than {FORMAT}. Replay it with the release that wrote it"
         )
     for name, expected in content.pop("files").items():
         path = folder / name
         if not path.is_file():
             raise RecordError(f"{folder} is not complete: {name} is missing")
         if vars(hash_file(path, lambda _: None)) != expected:
-            raise RecordError(f"{path} is damaged: its SHA-256 is not that of {RECORD}")
+            raise RecordError(f"{path} is damaged: its SHA-256 differs from {RECORD}")
     weights = folder / WEIGHTS if content.pop("weights") else None
     if weights is not None and not weights.is_dir():
         raise RecordError(f"{folder} is not complete: {WEIGHTS} is missing")

@@ -60,9 +60,9 @@ class RecordsSteps:
             before = resumed  # the checkpoint of another run that this one continues
         try:
             if folder.exists():
-                raise RecordError(f"{folder} exists; remove it to record the step again")
+                raise RecordError(f"{folder} exists. Remove it to record the step again")
             if record.step > 1 and not before.is_dir():
-                raise RecordError(f"{before}, with the weights before it, is not there")
+                raise RecordError(f"{before}, with the weights before it, does not exist")
             write_record(folder, record, before / "actor" if record.step > 1 else None, most_mib)
         except (OSError, RecordError) as error:
             print(f"warning: step {record.step} is not recorded: {error}", file=sys.stderr, flush=True)

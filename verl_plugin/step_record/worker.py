@@ -160,7 +160,7 @@ class Replay:
         """Return this data-parallel rank's share of the samples, as verl's workers get them."""
         ranks, rank, count = engine.get_data_parallel_size(), engine.get_data_parallel_rank(), len(self.record.keys)
         if count % ranks:
-            raise RecordError(f"{count} samples cannot be divided among {ranks} data-parallel ranks; give other --dies")
+            raise RecordError(f"{count} samples cannot be divided among {ranks} data-parallel ranks. Set other --dies")
         share = slice(count // ranks * rank, count // ranks * (rank + 1))
         computed = ("log_probs", "entropy")  # which the workers return
         tensors = {name: column.tensor(share) for name, column in self.record.columns.items() if name not in computed}

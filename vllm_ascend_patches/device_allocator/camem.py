@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 @wrap(
     "vllm_ascend.device_allocator.camem:CaMemAllocator.sleep",
     feature=SLEEP_MODE,
-    why="it copies and unmaps memory while operators that write there still wait in torch_npu's queue: weights stay "
-    "as they were before, and the process ends where nothing is mapped; unmapping does not wait by itself",
+    why="it copies and unmaps memory while operators that write there still wait in torch_npu's queue: weights keep "
+    "their old values, and the process ends at an unmapped address; unmapping does not wait by itself",
     upstream="https://github.com/vllm-project/vllm-ascend/pull/13757",
     remove_when="the pinned vLLM-Ascend waits for the device before it unmaps memory",
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         "vllm_ascend.models.deepseek_v2:CustomDeepseekV2MoE.forward",
         "vllm.model_executor.layers.linear:ReplicatedLinear.forward",
     ],
-    why="it holds the router's bias in the model's type: in bfloat16 the published biases, near 5, send about 40 % of "
+    why="it keeps the router's bias in the model's type: in bfloat16 the published biases, near 5, send about 40 % of "
     "the tokens to other experts than in training",
     upstream="https://github.com/vllm-project/vllm/pull/23640",
     remove_when="the pinned vLLM-Ascend keeps e_score_correction_bias in float32 and adds it to float32 scores",

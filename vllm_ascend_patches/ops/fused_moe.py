@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @wrap(
     "vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.__init__",
     feature=ROUTER_BALANCE,
-    why="it balances experts by force in its profile run alone, and a benchmark with random weights needs it always",
+    why="it balances experts by force only in its profile run, but a benchmark with random weights always needs it",
     upstream="https://github.com/vllm-project/vllm-ascend/pull/15121",
     remove_when="the pinned vLLM-Ascend has an option that balances experts by force outside its profile run",
     relies_on=["vllm_ascend.ops.fused_moe:AscendUnquantizedFusedMoEMethod.apply"],
@@ -41,7 +41,7 @@ def __init__(
         "vllm_ascend.ops.fused_moe:AscendSparseMoeBlock.forward",
         "vllm.model_executor.layers.linear:ReplicatedLinear.forward",
     ],
-    why="it rounds the router's scores to bfloat16, and training does not: of nearly tied experts the two choose "
+    why="it rounds the router's scores to bfloat16, but training does not: among nearly tied experts the two choose "
     "different ones",
     upstream="not forwarded: vLLM rounds these scores as well; what they must agree with is this project's training",
     remove_when="the pinned vLLM-Ascend scores experts in float32",

@@ -62,7 +62,7 @@ def get_forward_metadata_across_dp(
 @wrap(
     f"{_RUNNER}._update_states",
     feature=ROLLOUT_REBALANCE,
-    why="a request that arrives from another engine goes on in its random numbers where it was",
+    why="a request that arrives from another engine continues in its random numbers where it was",
     upstream="not forwarded: part of this project's features",
     remove_when="vLLM moves requests between data-parallel engines while they decode",
 )
@@ -115,8 +115,8 @@ def execute_model(
     feature=RESIDENCY,
     evidence="executed",
     relies_on=["vllm_ascend.device_allocator.camem:CaMemAllocator"],
-    why="weights that come back to the addresses that they had must lie in memory that can be unmapped, before a graph "
-    "is made of them; an ACL graph cannot be made of others",
+    why="weights that return to their old addresses must be in memory that can be unmapped, before a graph is "
+    "captured with them; an ACL graph needs such weights",
     upstream="not forwarded: vLLM-Ascend does so in its sleep mode, which takes over what leaves the device and when",
     remove_when="vLLM-Ascend lets a caller map and unmap weights without its sleep mode",
 )
@@ -138,7 +138,8 @@ def load_model(upstream: Callable[..., None], self: NPUModelRunner) -> None:
     feature=RESIDENCY,
     evidence="executed",
     relies_on=["vllm.v1.utils:bind_kv_cache"],
-    why="the cache is freed while training runs and made again for every rollout, with the configuration of the first",
+    why="the cache is freed while training runs and created again for every rollout, with the configuration of "
+    "the first",
     upstream="not forwarded: part of this project's features",
     remove_when="vLLM-Ascend can free and create its KV cache without sleep mode",
 )
@@ -152,7 +153,7 @@ def initialize_kv_cache(upstream: Callable[..., None], self: NPUModelRunner, kv_
 @wrap(
     f"{_RUNNER}._get_torchair_lazy_compiled_model",
     feature=RESIDENCY,
-    why="it lets a graph keep the addresses of the weights, which change when they leave the device and come back",
+    why="it lets a graph keep the addresses of the weights, which change when they leave the device and return",
     upstream="not forwarded: vLLM-Ascend's own sleep mode keeps the addresses",
     remove_when="residency.rollout_addresses=reserved is known to work on NPUs, and is the only way left",
 )

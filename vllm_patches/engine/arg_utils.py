@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @wrap(
     "vllm.engine.arg_utils:EngineArgs._is_v1_supported_oracle",
     feature=PRECISION,
-    why="it rejects float32 on account of CUDA's flash attention; on an NPU the attention is vLLM-Ascend's",
+    why="it rejects float32 because of CUDA's flash attention; on an NPU the attention is vLLM-Ascend's",
     upstream="https://github.com/vllm-project/vllm/pull/19754",
     remove_when="the pinned vLLM accepts float32 for V1",
 )

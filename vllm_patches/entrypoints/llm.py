@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     feature=VERL_ON_VLLM,
     why="verl 0.4.0 passes multi-modal options for text models too, which vLLM 0.9.1 rejects",
     upstream="https://github.com/verl-project/verl/pull/1880",
-    remove_when="verl passes multi-modal options for multi-modal models only",
+    remove_when="verl passes multi-modal options only for multi-modal models",
     evidence="executed",
 )
 def init(
@@ -44,7 +44,7 @@ def init(
 @wrap(
     "vllm.entrypoints.llm:LLM.__init__",
     feature=RESIDENCY,
-    why="verl asks for sleep mode, whose memory pool would hold what residency moves",
+    why="verl asks for sleep mode, whose memory pool would own the tensors that residency moves",
     upstream="not forwarded: part of this project's features",
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
     evidence="executed",
@@ -56,7 +56,7 @@ def init_without_sleep_mode(upstream: Callable[..., None], self: LLM, *args: Any
 @wrap(
     "vllm.entrypoints.llm:LLM.__init__",
     feature=ROLLOUT_EXPERT_PARALLEL,
-    why="verl 0.4.0 gives every tensor-parallel group an engine of its own, so experts cannot be spread over all dies",
+    why="verl 0.4.0 gives every tensor-parallel group its own engine, so experts cannot be spread over all dies",
     upstream="https://github.com/verl-project/verl/pull/3530",
     remove_when="verl starts data-parallel rollout engines with expert parallelism",
     evidence="executed",
@@ -83,7 +83,7 @@ def init_with_expert_parallel(upstream: Callable[..., None], self: LLM, *args: A
     feature=DIRECT_LOADING,
     why="verl starts engines with random weights, which stay until the first reshard, and vLLM's own loaders read "
     "whole tensors",
-    upstream="not forwarded: needs this project's layout tables",
+    upstream="not forwarded: needs this project's sharding specs",
     remove_when="vLLM loads DeepSeek-V3 from FP8 files into bfloat16, each rank reading its own part",
 )
 def init_with_direct_loading(upstream: Callable[..., None], self: LLM, *args: Any, **kwargs: Any) -> None:

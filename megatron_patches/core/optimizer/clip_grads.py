@@ -13,7 +13,7 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     feature=MEGATRON_ON_NPU,
     why="it asserts that Tensor.type() of every gradient is torch.cuda.FloatTensor",
     upstream="docs/upstream/megatron-tensor-type.md",
-    remove_when="Megatron checks the dtype of gradients and not the text of their type",
+    remove_when="Megatron checks the dtype of gradients, not the text of their type",
     evidence="executed",
 )
 def clip_grad_by_total_norm_fp32(upstream: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from verl_patches.features.compatibility.feature import MEGATRON_ON_NPU
     feature=MEGATRON_ON_NPU,
     why="it reads torch.cuda.default_generators, and transfer_to_npu copied the name while the tuple was still empty",
     upstream="not forwarded: MindSpeed replaces the function with one that reads torch.npu.default_generators",
-    remove_when="torch.cuda.default_generators behind transfer_to_npu holds the generators of the NPU",
+    remove_when="torch.cuda.default_generators after transfer_to_npu has the generators of the NPU",
     evidence="executed",
 )
 def set_rng_state(upstream: Callable[..., None], *args: Any, **kwargs: Any) -> None:

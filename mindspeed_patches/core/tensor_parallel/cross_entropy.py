@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     "mindspeed.core.tensor_parallel.cross_entropy:calculate_predicted_logits",
     feature=CHUNKED_LOG_PROBS,
     relies_on=["megatron.core.tensor_parallel.cross_entropy:_VocabParallelCrossEntropy.forward"],
-    why="it subtracts the maximum into a second tensor as large as all logits in float32, where Megatron's own, which "
-    "it replaces, writes into the first; whole logits exist where an output layer has a bias or a hook reads them",
+    why="it subtracts the maximum into a second tensor as large as all logits in float32, whereas Megatron's "
+    "function, which it replaces, writes into the first; whole logits exist where an output layer has a bias or a "
+    "hook reads them",
     upstream="docs/upstream/mindspeed-cross-entropy-copy.md",
     remove_when="MindSpeed's function subtracts in place",
 )

@@ -17,7 +17,7 @@ def main() -> int:
     run.add_arguments(
         commands.add_parser(
             "run",
-            help="run a command on emulated dies of its own",
+            help="run a command on its own emulated dies",
             description=run.DESCRIPTION,
             epilog=run.EXAMPLE,
             formatter_class=run.help_format,

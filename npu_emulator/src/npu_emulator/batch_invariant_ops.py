@@ -59,9 +59,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tupl
     """
     options = _DEFAULTS | options
     if options["input_layout"] != "TND":
-        raise NotImplementedError(f"input_layout {options['input_layout']} is not emulated: only TND is")
+        raise NotImplementedError(f"input_layout {options['input_layout']} is not emulated, only TND")
     if options["sparse_mode"] not in (0, _CAUSAL_AT_THE_END):
-        raise NotImplementedError(f"sparse_mode {options['sparse_mode']} is not emulated: only 0 and 3 are")
+        raise NotImplementedError(f"sparse_mode {options['sparse_mode']} is not emulated, only 0 and 3")
     ends = options["actual_seq_lengths"]
     lengths = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     is_causal = options["sparse_mode"] == _CAUSAL_AT_THE_END

@@ -45,7 +45,7 @@ def without_schedule(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
             continue
         graph.graph.erase_node(node)
     if depth:
-        raise RuntimeError(f"torchair: {depth} scopes are entered and not left")
+        raise RuntimeError(f"torchair: {depth} scopes are entered but not left")
     graph.recompile()
     return graph
 

@@ -37,14 +37,14 @@ def help_format(prog: str) -> argparse.HelpFormatter:
 def positive(text: str) -> int:
     """Parse a number of dies, or of MiB."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def from_zero(text: str) -> int:
     """Parse a seed."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     command: Sequence[str] = options.command
     program = shutil.which(command[0])
     if program is None:
-        print(f'error: there is no program "{command[0]}" on PATH; give its path.', file=sys.stderr)
+        print(f"error: command not found: {command[0]}. Pass its path.", file=sys.stderr)
         return NOT_FOUND
     sys.stdout.flush()
     os.execve(program, command, environment_of(options, os.environ, os.getpid()))

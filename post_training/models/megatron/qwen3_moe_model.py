@@ -26,7 +26,7 @@ def qwen3_moe_config(hf_config: Any, dtype: torch.dtype, **overrides: Any) -> Mo
     (Hydra's ``override_transformer_config``). Raises ``ValueError`` for a checkpoint the model cannot represent.
     """
     if hf_config.rope_scaling:
-        raise ValueError(f"rope_scaling {hf_config.rope_scaling} is not supported for Qwen3-MoE: set it to null")
+        raise ValueError(f"rope_scaling {hf_config.rope_scaling} is not supported for Qwen3-MoE. Set it to null")
     fields = {
         "num_layers": hf_config.num_hidden_layers,
         "hidden_size": hf_config.hidden_size,

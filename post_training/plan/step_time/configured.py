@@ -22,15 +22,15 @@ def read_cluster(path: Path) -> Cluster:
             4096 dies.
     """
     if not path.is_file():
-        raise ValueError(f"--cluster: {path} is no file; give one like scripts/env/a3_256_dies.env")
+        raise ValueError(f"--cluster={path} is invalid: not a file. Set it to one like scripts/env/a3_256_dies.env")
     values, dies = read_environment(path), 1
     for name in ("NODES", "DIES_PER_NODE"):
         text = values.get(name, "")
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_DIES):
-            raise ValueError(f"{name} in {path} is {text!r}: give a number from 1 to {MOST_DIES}")
+            raise ValueError(f"{name}={text!r} in {path} is invalid. Set it to a number from 1 to {MOST_DIES}")
         dies *= int(text)
     if dies > MOST_DIES:
-        raise ValueError(f"{path} describes {dies} dies; the model of a step reaches to {MOST_DIES}")
+        raise ValueError(f"{path} describes {dies} dies, but the model of a step covers at most {MOST_DIES}")
     return Cluster(dies)
 
 
@@ -57,8 +57,8 @@ def step_job(
     """
     if job.critic is not None:
         raise ValueError(
-            "algorithm.adv_estimator=gae trains a critic, whose time is not modelled; ask for the time of the job with "
-            "another estimator"
+            "algorithm.adv_estimator=gae is invalid: the time of its critic is not modelled. Set it to another "
+            "estimator"
         )
     overlay, data = config["actor_rollout_ref"]["overlay"], config["data"]
     longest = data["max_response_length"]
@@ -100,13 +100,13 @@ def _check_lengths(job: Job, longest: int, prompt_tokens: float, response_tokens
     """Raise ValueError for means beyond the configuration's limits, or a spread outside 0 to `MOST_SPREAD`."""
     if not 0 <= prompt_tokens <= job.sequence_tokens or not 0 < response_tokens <= longest:
         raise ValueError(
-            f"--prompt-tokens {prompt_tokens:g} and --response-tokens {response_tokens:g} must lie within "
-            f"{job.sequence_tokens} and {longest} tokens, which the configuration allows"
+            f"--prompt-tokens={prompt_tokens:g} and --response-tokens={response_tokens:g} must lie within the "
+            f"configuration's {job.sequence_tokens} and {longest} tokens"
         )
     if not 0 <= spread <= MOST_SPREAD:
         raise ValueError(
-            f"--response-spread={spread:g} is invalid: a spread lies between 0 and {MOST_SPREAD:g}. Set it to "
-            f"{SPREAD:g} or to that of your answers."
+            f"--response-spread={spread:g} is invalid: it must lie between 0 and {MOST_SPREAD:g}. Set it to {SPREAD:g} "
+            "or to that of your answers."
         )
 
 

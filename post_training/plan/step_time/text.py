@@ -30,20 +30,18 @@ def unknowns(job: StepJob, cluster: Cluster) -> list[str]:
     """Return a sentence for each aspect of this step for which there is no published number."""
     found = []
     if job.spread == SPREAD and job.response_tokens < job.longest:
-        found.append(
-            f"the spread {SPREAD:g} of answers' lengths is that of DeepScaleR; give --response-spread with yours"
-        )
+        found.append(f"the spread {SPREAD:g} of answer lengths is DeepScaleR's; set --response-spread to yours")
     whose, published = ("DeepSeek-V3", DEEPSEEK_V3) if job.sizes.mla else ("Qwen3-235B-A22B", QWEN3_235B)
     if any(job.model.get(key) != published[key] for key in ("hidden_size", "num_hidden_layers")):
-        found.append(f"decode steps of this model are not published: their operators are those of {whose}")
+        found.append(f"decode steps of this model are not published: operators are taken from {whose}")
     if not job.sizes.mla:
-        found.append("training of this model is not published: FLOPs a second are those of DeepSeek-V3")
+        found.append("training of this model is not published: FLOPs a second are taken from DeepSeek-V3")
     if job.sequences > job.engine_sequences * job.rollout_ranks(cluster):
         found.append(
-            "sequences wait for a place: published rollouts with waiting took 1.4 to 1.5 times what is modelled"
+            "sequences wait for a place: published rollouts with waiting took 1.4 to 1.5 times the modelled time"
         )
     if job.rebalanced:
-        found.append("what it takes to move requests is not published, and is not in the rollout")
+        found.append("the time to move requests is not published, and is not in the rollout")
     if cluster.dies > given().supernode_dies:
         found.append(f"nothing is published beyond {given().supernode_dies:g} dies: this is an extrapolation")
     return found
@@ -78,7 +76,7 @@ def describe_time(job: StepJob, cluster: Cluster) -> str:
     seconds = {stage: sum(each.values()) for stage, each in parts.items()}
     total = sum(seconds.values())
     dies = f"{cluster.dies} {'die' if cluster.dies == 1 else 'dies'}"
-    lines = [f"modelled step, {dies}; no measurement, see docs/rollout.md"]
+    lines = [f"modelled step, {dies}; not measured, see docs/rollout.md"]
     for stage, value in seconds.items():
         lines.append(f"  {stage:<13}{value:>10.1f} s  {'#' * round(_BAR * value / total)}")
     lines.append(

@@ -312,7 +312,7 @@ def attend(_: dict, options: dict) -> None:
     torch_npu.npu_fusion_attention(q, q, q, 2, **{"input_layout": "BNSD"} | options)
 
 
-def test_what_fusion_attention_does_not_do_is_said():
+def test_fusion_attention_names_unsupported_arguments():
     """In a process without a queue: on a stream without one, torch_npu forgets what it records for another stream."""
     with DeviceProcess(TASK_QUEUE_ENABLE="0") as process:
         process(attend, {})

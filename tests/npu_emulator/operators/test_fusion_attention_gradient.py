@@ -147,7 +147,7 @@ def differentiate(_: dict, call, options: dict) -> None:
 
 
 @pytest.mark.parametrize("call", [first_version, second_version])
-def test_what_rejected(call):
+def test_invalid_settings_rejected(call):
     with DeviceProcess(TASK_QUEUE_ENABLE="0") as process:
         process(differentiate, call, {})
         with pytest.raises(RuntimeError, match="aclnnFlashAttentionScoreGrad.*: prefix is not emulated"):

@@ -124,7 +124,7 @@ def test_a_mask_hides_what_it_says():
             close(output[row].transpose(0, 1), naive(q, k, v, lambda i, j: True)[0])
 
 
-def test_what_it_does_not_do_is_said():
+def test_unsupported_arguments_are_named():
     x, table = torch.randn(1, 1, 2, 8, device="npu"), torch.zeros(1, 1, dtype=torch.int32, device="npu")
     for words, options in {
         "quantisation is not emulated": {"antiquant_scale": x},
@@ -190,7 +190,7 @@ def test_attention_of_one_token_a_sequence(contexts, heads, layout, in_pages, se
                 close(got, naive(q, k[:-1], v[:-1], lambda i, j: True)[0])
 
 
-def test_what_prompts_and_single_tokens_do_not_do_is_said():
+def test_inference_attention_names_unsupported_arguments():
     x = torch.randn(1, 2, 8, device="npu", dtype=torch.bfloat16)
     with refused("aclnnPromptFlashAttentionV3: pse_shift is not emulated"):
         torch_npu.npu_prompt_flash_attention(x, x, x, pse_shift=x)

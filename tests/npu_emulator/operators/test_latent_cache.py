@@ -123,7 +123,7 @@ def test_formats_differ_and_outputs_are_written_on_demand():
 
 def test_unknown_modes_and_quantised_caches_rejected():
     case, (rope, latent) = Case(1, 1, 0), caches(BLOCKS, BLOCK, 1)
-    with refused("aclnnKvRmsNormRopeCache: there is no cache_mode NZ"):
+    with refused("aclnnKvRmsNormRopeCache: no such cache_mode NZ"):
         case.run(torch.tensor([0]), rope, latent, "NZ")
     with refused("aclnnKvRmsNormRopeCache: quantisation is not emulated"):
         case.run(torch.tensor([0]), rope, latent, "PA", c_kv_scale=case.gamma.to("npu"))

@@ -167,7 +167,7 @@ def test_groups_of_what_is_summed_over():
     torch.testing.assert_close(found.cpu(), torch.stack([x[:1].t() @ x[:1], x[1:].t() @ x[1:]]))
 
 
-def test_what_grouped_matmul_does_not_do_is_said():
+def test_grouped_matmul_names_unsupported_arguments():
     x, weight, groups = torch.randn(4, 3).to("npu"), torch.randn(2, 3, 3).to("npu"), torch.tensor([2, 2]).to("npu")
     with refused("act_type 1 is not emulated"):
         torch_npu.npu_grouped_matmul([x], [weight], act_type=1, group_list=groups, group_type=0, split_item=2)

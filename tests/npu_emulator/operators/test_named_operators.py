@@ -122,7 +122,7 @@ def test_results_and_gradients_are_those_of_torch(name):
     assert_like_reference(*GRADIENTS[name])
 
 
-def test_a_wrong_result_is_noticed():
+def test_wrong_result_detected():
     with pytest.raises(AssertionError):
         assert_like_reference(torch_npu.npu_silu, functional.mish, [torch.randn(3, 5)])
 

@@ -32,7 +32,7 @@ def test_rms_norm_keeps_the_type_and_computes_in_float32():
     torch.testing.assert_close(got.cpu().double(), rms(x.double(), torch.ones(64).double()), rtol=8e-3, atol=0)
 
 
-def test_of_a_tensor_without_memory_an_operator_tells_the_shape():
+def test_operators_infer_shapes_of_fake_tensors():
     with FakeTensorMode() as mode:
         x = mode.from_tensor(torch.empty(2, 8, dtype=torch.bfloat16, device="npu"))
         result = torch_npu.npu_swiglu(x)
@@ -40,7 +40,7 @@ def test_of_a_tensor_without_memory_an_operator_tells_the_shape():
     assert (result.shape, result.dtype, result.device.type) == ((2, 4), torch.bfloat16, "npu")
 
 
-def test_a_wrong_epsilon_is_noticed():
+def test_wrong_epsilon_detected():
     with pytest.raises(AssertionError):
         assert_like_reference(
             lambda x, g: torch_npu.npu_rms_norm(x, g, 1e-2)[0], rms, [torch.randn(3, 8) * 0.1, torch.randn(8)]

@@ -28,7 +28,7 @@ def test_what_sha256sum_prints_is_read(tmp_path, option):
 def test_a_line_without_a_whole_digest_and_a_name_rejected(tmp_path, line):
     file = tmp_path / "list"
     file.write_text(f"{DIGEST}  config.json\n{line}\n")
-    with pytest.raises(CheckpointError, match="is no line of sha256sum"):
+    with pytest.raises(CheckpointError, match="is not a line of sha256sum"):
         read_checksums(file)
 
 

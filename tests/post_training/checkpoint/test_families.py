@@ -46,6 +46,6 @@ def test_shards_of_a_family_that_has_none_rejected_in_one_sentence(name, tmp_pat
     ):
         assert rejected() == 2
         sentence = capsys.readouterr().err
-        assert f"shards are made of DeepSeek-V3, and this model is {family.name}: training reads its" in sentence
+        assert f"shards are made from DeepSeek-V3, but this model is {family.name}: training reads its" in sentence
         assert sentence.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -231,7 +231,7 @@ def test_truncated_input(length, source, output, capsys):
     content = a_file(source).read_bytes()
     a_file(source).write_bytes(content[:length])
     for tool, options in ((convert, OPTIONS), (cast, [])):
-        assert_rejected(tool(source, output, *options), output, capsys, a_file(source).name, "download it again")
+        assert_rejected(tool(source, output, *options), output, capsys, a_file(source).name, "Download it again")
     assert_untouched(output)
 
 
@@ -256,7 +256,7 @@ def test_flipped_byte_in_input_against_known_checksums(source, output, capsys):
     checksums.write_text("".join(lines))
     flip(source / names[1], -3)
     status = convert(source, output, *OPTIONS, "--source-checksums", str(checksums))
-    assert_rejected(status, output, capsys, names[1], "download it again")
+    assert_rejected(status, output, capsys, names[1], "Download it again")
     assert_untouched(output)
     flip(source / names[1], -3)
     assert convert(source, output, *OPTIONS, "--source-checksums", str(checksums)) == 0
@@ -371,7 +371,7 @@ def test_missing_tensor(tool, source, output, capsys):
 def test_unexpected_tensor(name, source, output, capsys):
     edit(source, lambda tensors: tensors.update({name: torch.ones(2)}))
     for tool, options in ((convert, OPTIONS), (cast, [])):
-        assert_rejected(tool(source, output, *options), output, capsys, f"{name} has no place in the model")
+        assert_rejected(tool(source, output, *options), output, capsys, f"{name} is not part of the model")
     assert_untouched(output)
 
 
@@ -403,7 +403,7 @@ def test_a_cast_that_has_not_ended_is_no_source(monkeypatch, source, output, tmp
     assert_rejected(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, f"no {INDEX}")
     assert cast(source, tmp_path / "complete") == 0
     shutil.copy(tmp_path / "complete" / INDEX, tmp_path / "bf16" / INDEX)
-    assert_rejected(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "has not ended")
+    assert_rejected(convert(tmp_path / "bf16", output, *OPTIONS), output, capsys, "has not finished")
     assert_untouched(output)
 
 
@@ -411,7 +411,7 @@ def test_a_cast_that_has_not_ended_is_no_source(monkeypatch, source, output, tmp
 def test_size_of_files_that_is_none(size, pristine, output, tmp_path, capsys):
     assert convert(pristine, output, *OPTIONS) == 0
     status = export(output, pristine, tmp_path / "exported", f"--max-file-gb={size}")
-    assert_rejected(status, tmp_path / "exported", capsys, f"--max-file-gb is {size}: it must be a size above 0")
+    assert_rejected(status, tmp_path / "exported", capsys, f"--max-file-gb={size} is invalid. Set it to a size above 0")
     assert_untouched(tmp_path / "exported")
 
 
@@ -480,21 +480,21 @@ def test_ranks_that_disagree_are_noticed(replica, pristine, output, tmp_path, ca
 # Full disks, occupied folders, wrong layouts
 
 
-def test_disk_too_small_is_said_before_anything_is_written(monkeypatch, pristine, output, capsys):
+def test_small_disk_reported_before_writing(monkeypatch, pristine, output, capsys):
     real = os.statvfs(pristine)
     small = os.statvfs_result((real.f_bsize, real.f_frsize, *real[2:4], 2, *real[5:]))
     monkeypatch.setattr(os, "statvfs", lambda _: small)
-    assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "GiB more, its disk has 0.00 GiB free")
+    assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "GiB more, but its disk has 0.00 GiB free")
     assert_untouched(output)
 
 
-def test_memory_too_small_is_said_before_anything_is_written(monkeypatch, pristine, output, capsys):
+def test_small_memory_reported_before_writing(monkeypatch, pristine, output, capsys):
     monkeypatch.setattr(conversion, "_available_memory", lambda: 1 << 20)
     assert_rejected(convert(pristine, output, *OPTIONS), output, capsys, "fewer --workers")
     assert_untouched(output)
 
 
-def test_what_will_be_needed_and_what_is_there_is_said_first(monkeypatch, pristine, output, capsys):
+def test_needed_and_free_resources_printed_first(monkeypatch, pristine, output, capsys):
     monkeypatch.setattr(conversion, "_available_memory", lambda: 7 << 28)
     real = os.statvfs(pristine)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, *real[2:4], 5 << 17, *real[5:])))
@@ -573,16 +573,16 @@ def test_two_conversions_into_one_folder(monkeypatch, pristine, output, capsys):
         (["--target-pipeline-parallel-size", "2"], "3 layers cannot be divided equally over 2"),
         (["--target-pipeline-parallel-size", "2", "--num-layer-list", "1,1"], "does not add up to 3"),
         (["--target-pipeline-parallel-size", "2", "--num-layer-list", "3"], "needs 2 entries"),
-        (["--num-layer-list", "a"], "not a list"),
-        (["--num-layers", "61"], "config.json says 3"),
-        (["--first-k-dense-replace", "3"], "config.json says 1"),
-        (["--num-nextn-predict-layers", "1"], "config.json says 0"),
+        (["--num-layer-list", "a"], "Set it to a list"),
+        (["--num-layers", "61"], "Set it to 3, as in config.json"),
+        (["--first-k-dense-replace", "3"], "Set it to 1, as in config.json"),
+        (["--num-nextn-predict-layers", "1"], "Set it to 0, as in config.json"),
         (["--num-layers-per-virtual-pipeline-stage", "2"], "in chunks of 2"),
         (["--moe-tp-extend-ep"], "needs moe-grouped-gemm"),
-        (["--target-tensor-parallel-size", "0"], "--target-tensor-parallel-size is 0: it must be at least 1"),
-        (["--target-expert-parallel-size", "-2"], "it must be at least 1"),
-        (["--num-layers-per-virtual-pipeline-stage", "0"], "it must be at least 1"),
-        (["--num-nextn-predict-layers", "-1"], "it must be at least 0"),
+        (["--target-tensor-parallel-size", "0"], "--target-tensor-parallel-size=0 is invalid. Set it to at least 1"),
+        (["--target-expert-parallel-size", "-2"], "Set it to at least 1"),
+        (["--num-layers-per-virtual-pipeline-stage", "0"], "Set it to at least 1"),
+        (["--num-nextn-predict-layers", "-1"], "Set it to at least 0"),
     ],
 )
 def test_layout_that_does_not_divide(options, words, pristine, output, capsys):

@@ -58,7 +58,7 @@ def test_a_wide_weight_is_converted_in_slabs():
     assert same_bits(out, by_the_formula(values, scales))
 
 
-def test_a_neighbours_scale_would_be_noticed():
+def test_neighbouring_scale_detected():
     values, scales = random_weight(256, 256, seed=4)
     assert not same_bits(dequantise(values, scales.flip(0), ((0, 256), (0, 256))), by_the_formula(values, scales))
 
@@ -74,7 +74,7 @@ def test_a_neighbours_scale_would_be_noticed():
         ({"values": torch.zeros(130, 4)}, "float8"),
     ],
 )
-def test_what_is_no_quantised_weight_rejected(change, message):
+def test_unquantised_weight_rejected(change, message):
     values = torch.zeros(130, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
     with pytest.raises(ValueError, match=message):
         dequantise(**{"values": values, "scales": torch.ones(2, 1), "bounds": ((0, 130), (0, 4))} | change)

@@ -55,7 +55,7 @@ def test_tensors_without_a_use_may_be_there(more):
     ],
 )
 def test_tensor_without_a_place_is_named(more):
-    with pytest.raises(CheckpointError, match=f"^model.safetensors: tensor {more} has no place in the model"):
+    with pytest.raises(CheckpointError, match=f"^model.safetensors: tensor {more} is not part of the model"):
         check_tensors(folder([more]), SHAPES)
 
 
@@ -64,7 +64,7 @@ def test_shape_that_config_does_not_mean_is_named(shape):
     name = "model.layers.0.mlp.down_proj.weight"
     with pytest.raises(CheckpointError) as raised:
         check_tensors(folder(**{name: shape}), SHAPES)
-    said = f"model.safetensors: tensor {name} has shape {shape}, config.json means (8, 12)"
+    said = f"model.safetensors: tensor {name} has shape {shape}, but config.json implies (8, 12)"
     assert str(raised.value) == said
 
 

@@ -179,7 +179,7 @@ def test_a_folder_may_hold_layers_that_no_layout_uses(quantised: Quantised) -> N
         assert load_from_huggingface(quantised.folder, target, shards, shapes, ignored) > 0
 
 
-def test_another_scale_would_be_noticed(quantised: Quantised, tmp_path: Path) -> None:
+def test_changed_scale_detected(quantised: Quantised, tmp_path: Path) -> None:
     folder, full = quantised.folder, quantised.full
     name = "model.layers.1.self_attn.kv_b_proj.weight"
     file = next(file for file in folder.glob("*.safetensors") if name in load_file(file))
@@ -331,8 +331,8 @@ def test_prediction_layers_of_the_real_checkpoint_are_ignored_also_where_config_
 
 
 @pytest.mark.parametrize(("layer", "names"), [(3, ("mlp.gate",)), (1, ("eh_proj",)), (1, ("eh_proj", "enorm"))])
-def test_a_layer_is_not_taken_for_one_of_prediction(tmp_path, layer, names):
+def test_layer_is_not_mistaken_for_a_prediction_layer(tmp_path, layer, names):
     """Add a layer beyond config.json's count, or an extra tensor to one of the model's layers."""
     write_shards(tmp_path, FULL | {f"model.layers.{layer}.{name}.weight": torch.zeros(2) for name in names})
-    with pytest.raises(CheckpointError, match=f"model.layers.{layer}.*has no place in the model"):
+    with pytest.raises(CheckpointError, match=f"model.layers.{layer}.*is not part of the model"):
         load(tmp_path)

@@ -18,7 +18,7 @@ def test_file_of_another_digest_or_size_has_changed(found):
     with pytest.raises(CheckpointError) as raised:
         check_digests(Path("folder"), expected, {"model.safetensors": found, "new": FILE}, "manifest.json")
     assert str(raised.value) == (
-        f"folder/model.safetensors: has SHA-256 {found.sha256} ({found.bytes} bytes), manifest.json says {'a' * 64} "
+        f"folder/model.safetensors: has SHA-256 {found.sha256} ({found.bytes} bytes), but manifest.json has {'a' * 64} "
         "(5 bytes): the file has changed"
     )
 

@@ -79,7 +79,7 @@ def test_single_experts_have_weights_of_their_own():
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"placement": TrainPlacement(tp=1, pp=1, ep=1, dp=2, num_layer_list=(3,))}, "has dp equal to ep"),
+        ({"placement": TrainPlacement(tp=1, pp=1, ep=1, dp=2, num_layer_list=(3,))}, "needs dp equal to ep"),
         ({"placement": placement(extend=True), "moe_grouped_gemm": False}, "moe-tp-extend-ep needs moe-grouped-gemm"),
         ({"placement": placement(), "mtp_layers": 2}, "at most one layer for multi-token prediction can be kept, not"),
     ],

@@ -43,7 +43,7 @@ def test_padding_is_zero_and_what_follows_it_is_written(padding):
 @pytest.mark.parametrize(
     ("file_bytes", "groups"), [(7, [1, 1, 1]), (8, [2, 1]), (11, [2, 1]), (12, [3]), (3, [1, 1, 1])]
 )
-def test_a_file_holds_what_it_may_and_not_a_byte_more(file_bytes, groups):
+def test_file_size_limit_is_exact(file_bytes, groups):
     records = [Record(name, torch.float32, (1,), ()) for name in "abc"]
     files = grouped(records, file_bytes)
     assert [len(file.records) for file in files] == groups

@@ -20,10 +20,10 @@ def test_a_header_ends_at_a_multiple_of_eight_bytes(length):
 
 
 @pytest.mark.parametrize("length", [95, 1 << 20, 1 << 40])
-def test_header_longer_than_its_file_is_said_to_be_cut_off(tmp_path, length):
+def test_header_longer_than_its_file_reported_as_cut_off(tmp_path, length):
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", length) + b"{}" + bytes(84))
-    with pytest.raises(CheckpointError, match="cut off in its header; download it again"):
+    with pytest.raises(CheckpointError, match="cut off in its header. Download it again"):
         read_header(path)
 
 
@@ -36,7 +36,7 @@ def test_header_longer_than_its_file_is_said_to_be_cut_off(tmp_path, length):
         {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
     ],
 )
-def test_a_header_that_says_what_cannot_be_rejected(tmp_path, entry):
+def test_invalid_header_rejected(tmp_path, entry):
     """Try a missing key, an unknown dtype, a size that contradicts the shape, and a shape that is no list."""
     path = tmp_path / "model.safetensors"
     for told, is_rejected in (({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, False), (entry, True)):
@@ -44,7 +44,7 @@ def test_a_header_that_says_what_cannot_be_rejected(tmp_path, entry):
         path.write_bytes(struct.pack("<Q", len(content)) + content + bytes(8))
         if is_rejected:
             with pytest.raises(
-                CheckpointError, match=r"model\.safetensors: its header is damaged .*; download it again"
+                CheckpointError, match=r"model\.safetensors: its header is damaged .*. Download it again"
             ):
                 read_header(path)
         else:

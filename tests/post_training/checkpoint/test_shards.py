@@ -192,7 +192,7 @@ def test_a_virtual_pipeline_of_one_chunk_a_stage_is_called_model0_by_the_publish
     options = ["--hf-dir", str(quantised), "--moe-grouped-gemm", "--source-pipeline-parallel-size", "2"]
     assert verify(quantised, saved, *options, "--num-layers-per-virtual-pipeline-stage", "2") == 0
     assert verify(quantised, saved, *options, "--num-layers-per-virtual-pipeline-stage", "1") == 2
-    assert "does not hold 2 state dict(s)" in capsys.readouterr().err
+    assert "does not contain 2 state dict(s)" in capsys.readouterr().err
 
 
 def test_the_factory_of_a_published_state_dict_is_not_called(quantised, weights, tmp_path):

@@ -142,7 +142,7 @@ def test_two_trainings_are_compared_by_all_that_they_hold(tmp_path, capsys):
     one, other = saved(model, tmp_path / "one"), saved(model, tmp_path / "other", TrainPlacement(2, 1, 1, 1, (3,)))
     line = [str(one), str(other), "--workers", "1"]
     assert verify_ckpt.main(line) == 2
-    assert "does not say of which model it is; give --hf-dir" in capsys.readouterr().err
+    assert "does not name its model. Pass --hf-dir" in capsys.readouterr().err
     (one / "trainer.json").write_text(json.dumps({"model": model.config.to_dict()}))
     assert verify_ckpt.main(line) == 0
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_two_trainings_are_compared_by_all_that_they_hold(tmp_path, capsys):
     assert verify_ckpt.main([str(one), str(changed), "--workers", "1"]) == 1
     assert "different: master/model.norm.weight: [3] is" in capsys.readouterr().out
     assert verify_ckpt.main([str(one), str(saved(trained("qwen2"), tmp_path / "qwen2"))]) == 2
-    assert "is no tensor of this model" in capsys.readouterr().err
+    assert "is not a tensor of this model" in capsys.readouterr().err
 
 
 def test_the_model_of_the_run_is_taken_where_none_is_given(tmp_path):
@@ -171,12 +171,15 @@ def test_the_model_of_the_run_is_taken_where_none_is_given(tmp_path):
         (lambda step, base: (step / "manifest.json").unlink(), "not a complete checkpoint"),
         (lambda step, base: (step / "actor" / file_name(3, 8)).unlink(), "cannot be read"),
         (lambda step, base: _edit(step / "actor" / file_name(0, 8)), "SHA-256"),
-        (lambda step, base: _set(base, vocab_size=96), "does not lie in a tensor of shape"),
-        (lambda step, base: _set(base, torch_dtype="int8"), "torch_dtype is 'int8'; set it to one of"),
-        (lambda step, base: _set(base, architectures=["NoModel"]), "no layout table describes"),
+        (lambda step, base: _set(base, vocab_size=96), "does not fit into a tensor of shape"),
+        (
+            lambda step, base: _set(base, torch_dtype="int8"),
+            "torch_dtype='int8' is invalid. Set it to the type to write, one of",
+        ),
+        (lambda step, base: _set(base, architectures=["NoModel"]), "no sharding spec for"),
     ],
 )
-def test_what_cannot_be_exported_is_one_sentence(change, says, tmp_path, capsys):
+def test_invalid_export_rejected(change, says, tmp_path, capsys):
     model = trained("qwen2")
     step, model_folder = saved(model, tmp_path), base(tmp_path / "base", model, "float32")
     change(step, model_folder)

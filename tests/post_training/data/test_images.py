@@ -92,12 +92,12 @@ def test_sound_files_pass(tmp_path):
 
 CUT = png()[:200]
 DEFECTS = {
-    "no list": (None, "<image>x", "it holds no image"),
-    "no image": ((), "x", "it holds no image"),
-    "one place too few": ((png(), png()), "<image>x", "says <image> 1 times, and each image of the row needs a place"),
-    "one place too many": ((png(),), "<image><image>x", "says <image> 2 times"),
-    "empty": ((b"",), "<image>x", "an image has no bytes"),
-    "no picture": ((b"not one",), "<image>x", "an image is in no format that Pillow reads"),
+    "no list": (None, "<image>x", "it has no image"),
+    "no image": ((), "x", "it has no image"),
+    "one place too few": ((png(), png()), "<image>x", "has <image> 1 times, but each image of the row needs one"),
+    "one place too many": ((png(),), "<image><image>x", "has <image> 2 times"),
+    "empty": ((b"",), "<image>x", "an image has a path but no bytes"),
+    "no picture": ((b"not one",), "<image>x", "an image is in a format that Pillow cannot read"),
     "cut": ((CUT,), "<image>x", "an image cannot be decoded"),
     "narrow": ((png((20, 400)),), "<image>x", "an image has 20x400 pixels, which the processor rejects"),
 }
@@ -152,7 +152,7 @@ def test_check_data_counts_image_tokens(tmp_path, model, processor, capsys):
     assert check_data.main(arguments) == 1
     assert f"the longest prompt has {text + 450}; raise data.max_prompt_length" in capsys.readouterr().out
     assert check_data.main([*arguments, "--filter_overlong_prompts"]) == 0
-    assert "verl leaves them out and trains on 1 rows" in capsys.readouterr().out
+    assert "verl drops them and trains on 1 rows" in capsys.readouterr().out
 
 
 def test_verls_filter_counts_image_tokens(tmp_path, monkeypatch, processor):
@@ -183,7 +183,7 @@ def test_geometry3k_is_converted(tmp_path, capsys):
     records = [record([png((60 + n, 60))]) for n in range(10)] + [record([png((60, 60))])]
     file = geometry(tmp_path, records)
     assert json_to_parquet.main(["--json_path", str(file), "--output_dir", str(tmp_path)]) == 0
-    assert "left out 1 whose question occurs before" in capsys.readouterr().out
+    assert "dropped 1 whose question occurs before" in capsys.readouterr().out
     rows = [
         each
         for name in ("train", "test")
@@ -199,9 +199,9 @@ def test_geometry3k_is_converted(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
-        (record([png()], "Find x."), "record 2: the problem says <image> 0 times and has 1 images"),
+        (record([png()], "Find x."), "record 2: the problem has <image> 0 times but 1 images"),
         (record([CUT]), "record 2: image 1 cannot be decoded"),
-        (record([], "Find y."), "records have images, and verl reads images in all rows of a file or in none"),
+        (record([], "Find y."), "records have images, but verl reads images in all rows of a file or in none"),
     ],
 )
 def test_unusable_geometry3k_record_rejected(tmp_path, capsys, bad, says):
@@ -213,7 +213,7 @@ def test_unusable_geometry3k_record_rejected(tmp_path, capsys, bad, says):
 
 
 def test_evaluation_of_images_rejected(tmp_path):
-    with pytest.raises(DataError, match="evaluate.py shows no model"):
+    with pytest.raises(DataError, match="evaluate.py supports text only"):
         read_questions(geometry(tmp_path, [record([png()])]))
     assert read_problems(geometry(tmp_path, [record([png()])])).problems[0].source == "hiyouga/geometry3k"
 

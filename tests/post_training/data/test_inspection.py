@@ -68,17 +68,17 @@ DEFECTS = {
         changed(1, "reward_model.ground_truth", r"\boxed{}"), 1, "reward_model.ground_truth", "is empty", "fill in",
     ),
     "truth is no number": (
-        everywhere("reward_model", {"ground_truth": math.nan}), 0, "reward_model.ground_truth", "nan", "leave the row",
+        everywhere("reward_model", {"ground_truth": math.nan}), 0, "reward_model.ground_truth", "nan", "remove the row",
     ),
     "truth is infinite": (
-        everywhere("reward_model", {"ground_truth": math.inf}), 0, "reward_model.ground_truth", "inf", "leave the row",
+        everywhere("reward_model", {"ground_truth": math.inf}), 0, "reward_model.ground_truth", "inf", "remove the row",
     ),
     "truth is a list": (everywhere("reward_model", {"ground_truth": [2]}), 0, "reward_model.ground_truth", "[2]", ""),
     "truth is a solution": (
         changed(2, "reward_model.ground_truth", "1 + 1\n#### 2"), 2, "reward_model.ground_truth", "GSM8K", "convert",
     ),
-    "source is null": (changed(0, "data_source", None), 0, "data_source", "None", "name where"),
-    "extra_info is null": (changed(2, "extra_info", None), 2, "extra_info", "reads fields", "leave the column out"),
+    "source is null": (changed(0, "data_source", None), 0, "data_source", "None", "name the source"),
+    "extra_info is null": (changed(2, "extra_info", None), 2, "extra_info", "reads fields", "remove the column"),
 }  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def test_repeated_prompts_are_a_note_and_no_error(tmp_path):
 
 @pytest.mark.parametrize("column", ["images", "videos"])
 def test_columns_of_media_rejected(tmp_path, column):
-    with pytest.raises(DataError, match=f"column {column}: verl would make a multi-modal prompt"):
+    with pytest.raises(DataError, match=f"column {column}: verl would turn the row into a multi-modal prompt"):
         check_file(write(tmp_path / "media.parquet", [{**row, column: "x"} for row in SOUND]))
 
 
@@ -138,14 +138,14 @@ def test_unreadable_files_rejected(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         check_file(tmp_path / "absent.parquet")
     (tmp_path / "text.parquet").write_text("no parquet at all")
-    with pytest.raises(DataError, match="is not a parquet file"):
+    with pytest.raises(DataError, match="is not a readable parquet file"):
         check_file(tmp_path / "text.parquet")
     sound = write(tmp_path / "cut.parquet", SOUND).read_bytes()
     (tmp_path / "cut.parquet").write_bytes(sound[: len(sound) // 2])
-    with pytest.raises(DataError, match="is not a parquet file"):
+    with pytest.raises(DataError, match="is not a readable parquet file"):
         check_file(tmp_path / "cut.parquet")
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(SOUND).slice(0, 0), tmp_path / "empty.parquet")
-    with pytest.raises(DataError, match="holds no rows"):
+    with pytest.raises(DataError, match="the file has no rows"):
         check_file(tmp_path / "empty.parquet")
 
 
@@ -205,9 +205,9 @@ def test_every_file_of_a_run_is_checked(tmp_path):
         "train_batch_size": 4,
     }
     check_configured_files(data)
-    with pytest.raises(DataError, match="hold 4 rows, fewer than data.train_batch_size=5"):
+    with pytest.raises(DataError, match="the data has 4 rows, fewer than data.train_batch_size=5"):
         check_configured_files(data | {"train_batch_size": 5})
-    with pytest.raises(DataError, match=r"data.val_files=\[\] names no file"):
+    with pytest.raises(DataError, match=r"data.val_files=\[\] is invalid: no file"):
         check_configured_files(data | {"val_files": []})
     for changes in ({"train_files": [sound, raw]}, {"val_files": raw}):
         with pytest.raises(DataError, match="raw.parquet"):

@@ -79,7 +79,7 @@ def test_the_page_says_what_changed_first_and_runs_nothing_of_an_answer():
     assert order.index("ask 1;") < order.index("ask 0;") < order.index("ask 2;") and "emulated" not in order
 
 
-def test_of_many_questions_the_page_shows_some_and_says_so():
+def test_page_shows_a_stated_part_of_many_questions():
     many = QUESTIONS + 30
     asked = [question(number) for number in range(many)]
     models = [model(name, "w" * (many - 1) + last, [""] * many) for name, last in (("a", "w"), ("b", "r"))]
@@ -93,7 +93,7 @@ def test_of_many_questions_the_page_shows_some_and_says_so():
     ("asked", "shown"),
     [("", [0, 1, 2]), ("greedy=wrong → right", [0]), ("sampled=some&text=ASK 1", [1]), ("text=absent", [])],
 )
-def test_a_browser_shows_what_is_asked_for(tmp_path, asked, shown):
+def test_browser_shows_the_requested_samples(tmp_path, asked, shown):
     page = tmp_path / "evaluation.html"
     page.write_text(render_page([BEFORE, AFTER], ASKED, {"emulated": False}), encoding="utf-8")
     seen = shown_by_chromium(page, tmp_path / "profile", asked)
@@ -247,7 +247,7 @@ def test_a_long_question_is_cut_where_a_reward_fails_on_it(tmp_path):
             judge(reward, asked, "1", {})
 
 
-def test_what_a_reward_is_given_is_what_a_training_gives(tmp_path):
+def test_reward_arguments_equal_those_of_training(tmp_path):
     (tmp_path / "reward.py").write_text("def mine(**given):\n    seen.update(given)\n    return 2\nseen = {}\n")
     reward = load_reward(f"{tmp_path / 'reward.py'}:mine")
     asked = Question(({"role": "user", "content": "q"},), "7", "gsm8k", {"index": 4})

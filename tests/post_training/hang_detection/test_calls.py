@@ -84,7 +84,7 @@ def test_time_is_that_of_the_file_system(tmp_path):
 def test_a_file_that_is_none_rejected(tmp_path, content):
     (tmp_path / CALLS).mkdir()
     (tmp_path / CALLS / "1.json").write_text(content)
-    with pytest.raises(CallsError, match="1.json is no file of calls"):
+    with pytest.raises(CallsError, match="1.json is not a file of calls"):
         read_calls(tmp_path)
 
 

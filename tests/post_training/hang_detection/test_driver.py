@@ -86,12 +86,12 @@ def test_a_stop_is_said_once_and_then_ends_the_run(tmp_path, capsys, victim):
     assert facts == [(0, "update", 11.0, False), (0, "update", 21.0, True)]
 
 
-def test_one_that_answers_again_is_said_and_can_be_named_again(tmp_path, capsys, victim):
+def test_recovered_rank_reported_and_can_hang_again(tmp_path, capsys, victim):
     driven = Driven(tmp_path, victim.pid)
     driven.look_at(0, 11)
     driven.rank = replace(driven.rank, serial=1)
     driven.look_at(12)
-    assert "warning: rank 0 goes on after 11 s" in capsys.readouterr().err
+    assert "warning: rank 0 continues after 11 s" in capsys.readouterr().err
     driven.look_at(23)
     assert "has not answered for 11 s" in capsys.readouterr().err and not driven.ended
 
@@ -150,7 +150,7 @@ class Store:
 
 
 @pytest.mark.parametrize("isolated_ray", [False, True])
-def test_a_store_that_is_away_is_said_and_read_again(tmp_path, capsys, monkeypatch, isolated_ray):
+def test_unavailable_store_reported_and_read_again(tmp_path, capsys, monkeypatch, isolated_ray):
     store = Store()
     monkeypatch.setattr("post_training.hang_detection.ray_store.RayStore", lambda: store)
     with watching(replace(SETTINGS, interval_s=0.001), 1, RunFiles(str(tmp_path)), isolated_ray):

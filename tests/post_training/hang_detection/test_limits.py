@@ -87,7 +87,7 @@ def test_one_whose_signs_are_late_is_not_silent(run):
     assert [(stop.name, stop.silent) for stop in run.go_on(1, stopped="1")] == [("1", True)]
 
 
-def test_one_that_goes_on_is_named_no_longer(run):
+def test_continuing_rank_is_not_named(run):
     assert run.go_on(25, stopped="2") and run.go_on(1) == []
 
 

@@ -40,7 +40,7 @@ def same_place(found):
     return all(dict(replay(found, seed).stopped) == stopped_in_run(found) for seed in SEEDS)
 
 
-def test_nobody_waits_where_all_is_finished():
+def test_no_rank_waits_when_all_have_finished():
     found = schedule((0, ("x.a y.a", 2)), (1, ("x.a y.a", 2)), (2, ("x.a y.a", 2)))
     assert blame(found) is None and same_place(found)
     assert not replay(found, 1).stopped
@@ -54,7 +54,7 @@ def test_a_rank_that_left_out_calls_is_named_with_them(skipped):
     said = blame(found)
     assert (said.cause, said.ranks) == (SKIPPED, (1,))
     calls = {1: "the call", 2: "2 calls"}[skipped]
-    assert f"it left out {calls} from broadcast 2 on (train.py:1 in step on rank 0)" in said.sentence
+    assert f"it skipped {calls} from broadcast 2 on (train.py:1 in step on rank 0)" in said.sentence
     assert same_place(found)
 
 

@@ -18,7 +18,9 @@ def test_sum_that_is_still_to_come_rejected(lone_rank, placements):
     mesh = init_device_mesh("npu", (1, 1))
     state = {NAME: DTensor.from_local(torch.zeros(4, device="npu"), mesh, placements, run_check=False)}
     if any(placement.is_partial() for placement in placements):
-        with pytest.raises(ValueError, match=f"{NAME} is placed as .* of which no rank holds a part of the weight"):
+        with pytest.raises(
+            ValueError, match=f"{NAME} has the placements .* with which no rank owns a part of the weight"
+        ):
             fsdp_shards(state, {NAME: (4,)})
     else:
         assert [shard.bounds for shard in fsdp_shards(state, {NAME: (4,)})] == [((0, 4),)]

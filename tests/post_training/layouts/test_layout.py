@@ -45,7 +45,7 @@ def test_ranks_together_hold_every_element(pair: tuple[TrainPlacement, RolloutPl
         assert all(bool((count > 0).all()) for count in counts.values())
 
 
-def test_a_wrong_shard_is_noticed() -> None:
+def test_wrong_shard_detected() -> None:
     placement = TrainPlacement(tp=2, pp=1, ep=1, dp=1, num_layer_list=(3,))
     state = megatron_state(FULL, SMALL, placement, 1)
     with pytest.raises(AssertionError):

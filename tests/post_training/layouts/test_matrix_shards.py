@@ -28,7 +28,7 @@ def test_rows_of_a_convolution_are_rows_of_a_matrix():
     ],
 )
 def test_part_of_a_row_rejected(shard):
-    with pytest.raises(ValueError, match="conv: of a tensor with 3 dimensions only whole rows are moved"):
+    with pytest.raises(ValueError, match="conv: only whole rows of a tensor with 3 dimensions can be moved"):
         matrix_shards([shard], SHAPES)
 
 

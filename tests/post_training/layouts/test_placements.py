@@ -107,7 +107,7 @@ def test_another_order_of_megatrons_ranks_rejected():
     for name, value in (("tensor", 1), ("stage", 0), ("replica", 0), ("expert", 0)):
         with (
             rank_of_megatron(6, **(right | {name: value})),
-            pytest.raises(PlacementError, match="rank 6 is .*needs that"),
+            pytest.raises(PlacementError, match="rank 6 is .*reshard needs"),
         ):
             train_placement(config)
 
@@ -123,7 +123,7 @@ def test_whole_experts_may_lie_on_tensor_parallel_ranks_too(rank):
             train_placement(SimpleNamespace(num_layers=3))
     with (
         rank_of_megatron(rank, **coordinates, expert=(rank + 1) % 4, experts=4),
-        pytest.raises(PlacementError, match="needs that"),
+        pytest.raises(PlacementError, match="which reshard needs"),
     ):
         train_placement(SimpleNamespace(num_layers=3), whole_experts=True)
 

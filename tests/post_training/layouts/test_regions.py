@@ -47,10 +47,13 @@ def test_tensors_first_held_are_those_of_no_lower_rank():
 @pytest.mark.parametrize(
     ("shard", "said"),
     [
-        (Shard("lm_head.bias", ((0, 4),), "w"), "lm_head.bias is no tensor of this model"),
-        (Shard(NAMES[0], ((0, 4), (0, 4), (0, 4)), "w"), "has 3 dimensions, and only vectors and matrices are moved"),
+        (Shard("lm_head.bias", ((0, 4),), "w"), "lm_head.bias is not a tensor of this model"),
+        (
+            Shard(NAMES[0], ((0, 4), (0, 4), (0, 4)), "w"),
+            "has 3 dimensions, but only vectors and matrices can be moved",
+        ),
     ],
 )
-def test_what_no_plan_describes_rejected(shard, said):
+def test_unplannable_shard_rejected(shard, said):
     with pytest.raises(ValueError, match=said):
         regions_of([shard], NAMES)

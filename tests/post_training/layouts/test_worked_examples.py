@@ -20,7 +20,7 @@ def test_every_example_is_what_the_code_computes(module):
     assert len(found) == EXAMPLES[module] and run(module).failed == 0
 
 
-def test_an_example_that_is_wrong_is_noticed(monkeypatch):
+def test_wrong_example_detected(monkeypatch):
     right = overlaps.positions
     monkeypatch.setattr(overlaps, "positions", lambda counts: right(counts)[::-1])
     assert run(overlaps).failed > 0

@@ -83,7 +83,7 @@ def test_secret_in_two_pieces_of_a_long_line_masked(monkeypatch, cut):
     assert shown.getvalue() == "x " * 600 + "*** end"
 
 
-def test_what_has_no_end_of_a_line_is_masked_too():
+def test_text_without_a_line_end_is_masked():
     shown = io.StringIO()
     writer = MaskingWriter(Secrets({"A_KEY": VALUE}), shown.write)
     writer.feed(f"no end: {VALUE}")

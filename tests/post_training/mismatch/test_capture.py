@@ -53,13 +53,13 @@ def test_prompts_alone_have_no_responses(monkeypatch, batch):
     ("prompt", "response", "says"),
     [
         ((1, 2, 3, 4), (5, 6), None),
-        ((1, 2, 3, 4, 5), (5, 6), "sequence 2 has 5 and 2 tokens, and the batch 4 and 2; give shorter ones"),
-        ((1,), (5, 6, 7), "sequence 2 has 1 and 3 tokens, and the batch 4 and 2; give shorter ones"),
-        ((PADDING, 1), (5,), "the prompt of sequence 2 begins with 9, which pads prompts; leave it away"),
+        ((1, 2, 3, 4, 5), (5, 6), "sequence 2 has 5 and 2 tokens, but the batch allows 4 and 2. Use shorter ones"),
+        ((1,), (5, 6, 7), "sequence 2 has 1 and 3 tokens, but the batch allows 4 and 2. Use shorter ones"),
+        ((PADDING, 1), (5,), "the prompt of sequence 2 begins with the padding token 9. Remove it"),
         ((1, PADDING), (PADDING,), None),
     ],
 )
-def test_what_the_batch_does_not_hold_rejected(prompt, response, says):
+def test_sequences_longer_than_the_batch_rejected(prompt, response, says):
     given = [SEQUENCES[0], TokenSequence(prompt, response)]
     if says is None:
         return capture.check_lengths(worker().config, given, PADDING)

@@ -159,13 +159,13 @@ def test_more_swaps_than_near_ties_are_a_fault():
     assert "router" in sentence(compare(other, TRAINING))
 
 
-def test_where_every_token_has_seen_other_experts_it_says_so():
+def test_all_tokens_with_other_experts_reported():
     other = ROLLOUT
     for row in (0, 5):
         other = swap(other, 0, row, *unchosen(row))
     found = compare(other, TRAINING, Tolerance(1e-4, 1e-3, 0.5))
     assert found.first is None and found.result(of_layer(1, points.OUTPUT)).judged == 0
-    assert "none is judged" in sentence(found)
+    assert "none is compared" in sentence(found)
 
 
 def test_experts_that_explain_the_difference_are_named():
@@ -223,11 +223,14 @@ def test_each_dtype_has_its_tolerance_up_to_which_all_is_well(dtype, relative, l
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        (dump("training"), "give one of each"),
+        (dump("training"), "Pass one of each"),
         (replace(ROLLOUT, header=replace(ROLLOUT.header, layers=3)), "same model"),
         (replace(ROLLOUT, header=replace(ROLLOUT.header, dtype="float64")), "known are"),
         (replace(ROLLOUT, sequences=ROLLOUT.sequences[:1]), "same tokens"),
-        (replace(ROLLOUT, sequences=(TokenSequence((3, 4, 9), (6, 7)), ROLLOUT.sequences[1])), "sequence 1 has other"),
+        (
+            replace(ROLLOUT, sequences=(TokenSequence((3, 4, 9), (6, 7)), ROLLOUT.sequences[1])),
+            "sequence 1 has different",
+        ),
         (changed(ROLLOUT, points.EMBEDDING, lambda values: values), None),
     ],
 )
@@ -251,7 +254,7 @@ def test_json_page_and_table_say_the_same(tmp_path):
     assert table(found).row_count == len(EVERY)
 
 
-def test_of_many_points_the_table_has_those_around_the_first():
+def test_table_shows_points_around_the_first_difference():
     many = {of_layer(layer, points.MLP): TRAINING.points[points.EMBEDDING] for layer in range(60)}
     given = replace(TRAINING, points=many)
     other = changed(replace(ROLLOUT, points=many), of_layer(30, points.MLP), lambda values: values + 1)

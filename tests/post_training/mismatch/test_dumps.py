@@ -24,7 +24,7 @@ from tests.post_training.mismatch.synthetic import dump
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_written_is_read(tmp_path, dtype):
+def test_read_dump_equals_the_written_one(tmp_path, dtype):
     given = dump("rollout", dtype)
     given = replace(given, header=replace(given.header, about="a test", replicas={points.LOGITS: 0.5}))
     write_dump(tmp_path / "deep" / "dump", given)
@@ -56,7 +56,7 @@ def test_parts_of_ranks_become_one(tmp_path):
     assert replicas == {}
 
 
-def test_copies_that_differ_are_told():
+def test_differing_copies_reported():
     point = of_layer(0, points.MLP)
     parts = [{(point, 0): captured([5, 3], [4.0], [1.0])}, {(point, 0): captured([5], [6.0])}]
     found, replicas = merged(parts)
@@ -93,7 +93,7 @@ def spoilt(path, tensors=None, header=None):
         ({"embedding.rows": torch.arange(10).flip(0)}, {}, "rows of embedding"),
         ({"embedding.rows": torch.arange(10) + 1}, {}, "rows of embedding"),
         ({"embedding": torch.zeros(9, 8)}, {}, "rows of embedding"),
-        ({"embedding": torch.zeros(10, 8, dtype=torch.int64)}, {}, "no activations"),
+        ({"embedding": torch.zeros(10, 8, dtype=torch.int64)}, {}, "not activations"),
         ({"layers.0.nose": torch.zeros(10, 8), "layers.0.nose.rows": torch.arange(10)}, {}, "no point"),
     ],
 )

@@ -144,7 +144,9 @@ def test_kinds_of_rotation_are_those_of_whoever_builds_the_model():
 def test_size_that_no_model_has_is_named(value):
     check_sizes({"num_attention_heads": 1, "head_dim": None, "n_shared_experts": 0})
     for key in ("num_attention_heads", "num_key_value_heads"):
-        with pytest.raises(ValueError, match=f"^config.json: {key}=.* is invalid: no model has it. Set it to a number"):
+        with pytest.raises(
+            ValueError, match=f"^config.json: {key}=.* is invalid: no model has this value. Set it to a number"
+        ):
             check_sizes({key: value})
     with pytest.raises(ValueError, match="num_attention_heads=None is invalid"):
         check_sizes({"num_attention_heads": None})

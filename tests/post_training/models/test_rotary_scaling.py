@@ -199,10 +199,13 @@ def test_megatron_of_verl_interpolates_linearly_alone():
     [
         ({"factor": 4.0}, "name none. Set rope_type"),
         ({"rope_type": "yarn", "type": "linear", "factor": 2.0}, "name linear and yarn"),
-        ({"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings=None is no positive number"),
-        ({"rope_type": "linear", "factor": "2"}, "factor=2 is no positive number"),
-        ({"rope_type": "longrope", "short_factor": [1.0]}, "do not compute longrope scaling alike"),
-        ({"type": "mrope", "mrope_section": [16, 24, 24]}, "mrope_section is for models with images"),
+        (
+            {"rope_type": "yarn", "factor": 4.0},
+            "original_max_position_embeddings=None is invalid: not a positive number",
+        ),
+        ({"rope_type": "linear", "factor": "2"}, "factor=2 is invalid: not a positive number"),
+        ({"rope_type": "longrope", "short_factor": [1.0]}, "compute longrope scaling differently"),
+        ({"type": "mrope", "mrope_section": [16, 24, 24]}, "mrope_section is only for models with images"),
     ],
 )
 def test_scaling_that_a_side_lacks_rejected(scaling, says):

@@ -109,7 +109,7 @@ def test_a_stage_keeps_as_many_micro_batches_as_there_are_stages_behind_it():
     assert by_stage[7] > kept // 8 * 7
 
 
-def test_what_is_recomputed_decides_what_a_micro_batch_keeps():
+def test_recomputation_decides_activation_memory():
     full = {count: of_the_cluster(Recomputation("full", "block", count), 2) for count in (8, 4, 1)}
     none = of_the_cluster(None, 2)
     assert full[8] < full[4] < full[1] < none

@@ -88,8 +88,8 @@ def test_layout_with_fewer_dies_than_a_replica_changes_parallel_sizes(plan):
 @pytest.mark.parametrize(
     "memory, short",
     [
-        (["--die-memory", "20MiB"], r"update: 0\.\d+ GB a die, and a die has 0\.02"),
-        (["--die-memory", "256MiB", "--host-memory", "9GiB"], r"host: \d+ GB a node, and a node has 10"),
+        (["--die-memory", "20MiB"], r"update: 0\.\d+ GB a die, but a die has 0\.02"),
+        (["--die-memory", "256MiB", "--host-memory", "9GiB"], r"host: \d+ GB a node, but a node has 10"),
     ],
 )
 def test_short_memory_is_named(plan, memory, short):
@@ -116,7 +116,7 @@ def test_micro_batch_gets_smaller_where_it_decides(plan, memory, micro):
         (["--time"], "--time and --fewer-nodes are two plans"),
     ],
 )
-def test_job_that_cannot_go_on_with_fewer_nodes_rejected(plan, words, sentence):
+def test_job_without_fewer_nodes_support_rejected(plan, words, sentence):
     code, said = plan("deepseek_v3_256die_random_init", *TWO_NODES, *words)
     assert code == 2 and sentence in said, said
 
@@ -138,6 +138,6 @@ def test_layouts_are_printed_a_line_a_number(capsys, tmp_path):
     words += ["trainer.n_gpus_per_node=1"]
     load_script("scripts/plan.py").main(words)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "nodes of 8, and how the job goes on with them"
+    assert said[0] == "nodes of 8, and how the job continues with them"
     assert any(line.startswith("  7, 6, 5, 3") and "does not divide" in line for line in said), said
     assert any(line.startswith("  4     TP2 PP2 EP1 DP1") for line in said), said

@@ -85,7 +85,7 @@ def test_32_gb_hold_a_rollout_with_the_optimizer_on_the_host_and_no_update(capsy
 A2_64, A2_32 = (ROOT / "scripts" / "env" / f"a2_8_cards_{size}gb.env" for size in (64, 32))
 
 
-def test_job_that_does_not_fit_is_told_what_would(capsys, tmp_path):
+def test_misfit_job_is_told_a_fitting_layout(capsys, tmp_path):
     """Try each suggestion: its settings pass the checks, and the plan fits with the announced margin."""
     named = ["--config-name", ONE_CARD, "--model", str(described(tmp_path, "1.5B")), "--cluster", str(A2_32)]
     assert plan.main(named) == 1
@@ -120,7 +120,7 @@ def test_plan_rejects_what_the_chip_of_the_file_lacks(capsys, tmp_path):
     job = ["--config-name", "deepseek_v3_256die_random_init", "--model", str(tmp_path / "config.json")]
     spread = "actor_rollout_ref.overlay.rollout.expert_parallel_size=8"
     assert plan.main([*job, "--cluster", str(A2_64), spread]) == 2
-    assert "experts lie on 8 dies of an Atlas A2" in capsys.readouterr().err
+    assert "experts are on 8 dies of an Atlas A2" in capsys.readouterr().err
     assert plan.main([*job, "--cluster", str(A2_64), "--time"]) == 2
     assert "CHIP=A2" in capsys.readouterr().err
 
@@ -192,7 +192,7 @@ def test_critic_on_the_host_frees_device_memory(capsys, tmp_path):
 def test_a_critic_of_another_model_is_not_planned(capsys, tmp_path):
     named = ["--config-name", ONE_CARD, "--model", str(described(tmp_path, "0.5B"))]
     assert plan.main([*named, *GAE, "critic.model.path=/other"]) == 2
-    assert "critic.model.path=/other is another model than" in capsys.readouterr().err
+    assert "critic.model.path=/other is invalid: a plan supports one model" in capsys.readouterr().err
 
 
 def test_a_die_with_less_than_the_plan_rejected(capsys, tmp_path):

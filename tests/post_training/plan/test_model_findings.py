@@ -38,8 +38,8 @@ def test_published_model_passes_a_job_of_its_size(config, backend):
     ("config", "changes", "job", "says"),
     [
         (QWEN, {"architectures": None}, {}, "architectures=null of the model's config.json is invalid"),
-        (QWEN, {"architectures": ["Qwen2ForCausalLM", "Other"]}, {}, "of the one architecture that is named there"),
-        (QWEN, {"architectures": ["Qwen2Model"]}, {}, "no layout table describes architecture Qwen2Model; known are"),
+        (QWEN, {"architectures": ["Qwen2ForCausalLM", "Other"]}, {}, "of the one architecture named there"),
+        (QWEN, {"architectures": ["Qwen2Model"]}, {}, "no sharding spec for architecture Qwen2Model. Known are"),
         (QWEN, {"model_type": None}, {}, "model_type=null of the model's config.json is invalid"),
         (QWEN, {"hidden_size": "3584"}, {}, 'hidden_size="3584" of the model\'s config.json is invalid'),
         (QWEN, {"num_attention_heads": 0}, {}, "every Qwen2.5 has an integer above 0 there"),
@@ -47,23 +47,23 @@ def test_published_model_passes_a_job_of_its_size(config, backend):
         (QWEN, {"num_hidden_layers": True}, {}, "num_hidden_layers=true"),
         (QWEN3, {"attention_bias": True}, {}, "needs attention_bias=False"),
         (QWEN, {"hidden_act": "gelu"}, {}, 'hidden_act="gelu" of the model'),
-        (QWEN, {"attention_dropout": 0.1}, {}, "attention on the NPU has no dropout"),
+        (QWEN, {"attention_dropout": 0.1}, {}, "supports attention dropout"),
         (MOE, {"mlp_only_layers": [0]}, {}, "mlp_only_layers=[0] of the model's config.json is invalid"),
-        (MOE, {"tie_word_embeddings": True}, {}, "have weights of their own"),
-        (V3, {"scoring_func": "softmax"}, {}, "compute DeepSeek-V3's scoring_func=sigmoid"),
+        (MOE, {"tie_word_embeddings": True}, {}, "have separate weights"),
+        (V3, {"scoring_func": "softmax"}, {}, "support only scoring_func=sigmoid"),
         (V3, {"rope_scaling": {"type": "linear", "factor": 2}}, {}, "Megatron's DeepSeek-V3 uses yarn alone"),
         (V3, {"rope_scaling": {"type": "yarn", "factor": 2}}, {}, "a number for original_max_position_embeddings"),
-        (MOE, {"rope_scaling": {"type": "yarn", "factor": 2}}, {}, "Megatron's Qwen3-MoE scales no positions"),
-        (QWEN, {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, {}, "Megatron's Qwen2.5 uses linear alone"),
+        (MOE, {"rope_scaling": {"type": "yarn", "factor": 2}}, {}, "Megatron's Qwen3-MoE does not support it"),
+        (QWEN, {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, {}, "Megatron's Qwen2.5 supports only linear"),
         (QWEN, {"max_position_embeddings": 4095}, {}, "have up to 4096 tokens"),
         (QWEN, {}, {"rollout": {"max_model_len": 40000}}, "have up to 40000 tokens"),
-        (QWEN, {}, {"tensor_model_parallel_size": 7}, "does not divide the model's 4 heads of key and value"),
-        (QWEN, {}, {"expert_model_parallel_size": 2}, "spreads experts, and the model has none; set it to 1"),
-        (QWEN, {}, {"spread": 4}, "expert_parallel_size=4 spreads experts, and the model has none"),
+        (QWEN, {}, {"tensor_model_parallel_size": 7}, "does not divide the model's 4 key-value heads"),
+        (QWEN, {}, {"expert_model_parallel_size": 2}, "spreads experts, but the model has none; set it to 1"),
+        (QWEN, {}, {"spread": 4}, "expert_parallel_size=4 spreads experts, but the model has none"),
         (MOE, {}, {"expert_model_parallel_size": 3}, "the model's 128 experts on 3 ranks"),
         (MOE, {"num_experts_per_tok": 129}, {}, "moe_router_topk exceeds"),
         (V3, {}, {"dies": 64, "expert_model_parallel_size": 2, "pipeline_model_parallel_size": 31,
-                  "override_transformer_config": {"num_layer_list": [3, 1, *[2] * 28, 1]}}, "all dense: with expert"),
+                  "override_transformer_config": {"num_layer_list": [3, 1, *[2] * 28, 1]}}, "all dense, but expert"),
         (QWEN, {"vocab_size": 152063}, {"tensor_model_parallel_size": 2}, "152063 cannot be divided by 2"),
         (QWEN, {}, {"rollout": {"enforce_eager": False,
                                 "engine_kwargs": {"vllm": {"additional_config": {"torchair_graph_config":
@@ -106,7 +106,7 @@ def test_multi_modal_model_passes_fsdp_in_both_forms(size, form):
     config = form(PUBLISHED_CONFIGS[f"Qwen/Qwen2.5-VL-{size}-Instruct"])
     assert first(config, **FSDP, rollout={"tensor_model_parallel_size": 4}) is None
     assert first(config) == (
-        "actor_rollout_ref.actor.strategy=megatron is invalid: verl has no Megatron model of Qwen2.5-VL. Set it to "
+        "actor_rollout_ref.actor.strategy=megatron is invalid: verl has no Megatron model for Qwen2.5-VL. Set it to "
         "fsdp, in a configuration with ppo_trainer and fsdp_on_npu such as qwen2_5_vl_7b_geo3k"
     )
 
@@ -117,14 +117,14 @@ def test_multi_modal_model_passes_fsdp_in_both_forms(size, form):
         ({"vision_config": None}, "vision_config=null of the model's config.json is invalid"),
         ({"vision_config": {"depth": 32}}, "vision_config.hidden_size=null of the model's config.json is invalid"),
         ({"vision_config": VL["vision_config"] | {"depth": True}}, "vision_config.depth=true of the model's"),
-        ({"vision_config": VL["vision_config"] | {"num_heads": 17}}, "each of its 17 heads has rotary angles"),
+        ({"vision_config": VL["vision_config"] | {"num_heads": 17}}, "each of its 17 heads needs rotary angles"),
         (
             {"vision_config": VL["vision_config"] | {"out_hidden_size": 2048}},
             "as wide as the decoder's hidden_size=3584",
         ),
-        ({"vision_config": VL["vision_config"] | {"hidden_act": "gelu"}}, "the towers are built with silu"),
-        ({"rope_scaling": None}, "mrope_section holds three numbers that add up to 64"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, "mrope_section holds three numbers"),
+        ({"vision_config": VL["vision_config"] | {"hidden_act": "gelu"}}, "only silu"),
+        ({"rope_scaling": None}, "mrope_section must be three numbers that add up to 64"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, "mrope_section must be three numbers"),
     ],
 )
 @pytest.mark.parametrize("form", [dict, nested])
@@ -156,21 +156,21 @@ def test_tower_that_does_not_divide_rejected():
 def test_images_without_padding_rejected(group, values, key):
     job = use(**FSDP)
     job.node[group].update(values)
-    assert next(model_findings(VL, job)).startswith(f"{key} is invalid: sequences with images have")
+    assert next(model_findings(VL, job)).startswith(f"{key} is invalid: splitting sequences with images")
     assert next(model_findings(QWEN, job), None) is None
 
 
 @pytest.mark.parametrize(
     ("group", "key", "value", "says"),
     [
-        ("actor", "use_dynamic_bsz", True, "actor.use_dynamic_bsz=true is invalid: verl cuts rows with images"),
-        ("ref", "log_prob_use_dynamic_bsz", True, "ref.log_prob_use_dynamic_bsz=true is invalid: verl cuts rows"),
-        ("rollout", "log_prob_use_dynamic_bsz", True, "rollout.log_prob_use_dynamic_bsz=true is invalid: verl cuts"),
+        ("actor", "use_dynamic_bsz", True, "actor.use_dynamic_bsz=true is invalid: verl splits rows with images"),
+        ("ref", "log_prob_use_dynamic_bsz", True, "ref.log_prob_use_dynamic_bsz=true is invalid: verl splits rows"),
+        ("rollout", "log_prob_use_dynamic_bsz", True, "rollout.log_prob_use_dynamic_bsz=true is invalid: verl splits"),
         (
             "overlay",
             "partial_rollout",
             {"enabled": True},
-            "partial_rollout.enabled=true is invalid: an answer would go",
+            "partial_rollout.enabled=true is invalid: a continued answer would lose",
         ),
     ],
 )

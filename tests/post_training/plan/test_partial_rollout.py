@@ -135,7 +135,7 @@ def test_prompts_in_flight():
 def test_a_step_that_cannot_be_filled_is_an_error():
     groups: GroupsInFlight[None] = GroupsInFlight(PartialRollout(2, 1.0, 1))
     groups.begin(1, [(0, 0), (0, 1)], None)
-    with pytest.raises(ValueError, match="1 groups are finished, and a step trains on 2"):
+    with pytest.raises(ValueError, match="1 groups are finished, but a step trains on 2"):
         groups.take([True, False])
 
 

@@ -25,10 +25,10 @@ def test_everything_can_be_said():
     [
         ("pp3", "ep3", "8 layers do not divide over pp3"),
         ("pp2,layers=4/x", "ep2", "layers=4/x: not a list"),
-        ("tp2,dp2", "ep2", "training has 4 ranks and the rollout 2"),
+        ("tp2,dp2", "ep2", "training has 4 ranks, but the rollout 2"),
     ],
 )
-def test_what_does_not_fit_rejected(train, rollout, says):
+def test_misfit_rejected(train, rollout, says):
     with pytest.raises(ValueError, match=says):
         parse_placements(train, rollout, 8)
 
@@ -59,10 +59,10 @@ def test_an_unknown_word_is_named(word):
 def test_a_model_is_a_known_name_or_a_whole_file(tmp_path):
     name = next(iter(KNOWN))
     assert parse_model(name).shapes == KNOWN[name]().shapes
-    with pytest.raises(ValueError, match="--model absent: neither "):
+    with pytest.raises(ValueError, match="--model=absent is invalid: neither "):
         parse_model("absent")
     file = tmp_path / "config.json"
-    for text, says in (("[]", "holds a list"), ("{", "is no config.json"), ("\xff", "is no config.json")):
+    for text, says in (("[]", "is JSON with a list"), ("{", "not a config.json"), ("\xff", "not a config.json")):
         file.write_bytes(text.encode("latin-1"))
         with pytest.raises(ValueError, match=says):
             parse_model(str(file))

@@ -127,7 +127,7 @@ def scaled_plan(*overrides: str):
     return make_job_plan(job("random_init", "+scale=emulated_8_dies", layers, *overrides), Machine(1 << 50))
 
 
-def test_what_does_not_fit_is_named_with_a_remedy():
+def test_misfit_named_with_a_remedy():
     assert scaled_plan().problems() == []
     plan = dataclasses.replace(scaled_plan(), machine=Machine(1 << 30, host=1 << 20, disk=1 << 10), checkpoint=1 << 20)
     named = [problem.partition(":")[0] for problem in plan.problems()]
@@ -142,7 +142,7 @@ def test_a_cache_that_is_too_small_is_named():
         return dataclasses.replace(scaled_plan(), device=dataclasses.replace(scaled_plan().device, kv_tokens=tokens))
 
     (problem,) = with_tokens(0).problems()
-    assert "room for 0 tokens, and one sequence may have 26" in problem and not with_tokens(0).remarks()
+    assert "room for 0 tokens, but one sequence may have 26" in problem and not with_tokens(0).remarks()
     assert not with_tokens(128).problems()
     (remark,) = with_tokens(128).remarks()
     assert "room for 128 of the 208 tokens of 8 full sequences" in remark
@@ -181,7 +181,7 @@ def test_a_critic_needs_the_die_in_its_own_phases_and_the_host_in_the_others():
     elements = sum(prod(shape) for shape in with_critic.critic.table.shapes.values())
     less = values["hidden_size"] * values["vocab_size"] - values["hidden_size"] - 1
     assert sum(prod(shape) for shape in alone.table.shapes.values()) - elements == less
-    with pytest.raises(ValueError, match="critic.model.path=/other is another model than"):
+    with pytest.raises(ValueError, match="critic.model.path=/other is invalid: the plan supports one model"):
         job("true_weight", "algorithm.adv_estimator=gae", "critic.model.path=/other")
 
 
@@ -276,7 +276,7 @@ def test_the_rollout_is_placed_as_the_engine_places_it(graph, prefill, tp, monke
 
 
 def test_a_model_without_sizes_is_named():
-    with pytest.raises(ValueError, match="describes architecture Other; known are DeepseekV3ForCausalLM"):
+    with pytest.raises(ValueError, match="for architecture Other. Known are DeepseekV3ForCausalLM"):
         sizes_of({"architectures": ["Other"]})
     with pytest.raises(ValueError, match="config.json of Qwen2ForCausalLM lacks 'num_hidden_layers'"):
         sizes_of({"architectures": ["Qwen2ForCausalLM"]})
@@ -337,7 +337,12 @@ def test_the_json_counts_what_the_table_counts(tiny_model, capsys, emulated):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("[1]", "holds a list"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"), ("{}", "architectures=null")],
+    [
+        ("[1]", "is JSON with a list"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("{}", "architectures=null"),
+    ],
 )
 def test_a_model_that_is_none_gets_one_sentence(tmp_path, capsys, content, says):
     (tmp_path / "config.json").write_text(content)
@@ -351,7 +356,10 @@ def test_a_cluster_file_without_a_size_of_buffers_is_named(tiny_model, tmp_path,
     line = ["--config-name", "deepseek_v3_256die_random_init", "--model", str(tiny_model), "+scale=emulated_8_dies"]
     (tmp_path / "c.env").write_text("HCCL_BUFFSIZE=much\n")
     main = load_script("scripts/plan.py").main
-    assert main([*line, "--cluster", str(tmp_path / "c.env")]) == 2 and "is 'much': give MB" in capsys.readouterr().err
+    assert (
+        main([*line, "--cluster", str(tmp_path / "c.env")]) == 2
+        and "='much' in .* is invalid. Set it to MB" in capsys.readouterr().err
+    )
     assert main([*line, "--cluster", str(tmp_path)]) == 2 and "is no file" in capsys.readouterr().err
     (tmp_path / "c.env").write_text("NODES=1\n")
     main([*line, "--cluster", str(tmp_path / "c.env")])

@@ -71,6 +71,6 @@ def test_the_bound_is_that_of_sequences_dealt_out_one_by_one(running, ranks, siz
     assert least_slot_steps(running, ranks, sizes or ()) == found
 
 
-def test_more_sequences_than_any_graph_holds_rejected():
-    with pytest.raises(ValueError, match=r"no graph of \[1, 2\] holds 3 sequences"):
+def test_sequences_beyond_the_largest_graph_rejected():
+    with pytest.raises(ValueError, match=r"no graph of \[1, 2\] fits 3 sequences"):
         rebalance([3, 0], [2, 1])

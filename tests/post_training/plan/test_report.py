@@ -69,28 +69,28 @@ def test_a_plan_is_printed_to_the_letter():
         "  a checkpoint    80 GB, 10 a die; 240 GB for 3 at a time",
         "  writing one     16 s at 5 GB/s",
         "",
-        "DOES NOT FIT: update: 10.25 GB a die, and a die has 10.00; let the optimizer's state stay on the host "
+        "DOES NOT FIT: update: 10.25 GB a die, but a die has 10.00; keep the optimizer's state on the host "
         "(--swap-optimizer), or use more pipeline stages or dies",
-        "DOES NOT FIT: host: 50 GB a node, and a node has 45",
-        "DOES NOT FIT: disk: 240 GB of checkpoints, and 200 are free; lower "
+        "DOES NOT FIT: host: 50 GB a node, but a node has 45",
+        "DOES NOT FIT: disk: 240 GB of checkpoints, but 200 are free; lower "
         "actor_rollout_ref.overlay.checkpoint.keep_last, or set trainer.save_freq=-1",
         "but: KV cache: room for 100 of the 208 tokens of 8 full sequences, so the engine preempts some if all get "
         "that long; lower max_num_seqs or HCCL_BUFFSIZE",
     ]
 
 
-def test_what_is_just_enough_fits():
+def test_exact_fit_is_accepted():
     enough = Machine(41 * GB // 4, host=50 * GB, disk=240 * GB)
     assert plan(machine=enough).problems() == [] and "everything fits" in describe(plan(machine=enough))
     for changes in ({"die": enough.die - 1}, {"host": enough.host - 1}, {"disk": enough.disk - 1}):
         assert len(plan(machine=dataclasses.replace(enough, **changes)).problems()) == 1
     assert plan(machine=Machine(41 * GB // 4)).problems() == [], "0 is not known"
     assert beyond_the_die({"ref": 2, "idle": 3, "update": 1}, 2, {"idle": "so"}) == [
-        "idle: 0.00 GB a die, and a die has 0.00; so"
+        "idle: 0.00 GB a die, but a die has 0.00; so"
     ]
 
 
-def test_what_follows_from_the_job_is_said():
+def test_consequences_of_the_job_are_reported():
     def told(**changes) -> str:
         return describe(plan(job=dataclasses.replace(plan().job, **changes)))
 

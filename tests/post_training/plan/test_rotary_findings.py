@@ -33,8 +33,8 @@ def test_qwens_own_yarn_rejected_on_fsdp():
     with pytest.raises(ConfigurationError) as raised:
         check(FSDP, QWEN)
     assert str(raised.value) == (
-        f"config.json's rope_scaling={json.dumps(QWEN['rope_scaling'])} is invalid: training takes 1.0 for its factor, "
-        "and the rollout 4.0, so that they are two models. "
+        f"config.json's rope_scaling={json.dumps(QWEN['rope_scaling'])} is invalid: training uses 1.0 as its factor, "
+        "but the rollout 4.0, so their models differ. "
         f"{REMEDY}, which is factor x original_max_position_embeddings"
     )
 
@@ -48,9 +48,9 @@ def test_the_remedy_is_accepted_on_fsdp():
 def test_scaling_of_one_side_alone_rejected():
     plain = QWEN | {"rope_scaling": None}
     given = f"+{ENGINE}.hf_overrides={{rope_scaling:{{rope_type:linear,factor:2.0}}}}"
-    with pytest.raises(ConfigurationError, match="training takes default for its rope_type, and the rollout linear"):
+    with pytest.raises(ConfigurationError, match="training uses default as its rope_type, but the rollout linear"):
         check(FSDP, plain, given)
-    with pytest.raises(ConfigurationError, match="training takes 1000000.0 for its rope_theta, and the rollout 500000"):
+    with pytest.raises(ConfigurationError, match="training uses 1000000.0 as its rope_theta, but the rollout 500000"):
         check(FSDP, plain, f"+{ENGINE}.rope_theta=500000.0")
 
 
@@ -68,5 +68,5 @@ def test_model_of_verl_on_megatron_takes_linear_alone():
 def test_experts_of_qwen3_on_megatron_take_none():
     model, layers = PUBLISHED_CONFIGS["Qwen/Qwen3-30B-A3B"], f"{TRANSFORMER}.num_layer_list=[24,24]"
     check(MEGATRON, model, layers)
-    with pytest.raises(ConfigurationError, match="Qwen3-MoE scales no positions. Set rope_scaling to null"):
+    with pytest.raises(ConfigurationError, match="Qwen3-MoE does not support it. Set rope_scaling to null"):
         check(MEGATRON, model | {"rope_scaling": YARN}, layers)

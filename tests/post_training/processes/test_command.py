@@ -112,7 +112,7 @@ def test_status_log_environment_and_folder(tmp_path):
     assert (tmp_path / "logs" / "run.log").read_text() == f"said here {tmp_path}\n"
 
 
-def test_what_a_finished_command_leaves_is_ended(tmp_path):
+def test_leftovers_of_a_finished_command_are_ended(tmp_path):
     launched = Launched(tmp_path, LEAVE_DAEMON)
     assert launched.result() == "0 []"
     assert not launched.daemon_runs()

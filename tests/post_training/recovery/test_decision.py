@@ -39,7 +39,7 @@ def attempt(cause, step=3, checkpoint=2, stage="update", **sizes):
 
 
 @pytest.mark.parametrize("cause", NEVER_RETRIED)
-def test_what_would_come_again_is_not_tried_again(cause):
+def test_recurring_failure_is_not_retried(cause):
     assert Supervision(Policy()).decide(attempt(cause)) == Enough(f"{cause} is not retried")
 
 
@@ -93,7 +93,7 @@ def test_memory_is_made_by_smaller_micro_batches_until_there_is_none_left():
         micro = decided.overrides[f"{ACTOR}.ppo_micro_batch_size_per_gpu"]
         found.append(micro)
     assert found == [4, 2, 1]
-    assert "as small as they can be" in supervision.decide(attempt("OOM", micro=1)).reason
+    assert "already at their minimum" in supervision.decide(attempt("OOM", micro=1)).reason
 
 
 def test_reductions_of_different_stages_add_up():
@@ -113,9 +113,9 @@ def test_gradients_are_not_changed_behind_the_users_back():
     log_prob = Supervision(Policy()).decide(attempt("OOM", exact=False, stage="log_prob"))
     assert log_prob.overrides == {f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 2}
     smallest = Supervision(Policy()).decide(attempt("OOM", exact=False, stage="log_prob", log_prob=1))
-    assert "as small as they can be" in smallest.reason
+    assert "already at their minimum" in smallest.reason
     nothing = Supervision(Policy()).decide(Attempt(Failure("OOM", "a sentence"), 0, 0))
-    assert "did not come so far" in nothing.reason
+    assert "ended before it wrote" in nothing.reason
 
 
 def test_sequences_in_flight_are_those_that_the_engine_is_given():

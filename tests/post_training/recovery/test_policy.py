@@ -43,23 +43,23 @@ def test_a_policy_says_what_it_wants_otherwise(written):
 @pytest.mark.parametrize(
     "before, after, sentence",
     [
-        ("retry_options", "retries", "must hold retry_options"),
+        ("retry_options", "retries", "must contain retry_options"),
         ("max_retry_times", "max_retries", "a key 'max_retries' (did you mean max_retry_times?)"),
-        ("enable_retry: true", "enable_retry: 1", "enable_retry is 1"),
-        ("times: 5", "times: -1", "max_retry_times is -1"),
-        ("times: 5", "times: true", "max_retry_times is True"),
-        ("seconds: 120", "seconds: .nan", "interval_seconds is nan"),
-        ("seconds: 120", "seconds: two", "interval_seconds is 'two'"),
+        ("enable_retry: true", "enable_retry: 1", "enable_retry=1 is invalid"),
+        ("times: 5", "times: -1", "max_retry_times=-1 is invalid"),
+        ("times: 5", "times: true", "max_retry_times=True is invalid"),
+        ("seconds: 120", "seconds: .nan", "interval_seconds=nan is invalid"),
+        ("seconds: 120", "seconds: two", "interval_seconds='two' is invalid"),
         ('"OOM"', '"OMM"', "a condition is 'OMM' (did you mean OOM?)"),
         ('"OOM"', "reward_error", "the action for reward_error is 'reduce_batch_size', but it is never retried"),
         ('"network_error"', '"full_disk"', "the action for full_disk is 'retry_with_backoff', but it is never retried"),
-        ('"retry_with_backoff"', '"reduce_batch_size"', "which helps where a die ran out of memory"),
+        ('"retry_with_backoff"', '"reduce_batch_size"', "which helps when a die ran out of memory"),
         ('"retry_with_backoff"', '"again"', "the action for network_error is 'again'"),
-        ('      action: "retry_with_backoff"\n', "", "policy_sets has an entry"),
-        ("retry_options:", "retry_options: [", "is no YAML"),
+        ('      action: "retry_with_backoff"\n', "", "policy_sets has an invalid entry"),
+        ("retry_options:", "retry_options: [", "is not YAML"),
     ],
 )
-def test_what_cannot_be_rejected_in_one_sentence(written, before, after, sentence):
+def test_invalid_values_rejected_in_one_sentence(written, before, after, sentence):
     assert before in SEED
     file = written(SEED.replace(before, after, 1))
     with pytest.raises(PolicyError) as caught:

@@ -55,7 +55,7 @@ def test_an_outlier_in_many_steps_is_drawn_and_the_drawing_stays_small():
     assert min(y for _, y in places) < max(y for _, y in places) - 100
 
 
-def test_a_logarithmic_axis_leaves_out_what_it_cannot_show():
+def test_logarithmic_axis_drops_nonpositive_values():
     chart = charts.lines([Series("a", [(1, 0.0), (2, 1e-4), (3, 1.0)])], logarithmic=True)
     (low_x, low_y), (high_x, high_y) = points_of(chart)
     assert low_x < high_x and low_y > high_y

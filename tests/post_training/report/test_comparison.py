@@ -136,18 +136,18 @@ def test_difference_is_clear_on_either_side_of_0(rise, clear):
 
 def test_runs_that_cannot_be_compared_are_rejected(runs, tmp_path):
     first, second = runs
-    with pytest.raises(ReportError, match="are one run: give two"):
+    with pytest.raises(ReportError, match="are the same run. Pass two"):
         write_comparison(first, first.parent / "." / "first")
     with pytest.raises(ReportError, match="is not a folder"):
         write_comparison(first, tmp_path / "absent")
     line = json.loads((second / "metrics.jsonl").read_text().splitlines()[0])
     (second / "metrics.jsonl").write_text(json.dumps(line | {"step": 100}) + "\n")
-    with pytest.raises(ReportError, match="no metric at the same step: give two runs that overlap"):
+    with pytest.raises(ReportError, match="no metric at the same step. Pass two runs that overlap"):
         write_comparison(first, second)
     assert not (second / "comparison.html").exists()
 
 
-def test_equal_folder_names_are_told_apart(tmp_path):
+def test_equal_folder_names_are_distinguished(tmp_path):
     runs = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -36,13 +36,17 @@ def test_a_good_run_has_none():
 @pytest.mark.parametrize(
     ("changes", "kind", "says"),
     [
-        ({"actor/nonfinite_steps": 1.0}, "update_skipped", "1 update was skipped at step 2, because gradients held"),
+        (
+            {"actor/nonfinite_steps": 1.0},
+            "update_skipped",
+            "1 update was skipped at step 2, because gradients contained",
+        ),
         ({"actor/nonfinite_steps": 2.0}, "update_skipped", "2 updates were skipped at step 2"),
         ({"critic/nonfinite_steps": 1.0}, "update_skipped", "1 update was skipped at step 2"),
         ({"reshard/weights_exact": 0.0}, "weights_differ", "rollout weights differed from training weights at step 2"),
         ({"reshard/weights_exact": 0.5}, "weights_differ", "differed from training weights at step 2"),
         ({DIFFERENCE: ...}, "not_compared", "no log-prob of rollout and training was compared at step 2"),
-        ({DIFFERENCE: 1e-3}, "log_probs_differ", "differed by up to 1.00e-03 at step 2, and in float32"),
+        ({DIFFERENCE: 1e-3}, "log_probs_differ", "differed by up to 1.00e-03 at step 2; in float32"),
         (
             {EXPERTS: 0.41},
             "experts_differ",
@@ -115,8 +119,8 @@ def test_the_gate_is_the_limit_itself_and_the_largest_difference_is_told():
     below, steps = math.nextafter(1e-3, 0), [{DIFFERENCE: 2e-3}, {DIFFERENCE: 5e-3}, {DIFFERENCE: 1e-3}]
     assert faults_of({DIFFERENCE: below}, precision="float32").sentence() is None
     assert faults_of(*steps, precision="float32").sentence() == (
-        "the run is not valid: log-probs of rollout and training differed by up to 5.00e-03 at steps 1, 2 and 3, and "
-        "in float32 less than 0.001 is right"
+        "the run is not valid: log-probs of rollout and training differed by up to 5.00e-03 at steps 1, 2 and 3; "
+        "in float32 the limit is 0.001"
     )
 
 
@@ -125,7 +129,7 @@ def test_all_kinds_together_are_one_sentence_in_the_order_of_likely_causes():
     faults = faults_of(changes | {DIFFERENCE: ..., "a": None, "b": math.inf, "c": None}, {}, rewards=["E: 1", "E: 2"])
     assert faults.sentence() == (
         "the run is not valid: the reward function failed 2 times at step 1 (E: 1); "
-        "3 updates were skipped at step 1, because gradients held inf or nan; "
+        "3 updates were skipped at step 1, because gradients contained inf or nan; "
         "rollout weights differed from training weights at step 1; "
         "no log-prob of rollout and training was compared at step 1; "
         "metrics were not finite: a at step 1, b at step 1, c at step 1"

@@ -34,7 +34,7 @@ def test_saving_and_validation_count_in_one_of_two_rates():
 
 
 @pytest.mark.parametrize("seconds", [{}, {"rollout": None, "update": None}, {"rollout": 0.0, "update": 0.0}])
-def test_what_was_not_measured_has_no_rate(seconds):
+def test_unmeasured_stage_has_no_rate(seconds):
     assert rates(statistics(seconds=seconds), 2) == Rates(None, None, 5.0)
     assert rates(statistics(seconds=seconds), 2).over(2) == Rates(None, None, 2.5)
 

@@ -49,14 +49,14 @@ sequences                                   8192              8192
 dies                                         256               256
 
 MFU takes 353 TFLOPS a die for dense BF16 (a data sheet).
-What is recomputed does not count as work. Offload etc. is the part of the total that no other line holds.
-The total and system include saving and validation; training only leaves them out.
+Recomputation does not count as work. Offload etc. is the rest of the total.
+The total and system include saving and validation; training only excludes them.
 
 night:
   - random weights
-  - no MFU: the run kept no model.json and its model is not on this machine; give --model
-  - 3.46 s of moving tensors to and from the host are part of the stages
-  - it has not made all of its 25 steps
+  - no MFU: the run kept no model.json and its model is not on this machine. Pass --model
+  - the stages include 3.46 s of moving tensors to and from the host
+  - it has not finished its 25 steps
 """
 
 
@@ -83,7 +83,7 @@ def test_one_step_is_no_range():
 
 def test_emulated_dies_say_nothing_of_an_npu():
     emulated = column(emulated=True, model={}, offload=None, planned_steps=None)
-    assert emulated.mfu is None and len(emulated.notes) == 2 and "say nothing about an NPU" in emulated.notes[1]
+    assert emulated.mfu is None and len(emulated.notes) == 2 and "do not apply to an NPU" in emulated.notes[1]
 
 
 def test_a_model_that_cannot_be_counted_is_a_note():

@@ -166,7 +166,7 @@ def test_worst_log_prob_difference_peaks_and_collectives():
     assert counted_by_both["overlay_collectives"] == {"all_to_all": {"count": 3, "bytes": 100}}
 
 
-def test_what_makes_a_run_untrue_is_in_its_summary():
+def test_summary_lists_what_invalidates_a_run():
     records = [
         record(1, actor__nonfinite_steps=0.0, actor__grad_norm=1.0),
         record(2, actor__nonfinite_steps=2.0, actor__grad_norm=None, actor__pg_loss=None),

@@ -136,7 +136,7 @@ def test_planned_steps_are_said_of_a_run_that_has_fewer(folder, planned, left):
         ("model.enable_gradient_checkpointing", False, ("4 layers of a stage recomputed", "no layer recomputed")),
     ],
 )
-def test_each_condition_is_said(folder, key, value, text):
+def test_each_condition_is_reported(folder, key, value, text):
     config = configuration()
     *path, last = key.split(".")
     node = config["actor_rollout_ref"]
@@ -160,5 +160,5 @@ def test_emulated_run_and_another_model_are_known(folder, tmp_path):
 
 def test_step_without_lengths_makes_no_table(folder):
     write_steps(folder, [step(1), step(2), step(3, step=None)])
-    with pytest.raises(ReportError, match=r"not every step has timing_s/step, so no table can be made"):
+    with pytest.raises(ReportError, match=r"timing_s/step is missing in some steps, so no table can be made"):
         read_run(folder)

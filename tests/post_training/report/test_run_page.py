@@ -123,7 +123,7 @@ def test_a_browser_shows_it_without_running_a_response(tmp_path):
     assert "<title>run</title>" in shown and shown.count("<svg") >= 5 and "<img" not in shown
 
 
-def test_how_a_run_ended_is_told_of_its_last_start(tmp_path):
+def test_end_of_a_run_is_that_of_its_last_start(tmp_path):
     run = write_run(tmp_path / "run")
     end(run, "failed", "a die ran out of memory")
     assert "failed: a die ran out of memory" in StrictPage(render_page(run)).text
@@ -137,7 +137,7 @@ def test_how_a_run_ended_is_told_of_its_last_start(tmp_path):
     assert "finished" in StrictPage(render_page(run)).text
 
 
-def test_only_a_page_of_a_run_that_goes_on_asks_for_a_newer_one(tmp_path):
+def test_only_the_page_of_an_active_run_refreshes(tmp_path):
     run = write_run(tmp_path / "run")
     assert "setInterval" in render_page(run, live=True) and "setInterval" not in render_page(run)
     end(run, "finished")
@@ -152,7 +152,7 @@ def test_a_run_without_a_step_has_a_page_and_no_run_rejected(tmp_path):
     with pytest.raises(ReportError, match=r"it has no config\.yaml"):
         render_page(tmp_path)
     (run / "samples.first.json").write_text('{"step": 1}')
-    with pytest.raises(ReportError, match=r"samples\.first\.json does not hold samples"):
+    with pytest.raises(ReportError, match=r"samples\.first\.json does not contain samples"):
         render_page(run)
 
 
@@ -166,7 +166,7 @@ def test_page_says_on_how_many_nodes_each_step_was_made(tmp_path):
     """A node is lost after step 4 (checkpoint 2) and returns at step 6; the last failure loses no node."""
     folder = write_run(tmp_path / "run", steps=9)
     starts = [(2, 0, "as configured"), (1, 2, "FSDP over 8 dies"), (2, 6, "as configured"), (2, 8, "as configured")]
-    entries = [{"message": "of 2 nodes it can go on with 1"}]
+    entries = [{"message": "of 2 nodes it can continue with 1"}]
     entries += [{"nodes": n, "of_nodes": 2, "from_step": step, "layout": text} for n, step, text in starts]
     (folder / "supervision.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
     stretches = [(each.first, each.last, each.nodes) for each in nodes_by_step(folder, 9)]

@@ -37,5 +37,5 @@ def test_the_first_and_the_last_step_are_read_in_order(tmp_path):
 @pytest.mark.parametrize("text", ["{", "{}", '{"step": 1, "samples": [{"group": 1}]}', '{"step": "x", "samples": []}'])
 def test_a_file_in_another_form_is_named(tmp_path, text):
     (tmp_path / FIRST).write_text(text)
-    with pytest.raises(ReportError, match=r"samples\.first\.json does not hold samples of a step: "):
+    with pytest.raises(ReportError, match=r"samples\.first\.json does not contain samples of a step: "):
         read_samples(tmp_path)

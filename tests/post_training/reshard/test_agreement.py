@@ -92,7 +92,7 @@ def test_every_rank_learns_the_type_of_every_tensor_of_each_side():
     "rank, changed, sentence",
     [
         (1, {"b": torch.zeros(3, dtype=torch.bfloat16)}, "rank 1: "),
-        (2, {"b": torch.zeros(2, dtype=torch.float32)}, "b: rank 2 holds torch.float32, a lower rank torch.bfloat16"),
+        (2, {"b": torch.zeros(2, dtype=torch.float32)}, "b: rank 2 has torch.float32, but a lower rank torch.bfloat16"),
         (2, {"a": torch.zeros(2, dtype=torch.float64)}, "a: rank 2 holds torch.float64, a lower rank torch.float32"),
     ],
 )

@@ -46,7 +46,7 @@ def test_rounded_router_biases_are_counted_and_named(results: list[dict]) -> Non
         assert found["differing"] and all("e_score_correction_bias" in name for name in found["differing"])
 
 
-def test_a_wait_that_is_left_out_is_noticed(results: list[dict]) -> None:
+def test_missing_wait_detected(results: list[dict]) -> None:
     assert all(result["without waiting"] for result in results)
 
 
@@ -82,7 +82,7 @@ def test_a_misfit_rejected_on_every_rank(results: list[dict]) -> None:
     assert "rank 2" in said["absent"] and "model.norm.weight" in said["absent"]
     assert "model.norm.weight" in said["cast"] and "no cast is declared" in said["cast"]
     assert "e_score_correction_bias" in said["undeclared"] and "no cast is declared" in said["undeclared"]
-    assert "rank 3 holds" in said["different"]
+    assert "rank 3 has" in said["different"]
     assert "another reshard plan" in said["disagreed"]
     assert all(result["misfits"] == said for result in results)
 

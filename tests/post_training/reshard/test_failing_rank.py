@@ -26,7 +26,7 @@ def assert_rejected(told: dict) -> None:
     assert (told["before"]["type"], told["before"]["differing"]) == (None, [])
     assert told["reshard"]["type"] == "ReshardError"
     assert told["generate"]["type"] == "WeightsNotWholeError"
-    assert "set 2 is not complete (the last complete one was 1)" in told["generate"]["text"]
+    assert "set 2 did not finish (the last complete one was 1)" in told["generate"]["text"]
 
 
 def test_nothing_fails_without_a_fault(tmp_path: Path) -> None:

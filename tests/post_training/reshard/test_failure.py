@@ -75,7 +75,7 @@ def test_missing_ranks_share_one_deadline(monkeypatch, silent):
     assert store.seconds == (10.0 if silent else 0.0)
 
 
-def test_what_all_ranks_agreed_on_is_left_as_it_is(membership):
+def test_error_agreed_by_all_ranks_unchanged(membership):
     with pytest.raises(ReshardError, match="^agreed$"), naming_the_missing(Attempt(), membership):
         raise ReshardError("agreed")
 
@@ -134,7 +134,7 @@ def agree_at(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rank_at_another_step_fails_on_every_rank(monkeypatch):
     agree_at([7, 7, 7], monkeypatch)
-    with pytest.raises(ReshardError, match="rank 0 failed with the weights of step 6, where another rank is at step 7"):
+    with pytest.raises(ReshardError, match="rank 0 failed with the weights of step 6, but another rank is at step 7"):
         agree_at([6, 7, 7], monkeypatch)
     with pytest.raises(ReshardError, match="^reshard: rank 2 failed step 0$"):
         agree_at([7, 7, 0], monkeypatch)

@@ -14,7 +14,7 @@ def test_a_complete_set_may_be_used() -> None:
 
 def test_while_weights_are_written_nobody_generates() -> None:
     weights = WeightsGeneration()
-    with weights.writing(), pytest.raises(WeightsNotWholeError, match="set 1 is not complete"):
+    with weights.writing(), pytest.raises(WeightsNotWholeError, match="set 1 did not finish"):
         weights.require_whole()
 
 
@@ -25,7 +25,7 @@ def test_after_a_failure_only_a_complete_set_helps() -> None:
     for _ in range(2):
         with pytest.raises(OSError), weights.writing():
             raise OSError("a rank died")
-        with pytest.raises(WeightsNotWholeError, match="set 2 is not complete .the last complete one was 1.; generate"):
+        with pytest.raises(WeightsNotWholeError, match="set 2 did not finish .the last complete one was 1.. Generate"):
             weights.require_whole()
     with weights.writing():
         pass
@@ -36,5 +36,5 @@ def test_weights_that_were_given_up_are_no_weights() -> None:
     weights = WeightsGeneration()
     weights.discard()
     weights.discard()
-    with pytest.raises(WeightsNotWholeError, match="set 1 is not complete .the last complete one was 0."):
+    with pytest.raises(WeightsNotWholeError, match="set 1 did not finish .the last complete one was 0."):
         weights.require_whole()

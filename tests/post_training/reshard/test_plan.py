@@ -223,7 +223,7 @@ def test_an_incomplete_source_rejected() -> None:
         make_plan(without, rollout, lambda name: 4)
     later = "model.layers.1.mlp.experts.3.down_proj.weight"
     both = [[shard for shard in without[0] if shard.hf_name != later]]
-    with pytest.raises(LayoutError, match=f"^{name}: no training rank holds all of the region"):
+    with pytest.raises(LayoutError, match=f"^{name}: no training rank owns all of the region"):
         make_plan(both, rollout, lambda name: 4)
 
 
@@ -255,7 +255,7 @@ def test_world_sizes_must_agree() -> None:
         make_plan([[], []], [[]], lambda name: 4)
 
 
-def test_a_bucket_that_holds_no_row_rejected() -> None:
+def test_bucket_smaller_than_a_row_rejected() -> None:
     pair = (TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))
     with pytest.raises(ValueError, match="too small"):
         bucket_count(plan_of(pair).remote, 2, 10)

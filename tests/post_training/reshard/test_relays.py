@@ -186,7 +186,7 @@ def test_one_node_passes_nothing_on():
     assert [len(plan[0].buckets(count, origins)) - count for plan in (one, two)] == [0, 1]
 
 
-def test_bucket_that_holds_no_row_of_each_stream_rejected():
+def test_bucket_smaller_than_all_streams_rejected():
     load = Load(bytes=5000, streams=3, widest_row=100)
     assert load.buckets(3 * 116 + 1) == 5000
     with pytest.raises(ValueError, match="bucket_bytes=348 is too small: 3 streams with rows of up to 100 bytes"):

@@ -60,7 +60,7 @@ def test_padding_that_is_not_zero_is_named_as_the_rollout_names_it(lone_rank):
 
 
 @pytest.mark.parametrize("rows", [(2, 8), (3, 9), (4, 10)])
-def test_of_two_slices_only_what_both_hold_is_compared(rows):
+def test_only_the_overlap_of_two_slices_is_compared(rows):
     """The slices overlap, touch, or are apart in rows, and have the same columns."""
     whole = torch.arange(60.0).view(10, 6)
     bounds, other = ((0, 3), (0, 6)), (rows, (0, 6))
@@ -92,7 +92,7 @@ def test_first_copies_hold_every_element_once(placement):
     assert all(bool((count == 1).all()) for count in held.values())
 
 
-def test_any_element_that_differs_is_noticed(lone_rank):
+def test_any_differing_element_detected(lone_rank):
     """Change one element of each rollout shard in turn."""
     drawn = torch.Generator().manual_seed(0)
     full = {name: torch.randn(shape, generator=drawn).npu() for name, shape in hf_shapes(SHAPE).items()}

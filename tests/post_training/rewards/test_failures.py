@@ -46,12 +46,12 @@ def test_a_second_failure_is_one_sentence():
     assert len(failures.take()) == 2
 
 
-def test_where_nobody_counts_a_failure_is_raised():
+def test_uncounted_failure_is_raised():
     with pytest.raises(failures.RewardError, match=r"failed \(ValueError: no answer\)"):
         reward.compute_reward(upstream, "data", Sometimes(1))
 
 
-def test_of_several_that_nobody_took_the_first_is_said():
+def test_first_of_several_pending_errors_reported():
     failures.note("first")
     failures.note("second")
     with pytest.raises(failures.RewardError, match=r"failed \(first\)"):

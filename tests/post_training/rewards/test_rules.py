@@ -186,7 +186,7 @@ def test_endless_comparisons_end_at_the_limit_and_the_worker_stays(process, unde
         ("", ""),
     ],
 )
-def test_what_surrounds_a_value_is_taken_off(answer, expected):
+def test_decoration_of_a_value_is_removed(answer, expected):
     assert plain(answer) == expected
 
 
@@ -243,7 +243,7 @@ def test_stopped_evaluator_is_killed_and_later_samples_are_judged(process):
     assert not os.path.exists(f"/proc/{evaluator}")
 
 
-def test_a_late_reply_is_not_taken_for_the_next_one(process):
+def test_late_reply_is_not_used_for_the_next_request(process):
     assert process.equal("x+1", "1+x", limit_s=60)
     evaluator = evaluator_of(process)
     os.kill(evaluator, signal.SIGSTOP)

@@ -88,7 +88,7 @@ def test_the_best_settings_are_a_file_of_overrides(tmp_path):
     best = write_best(study("minimize"), "s a step", tmp_path)
     assert best.number == 0
     assert (tmp_path / "best.yaml").read_text() == (
-        "# Trial 0: 10 s a step. Overrides for a launcher, behind --.\n- job.size=1\n- ++job.share=0.5\n"
+        "# Trial 0: 10 s a step. Overrides for a launcher, after --.\n- job.size=1\n- ++job.share=0.5\n"
     )
     assert write_best(study("maximize"), "tokens/s", tmp_path).number == 1
     assert (tmp_path / "best.yaml").read_text().startswith("# Trial 1: 1.23457e+06 tokens/s.")

@@ -113,7 +113,7 @@ class Killed(BaseException):
     """Simulates the death of the process in the middle of a trial."""
 
 
-def test_an_ended_search_goes_on_and_loses_no_trial(tmp_path):
+def test_ended_search_continues_without_losing_trials(tmp_path):
     begun, ended = [], []
 
     def measure(settings, trial):
@@ -158,11 +158,11 @@ def test_a_new_search_begins_with_what_is_configured(tmp_path):
 
 def test_a_folder_is_for_one_search_and_one_process(tmp_path):
     search(tmp_path, trials=1, asked={"space": "a", "steps": "5"})
-    with pytest.raises(SpaceError, match=r"holds a search with another steps \(5\); choose another folder"):
+    with pytest.raises(SpaceError, match=r"contains a search with another steps \(5\). Choose another folder"):
         search(tmp_path, trials=1, asked={"space": "a", "steps": "6"})
     with (
         opened(tmp_path, objective(speed), 1, 0, {"space": "a", "steps": "5"}),
-        pytest.raises(SpaceError, match="is being searched by another process"),
+        pytest.raises(SpaceError, match="is invalid: another process"),
     ):
         search(tmp_path, trials=1, asked={"space": "a", "steps": "5"})
 

@@ -30,7 +30,7 @@ def written(folder, text):
     return file
 
 
-def test_a_file_is_read_and_written_as_it_is_meant(tmp_path):
+def test_space_file_round_trips(tmp_path):
     space = read_space(written(tmp_path, SPACE))
     assert space == (
         Choice("a.size", ({"a.size": 1}, {"a.size": 2}, {"a.size": 4})),
@@ -54,21 +54,21 @@ def test_proposals_lie_in_the_space_and_are_overrides():
 @pytest.mark.parametrize(
     "text, sentence",
     [
-        ("", "must hold settings by key"),
-        ("[1, 2]", "must hold settings by key"),
-        ("a: {low: 1", "is no YAML"),
-        ("a: 3", "a is 3; give a list of values"),
-        ("a: []", "a is []; give a list of values"),
+        ("", "must contain settings by key"),
+        ("[1, 2]", "must contain settings by key"),
+        ("a: {low: 1", "is not YAML"),
+        ("a: 3", "a=3 is invalid. Set it to a list of values"),
+        ("a: []", "a=[] is invalid. Set it to a list of values"),
         ("a: {low: 1, hi: 2}", "a has hi; a range takes low, high, step, log"),
-        ("a: {low: x, high: 2}", "low and high must be numbers"),
+        ("a: {low: x, high: 2}", "Set low, high and step"),
         ("a: {low: 2, high: 1}", "a goes from 2 to 1 by None"),
-        ("a: {low: 1, high: 2, step: 5}", "by 5; give a low below high, and a step that fits"),
-        ("a: {low: 0, high: 2, log: true}", "a has log, which takes a low above 0"),
+        ("a: {low: 1, high: 2, step: 5}", "by 5. Set a low below high, and a step that fits"),
+        ("a: {low: 0, high: 2, log: true}", "a has log, which needs a low above 0"),
         ("a: [{x: 1}, {y: 1}]", "a has options with different keys"),
         ("a: [1, 2, 1]", "a has an option twice"),
     ],
 )
-def test_what_is_no_space_is_one_sentence(tmp_path, text, sentence):
+def test_invalid_space_rejected_in_one_sentence(tmp_path, text, sentence):
     with pytest.raises(SpaceError) as refused:
         read_space(written(tmp_path, text))
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
@@ -206,7 +206,7 @@ def test_the_space_of_speed_follows_the_job():
     assert "ppo_max_token_len_per_gpu" not in by_name(speed_space(job, 2))
 
 
-def test_what_a_configuration_has_is_found_in_the_space_or_not():
+def test_configured_values_are_found_in_the_space():
     size = Choice("a.size", ({"a.size": 1}, {"a.size": 2}))
     both = Choice("layout", ({"tp": 2, "stages": [2, 1]}, {"tp": 1, "stages": None}))
     assert size.labels() == [1, 2] and size.first() == {"a.size": 1} and size.written() == [1, 2]

@@ -156,7 +156,7 @@ def test_the_fingerprint_covers_settings_seed_dtype_and_data(random_request, tmp
     assert len({variant.fingerprint() for variant in variants}) == len(variants)
 
 
-def test_an_interrupted_run_leaves_what_was_there(random_request, tmp_path):
+def test_interrupted_run_leaves_existing_files(random_request, tmp_path):
     kept = make_checkpoint(random_request, tmp_path / "tiny", ignore)
     marker = (kept.path / MARKER).read_text()
 
@@ -208,7 +208,7 @@ def test_missing_data_is_named(random_request, tmp_path):
 def test_a_problem_that_is_no_exercise_is_named(random_request, tmp_path):
     data = tmp_path / "train.jsonl"
     data.write_text('{"problem": "How many?", "answer": "2"}\n')
-    with pytest.raises(ValueError, match='"How many[?]" is no exercise'):
+    with pytest.raises(ValueError, match='"How many[?]" is not an exercise'):
         make_checkpoint(dataclasses.replace(random_request, data=data), tmp_path / "tiny", ignore)
 
 

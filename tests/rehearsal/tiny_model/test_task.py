@@ -23,7 +23,7 @@ def test_parsing_reads_every_problem_back():
 
 @pytest.mark.parametrize("text", ["", "7", "7/8", "17+8", "7+8=", "x+1"])
 def test_other_problems_are_no_exercises(text):
-    with pytest.raises(ValueError, match="is no exercise"):
+    with pytest.raises(ValueError, match="is not an exercise"):
         Exercise.parse(text)
 
 

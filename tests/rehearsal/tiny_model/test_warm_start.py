@@ -31,7 +31,7 @@ def test_labels_are_the_readings_and_the_end_and_nothing_else():
     assert torch.equal(readings.inputs[given], readings.labels[given])
 
 
-def test_before_the_labels_stands_what_verl_sends_to_be_answered():
+def test_labels_follow_verls_prompt():
     readings = warm_start.encode_readings(TOKENIZER, EXERCISES)
     for exercise, inputs, labels in zip(EXERCISES, readings.inputs, readings.labels, strict=True):
         question = [{"role": "user", "content": f"{exercise.problem} {warm_start.INSTRUCTION}"}]

@@ -36,11 +36,11 @@ def test_training_that_adds_up_as_the_rollout_passes():
         (ONE_CARD, [ON, PIECES.replace("PIECEWISE", "FULL_DECODE_ONLY")], "whole graphs capture another one"),
         (ONE_NODE, [ON, PIECES], "npu_grouped_matmul"),
         (ONE_CARD, [ON, PIECES, TRAINS], f"Set it to [..., {LIBRARY}]"),
-        (ONE_CARD, [TRAINS, LOADS], f"the rollout adds up otherwise without {KEY}=1"),
+        (ONE_CARD, [TRAINS, LOADS], f"the rollout sums in another order without {KEY}=1"),
         (ONE_NODE, [ON, PIECES, TRAINS, LOADS], "megatron has its own attention. Set it to null"),
     ],
 )
-def test_what_the_mode_cannot_do_rejected(job, overrides, says):
+def test_settings_unsupported_by_the_mode_rejected(job, overrides, says):
     with pytest.raises(JobError) as caught:
         check_job(compose_job(job, overrides), MODELS[job])
     assert says in str(caught.value), caught.value

@@ -38,7 +38,7 @@ def test_healthy_run_has_no_hang(tmp_path, capsys):
         ("skips alike", ORDER, "rank 1 entered all_gather_into_tensor 3 of second"),
         ("swaps", ORDER, "rank 1 entered all_reduce 4 of second"),
         ("computes", COMPUTES, "in computes_for_ever"),
-        ("stops", NO_ANSWER, "rank 1 wrote no calls"),
+        ("stops", NO_ANSWER, "rank 1 recorded no calls"),
     ],
 )
 def test_rank_to_blame_named_and_hang_replayed(tmp_path, capsys, way, cause, detail):

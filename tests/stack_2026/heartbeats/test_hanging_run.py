@@ -34,4 +34,4 @@ def test_hanging_rank_named_run_ended_and_hang_replayed(tmp_path, capsys):
     capsys.readouterr()
     assert main([str(tmp_path)]) == 1
     said = capsys.readouterr().out
-    assert f"Cause: computes. Rank {RANK} did not come" in said and "in computes_for_ever" in said
+    assert f"Cause: computes. Rank {RANK} did not enter a collective" in said and "in computes_for_ever" in said

@@ -16,16 +16,16 @@ WITHOUT = f"{LIBRARIES}=[{OWN},verl_plugin.phase_peaks]"
 @pytest.mark.parametrize(
     ("job", "override", "says"),
     [
-        (DIES_256, f"{MEGATRON}.param_offload=false", "the KV cache comes while parameters are on the dies"),
+        (DIES_256, f"{MEGATRON}.param_offload=false", "the KV cache is loaded while parameters are on the dies"),
         (DIES_256, f"{MEGATRON}.optimizer_offload=false", "while the optimizer's state is on the dies"),
-        (DIES_256, f"{MEGATRON}.use_distributed_optimizer=false", "optimizer's weights in float32 on the dies"),
+        (DIES_256, f"{MEGATRON}.use_distributed_optimizer=false", "float32 weights on the dies"),
         (DIES_256, "actor_rollout_ref.ref.megatron.param_offload=false", "the reference is on the dies in every phase"),
-        (ONE_CARD, f"{FSDP}.param_offload=false", f"Set it to true, or take {LIBRARY} out"),
+        (ONE_CARD, f"{FSDP}.param_offload=false", f"Set it to true, or remove {LIBRARY}"),
         (ONE_CARD, f"{FSDP}.optimizer_offload=false", f"{FSDP}.optimizer_offload=False is invalid"),
         (ONE_CARD, f"{ROLLOUT}.free_cache_engine=false", "the KV cache stays on the dies"),
         (ONE_CARD, f"+{ROLLOUT}.enable_sleep_mode=false", "the rollout's weights and KV cache stay"),
-        (ONE_CARD, f"{LIBRARIES}=[{LIBRARY},{OWN}]", f"{LIBRARY} comes behind verl_plugin.alltoallv.engines"),
-        (ONE_CARD, f"{LIBRARIES}=[{OWN},{LIBRARY},verl_plugin.phase_peaks]", "comes behind verl_plugin.phase_peaks"),
+        (ONE_CARD, f"{LIBRARIES}=[{LIBRARY},{OWN}]", f"{LIBRARY} is listed after verl_plugin.alltoallv.engines"),
+        (ONE_CARD, f"{LIBRARIES}=[{OWN},{LIBRARY},verl_plugin.phase_peaks]", "is listed after verl_plugin.phase_peaks"),
     ],
 )
 def test_job_whose_state_would_stay_rejected(job, override, says):

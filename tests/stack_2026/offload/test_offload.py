@@ -57,7 +57,7 @@ def test_each_phase_has_what_it_needs_alone(ranks, engine):
 
 
 @NAMED
-def test_another_order_is_noticed(ranks, engine):
+def test_changed_order_detected(ranks, engine):
     """Controls: verl without its keys, and two planted faults."""
     for rank in ranks:
         stays = misplaced(rank[engine]["nothing leaves"])

@@ -18,14 +18,14 @@ ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=${{data.train_batch_size}}"
 # The overrides that enable the mode. A later override of the same key wins.
 ON = [f"{MODE_KEY}={ONE_FORWARD}", ONE_UPDATE]
 REJECTED = [
-    (f"{ACTOR}.ppo_mini_batch_size=8", "makes 2 updates of the 16 prompts of a rollout batch; set the two equal"),
+    (f"{ACTOR}.ppo_mini_batch_size=8", "splits the 16 prompts of a rollout batch into 2 updates; set the two equal"),
     (f"{ACTOR}.ppo_epochs=2", "ppo_epochs=2; set it to 1"),
-    ("algorithm.use_kl_in_reward=true", "reads it before the update"),
+    ("algorithm.use_kl_in_reward=true", "needs it before the update"),
     ("algorithm.rollout_correction.bypass_mode=true", "old log-probs are then the rollout's"),
     ("algorithm.rollout_correction.rollout_is=token", "rollout_is=token is invalid"),
     ("algorithm.adv_estimator=optimal_token_baseline", "adv_estimator=optimal_token_baseline is invalid"),
     (f"{ACTOR}.policy_loss.loss_mode=bypass_mode", "loss_mode=bypass_mode is invalid"),
-    (f"{ACTOR}.calculate_sum_pi_squared=true", "the forward that is left out computes it. Set it to false"),
+    (f"{ACTOR}.calculate_sum_pi_squared=true", "the skipped forward computes it. Set it to false"),
     ("actor_rollout_ref.model.use_fused_kernels=true", "fused kernels keep no logits"),
     ("distillation.enabled=true", "distillation.enabled=True is invalid"),
     ("trainer.critic_warmup=2", "critic_warmup=2 is invalid"),
@@ -103,7 +103,7 @@ def test_model_and_megatron_that_do_not_fit_rejected():
     with pytest.raises(JobError, match="config.json: resid_pdrop=0.1 is invalid"):
         check_job(compose_job(ONE_CARD, ON), MODELS[ONE_CARD] | {"resid_pdrop": 0.1})
     given = [*ON, f"{ACTOR}.megatron.router_replay.mode=R2"]
-    with pytest.raises(JobError, match="experts are recorded in the forward that is left out"):
+    with pytest.raises(JobError, match="experts are recorded in the skipped forward"):
         check_job(compose_job(ONE_NODE, given), MODELS[ONE_NODE])
 
 
@@ -116,5 +116,5 @@ def test_batch_of_several_updates_ends_the_run(trainer):
     made = object.__new__(trainer)
     ours = SimpleNamespace(actor=SimpleNamespace(ppo_mini_batch_size=4), rollout=SimpleNamespace(n=2))
     made.config = SimpleNamespace(actor_rollout_ref=ours)
-    with pytest.raises(RunError, match="a batch has 9 samples, and one update 8"):
+    with pytest.raises(RunError, match="a batch has 9 samples, but one update 8"):
         made._update_actor([None] * 9, {})

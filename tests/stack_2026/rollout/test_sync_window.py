@@ -107,7 +107,7 @@ def test_forward_that_was_not_agreed_on_is_an_error(offer):
         engines.windows[1].take(offer)
 
 
-def test_different_numbers_of_forwards_are_noticed():
+def test_unequal_numbers_of_forwards_detected():
     engines = Engines(2, 1)
     engines.windows[0].forwards += 1
     with pytest.raises(SyncWindowError, match="different numbers of forwards, from 0 to 1"):
@@ -116,14 +116,14 @@ def test_different_numbers_of_forwards_are_noticed():
 
 @pytest.mark.parametrize("forwards", [0, -1, 1.5, True, "16"])
 def test_invalid_length_rejected(forwards):
-    with pytest.raises(ValueError, match=rf"{SETTINGS_KEY}.forwards={forwards!r} is invalid: a window has at least"):
+    with pytest.raises(ValueError, match=rf"{SETTINGS_KEY}.forwards={forwards!r} is invalid. Set it to a whole number"):
         SyncWindowSettings(forwards)
 
 
 def test_settings_come_from_additional_config():
     assert SyncWindowSettings.from_additional_config(None) == SyncWindowSettings(16)
     assert SyncWindowSettings.from_additional_config({"sync_windows": {"forwards": 4}}).forwards == 4
-    with pytest.raises(ValueError, match="steps is invalid: there is no such option. Set one of forwards."):
+    with pytest.raises(ValueError, match="steps is invalid: no such option. Set one of forwards."):
         SyncWindowSettings.from_additional_config({"sync_windows": {"steps": 4}})
 
 
@@ -143,15 +143,18 @@ def engine_config(**changed):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"data_parallel_size": 1}, "there is one engine alone. Set it to mp"),
+        ({"data_parallel_size": 1}, "there is only one engine. Set it to mp"),
         ({"is_moe": False}, "the model has no experts"),
         ({"pipeline_parallel_size": 2}, "pipeline stages"),
         ({"prefill_context_parallel_size": 2}, "parts of sequences"),
         ({"decode_context_parallel_size": 2}, "parts of sequences"),
         ({"speculative_config": "mtp"}, "drafted tokens"),
         ({"lora_config": "any"}, "adapters"),
-        ({"kv_transfer_config": "any"}, "pass their KV cache on"),
-        ({"worker_cls": "vllm_ascend.worker.worker.NPUWorker"}, "NPUWorker is invalid: it knows no sync windows"),
+        ({"kv_transfer_config": "any"}, "transfer their KV cache"),
+        (
+            {"worker_cls": "vllm_ascend.worker.worker.NPUWorker"},
+            "NPUWorker is invalid: it does not support sync windows",
+        ),
     ],
 )
 def test_engine_that_cannot_have_windows_rejected(changed, says):
@@ -273,7 +276,7 @@ def test_worker_pads_to_the_window_on_every_rank(eager):
         tokens, ranks, mode = worker._metadata_across_dp(own)
         assert tokens == (6 if eager else 8) and ranks.tolist() == [tokens] * 3 and ranks.dtype.is_signed
         assert mode is (CUDAGraphMode.NONE if eager else CUDAGraphMode.FULL)
-    with pytest.raises(RuntimeError, match="a forward of 9 tokens is too large for its sync window, which has"):
+    with pytest.raises(RuntimeError, match="a forward of 9 tokens is too large for its sync window of"):
         worker._metadata_across_dp(9)
 
 

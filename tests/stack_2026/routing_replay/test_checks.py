@@ -47,8 +47,8 @@ def test_setting_that_cannot_replay_rejected(overrides, says):
     ("model", "overrides", "says"),
     [
         (MODELS[ONE_CARD], FSDP2, "qwen3 has no experts. Set it to false"),
-        (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R4")], "mode=R4 is invalid: there is no such mode"),
-        (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R2")], "verl records experts on Megatron alone"),
+        (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R4")], "mode=R4 is invalid: no such mode"),
+        (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R2")], "verl records experts only on Megatron"),
         (MODELS[ONE_NODE], [*FSDP2, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "parts of sequences"),
     ],
 )

@@ -43,8 +43,8 @@ def experts(lengths: tuple[int, ...] = (5, 3, 4), layers: int = 3, highest: int 
     ("given", "says"),
     [
         (experts(lengths=(5, 3, 3)), r"samples of \[5, 3, 4\] tokens came with the experts of \[5, 3, 3\] tokens"),
-        (experts(layers=2), r"experts of shape \(2, 2\), and the model has \(3, 2\)"),
-        (experts(highest=8), "a token came with expert 8, and the model has 8"),
+        (experts(layers=2), r"experts of shape \(2, 2\), but the model has \(3, 2\)"),
+        (experts(highest=8), "a token came with expert 8, but the model has 8"),
         (experts(highest=0), "the rollout recorded no experts"),
     ],
 )
@@ -83,7 +83,7 @@ def test_transfer_queue_carries_half_the_bytes_of_verl():
     assert sent[torch.int16] - sent[torch.uint8] == (50 + 70) * 4 * 8
 
 
-def test_output_without_experts_stays_as_it_is():
+def test_output_without_experts_unchanged():
     plain = AgentLoopOutput(prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics())
     assert "routed_experts" not in compact([plain])[0].as_dict()
 
@@ -137,7 +137,7 @@ def test_forward_without_backward_keeps_nothing():
 def test_rows_of_another_micro_batch_rejected():
     given = GivenExperts(3, replays=True, in_order=True)
     given.begin(Rows(torch.zeros(3, 4, 2, dtype=torch.int64), torch.ones(3, dtype=torch.bool)), has_backward=False)
-    with pytest.raises(ValueError, match=r"the router of layer 3 has \(2, 2\) choices, and the rollout gave \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"the router of layer 3 has \(2, 2\) choices, but the rollout gave \(3, 2\)"):
         chosen_by(given)
 
 

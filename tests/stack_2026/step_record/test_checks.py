@@ -14,9 +14,12 @@ ON = (f"{MODE_KEY}={RECORDED}", f"++{MODULES_KEY}={REGISTRATION}", f"+{STEPS}=[1
 ACCEPTED = [(), ("trainer.save_freq=1",), (f"+{STEPS}=[1]", "trainer.save_freq=-1"), (f"+{STEPS}=[]",)]
 REJECTED = [
     (f"{MODE_KEY}=sync", f"{STEPS}=[1, 3] is invalid: the trainer {MODE_KEY}=sync records nothing"),
-    (f"++{STEPS}=[0]", "0 is no number of a step"),
-    (f"++{STEPS}=[true]", "True is no number of a step"),
-    ("trainer.save_freq=-1", "step 3 begins with weights that no checkpoint holds, as trainer.save_freq is -1"),
+    (f"++{STEPS}=[0]", "0 is not a step"),
+    (f"++{STEPS}=[true]", "True is not a step"),
+    (
+        "trainer.save_freq=-1",
+        "no checkpoint has the weights at the beginning of step 3, because trainer.save_freq is -1",
+    ),
     ("trainer.save_freq=20", "or trainer.save_freq to a divisor of 2"),
     (f"++{MODULES_KEY}=json", f"{MODULES_KEY}=json is invalid"),
 ]

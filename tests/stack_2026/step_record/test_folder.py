@@ -44,7 +44,7 @@ def written(record, tmp_path) -> Path:
     return tmp_path / "step_3"
 
 
-def test_what_is_read_was_written(record, written):
+def test_read_record_equals_the_written_one(record, written):
     found, weights = read_record(written)
     for name in ("step", "keys", "given", "metrics", "config", "dies", "left_out"):
         assert getattr(found, name) == getattr(record, name)

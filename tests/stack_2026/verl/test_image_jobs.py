@@ -33,8 +33,8 @@ def test_config_that_transformers_5_wrote_accepted(tmp_path):
             [],
             "use_remove_padding=True is invalid: verl's attention for packed batches of this model computes in 16 bits",
         ),
-        ([PADDED, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "only padded batches were rehearsed"),
-        ([PADDED, f"{VLLM}.mm_encoder_tp_mode=data"], "alltoallv cuts the vision tower over tensor parallel ranks"),
+        ([PADDED, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "tested only with padded batches"),
+        ([PADDED, f"{VLLM}.mm_encoder_tp_mode=data"], "alltoallv splits the vision tower over tensor parallel ranks"),
     ],
 )
 def test_options_not_rehearsed_with_images_rejected(overrides, says):
@@ -52,5 +52,5 @@ def test_images_on_megatron_rejected():
 
 def test_model_without_a_layout_rejected_by_its_name():
     other = MODEL | {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"}
-    with pytest.raises(JobError, match="no layout table describes architecture Qwen3VLForConditionalGeneration"):
+    with pytest.raises(JobError, match="no sharding spec for architecture Qwen3VLForConditionalGeneration"):
         check_job(compose_job(JOB, [PADDED]), other)

@@ -147,7 +147,7 @@ def without_offload() -> str:
         (["trainer.n_gpus_per_node=12"], "is invalid"),
     ],
 )
-def test_what_is_not_planned_is_one_sentence(capsys, tmp_path, more, says):
+def test_unplannable_job_rejected_in_one_sentence(capsys, tmp_path, more, says):
     file = model_folder(tmp_path, ONE_NODE) / "config.json"
     assert plan.main(["--stack", "2026", "--config-name", ONE_NODE, "--model", str(file), *more]) == 2
     said = capsys.readouterr().err

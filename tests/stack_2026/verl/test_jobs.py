@@ -118,24 +118,24 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (ONE_CARD, "data.train_batch_size=many", "data.train_batch_size=many is invalid"),
         (ONE_CARD, f"{ACTOR}.ppo_mini_batch_size=5", f"{ACTOR}.ppo_mini_batch_size=5 is invalid"),
         (ONE_CARD, f"{ACTOR}.ppo_max_token_len_per_gpu=1000", "a sequence may have 1536 tokens"),
-        (ONE_CARD, f"{ROLLOUT}.tensor_model_parallel_size=2", "1 dies are no multiple"),
-        (ONE_CARD, f"{ROLLOUT}.gpu_memory_utilization=60", "it is no share"),
+        (ONE_CARD, f"{ROLLOUT}.tensor_model_parallel_size=2", "1 dies are not a multiple"),
+        (ONE_CARD, f"{ROLLOUT}.gpu_memory_utilization=60", "not a share"),
         (ONE_CARD, f"{ACTOR}.strategy=fsdp3", f"{ACTOR}.strategy=fsdp3 is invalid"),
         (ONE_CARD, "actor_rollout_ref.model.external_lib=null", "vLLM's workers wait for alltoallv"),
         (ONE_CARD, f"~{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls", "training sends by alltoallv"),
         (ONE_CARD, f"{ROLLOUT}.engine_kwargs.vllm.additional_config.alltoallv.bucket_megabytes=0", "at least 1 MiB"),
         (ONE_CARD, "data.max_response_length=50000", "a sequence may have 50512 tokens"),
-        (ONE_NODE, f"{ACTOR}.megatron.expert_model_parallel_size=12", "16 dies are no multiple of EP12"),
+        (ONE_NODE, f"{ACTOR}.megatron.expert_model_parallel_size=12", "16 dies are not a multiple of EP12"),
         (ONE_NODE, f"{ACTOR}.megatron.context_parallel_size=2", "alltoallv has no layout for it"),
         (ONE_NODE, f"{ACTOR}.megatron.expert_model_parallel_size=1", "alltoallv has no layout for it with TP2 and EP1"),
-        (ONE_NODE, f"{ROLLOUT}.n=1 {ACTOR}.ppo_mini_batch_size=4", "its 4 answers are no multiple of 8 replicas"),
+        (ONE_NODE, f"{ROLLOUT}.n=1 {ACTOR}.ppo_mini_batch_size=4", "its 4 answers are not a multiple of 8 replicas"),
         (ONE_NODE, f"{ACTOR}.megatron.dtype=fp9", "verl rejects the configuration: dtype fp9 not supported"),
         (
             DIES_256,
             f"{ROLLOUT}.data_parallel_size=96",
-            "256 dies are no multiple of TP2 x DP96. Set it to a divisor of 128",
+            "256 dies are not a multiple of TP2 x DP96. Set it to a divisor of 128",
         ),
-        (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "loses tokens with experts over several dies"),
+        (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "loses tokens when experts are on several dies"),
         (DIES_256, f"~{ROLLOUT}.engine_kwargs.vllm.worker_cls {ROLLOUT}.enforce_eager=true", "loses tokens"),
         (ONE_NODE, f"~{ROLLOUT}.engine_kwargs.vllm.all2all_backend", "tokens are wrong with vLLM's default"),
         (
@@ -143,23 +143,31 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
             "trainer.v1.trainer_mode=sync",
             "over several nodes it needs trainer.v1.trainer_mode=sync_onpolicy or sync_recorded, not sync",
         ),
-        (DIES_256, f"{ROLLOUT}.data_parallel_size=1 {ROLLOUT}.expert_parallel_size=2", "there is one engine alone"),
-        (ONE_NODE, WINDOWS, "there is one engine alone"),
-        (ONE_NODE, f"{WINDOWS} {FOUR_ENGINES} {SHORT_WINDOWS}", "a window has at least one forward"),
+        (DIES_256, f"{ROLLOUT}.data_parallel_size=1 {ROLLOUT}.expert_parallel_size=2", "there is only one engine"),
+        (ONE_NODE, WINDOWS, "there is only one engine"),
+        (ONE_NODE, f"{WINDOWS} {FOUR_ENGINES} {SHORT_WINDOWS}", "Set it to a whole number above 0"),
         (ONE_NODE, f"{WINDOWS} {FOUR_ENGINES} ~{ROLLOUT}.engine_kwargs.vllm.worker_cls", "windows need "),
         (DIES_256, f"{ROLLOUT}.expert_parallel_size=64", "over all 128 dies of an instance"),
         (
             DIES_256,
             f"{ROLLOUT}.data_parallel_size=4 {ROLLOUT}.tensor_model_parallel_size=32",
-            "16 dies of a node are no mult",
+            "16 dies of a node are not a mult",
         ),
-        (DIES_256, "trainer.n_gpus_per_node=12 trainer.nnodes=32", "128 dies of an instance are no whole nodes of 12"),
+        (
+            DIES_256,
+            "trainer.n_gpus_per_node=12 trainer.nnodes=32",
+            "128 dies of an instance do not fill whole nodes of 12",
+        ),
         (DIES_256, f"{ACTOR}.megatron.expert_model_parallel_size=2", "alltoallv has no layout for it with TP4 and EP2"),
-        (DIES_256, f"{TRANSFORMER}.num_layers_in_first_pipeline_stage=8", "47 of 61 layers do not fill 6 stages alike"),
+        (
+            DIES_256,
+            f"{TRANSFORMER}.num_layers_in_first_pipeline_stage=8",
+            "47 of 61 layers do not fill 6 stages evenly",
+        ),
         (
             DIES_128,
             f"{TRANSFORMER}.num_layers_in_last_pipeline_stage=null",
-            "83 of 94 layers do not fill 7 stages alike",
+            "83 of 94 layers do not fill 7 stages evenly",
         ),
     ],
 )
@@ -176,7 +184,7 @@ def test_model_that_does_not_fit_the_job_rejected():
         check_job(config, MODELS[ONE_NODE] | {"num_attention_heads": 24})
     with pytest.raises(JobError, match="the model has 0 experts"):
         check_job(compose_job(ONE_NODE), MODELS[ONE_CARD])
-    with pytest.raises(JobError, match="no layout table describes architecture LlamaForCausalLM"):
+    with pytest.raises(JobError, match="no sharding spec for architecture LlamaForCausalLM"):
         check_job(config, MODELS[ONE_CARD] | {"architectures": ["LlamaForCausalLM"]})
     with pytest.raises(JobError, match="num_nextn_predict_layers=1"):
         check_job(compose_job(DIES_256), MODELS[DIES_256] | {"num_nextn_predict_layers": 1})

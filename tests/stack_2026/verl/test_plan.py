@@ -82,7 +82,7 @@ def test_keys_of_dies_that_only_generate_are_known_to_verl(tmp_path, model, back
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--dies", "2", "--rollout-dies", "2"], "--rollout-dies=2 is invalid: of --dies 2 one has to train"),
+        (["--dies", "2", "--rollout-dies", "2"], "--rollout-dies=2 is invalid: at least one of --dies 2 has to train"),
         (["--rollout-dies", "-1"], "--rollout-dies=-1 is invalid"),
         (["--rollout-dies", "1", "--weights", "naive"], "--weights=naive is invalid: it does not reach other dies"),
         (["--rollout-dies", "1", "--job", "qwen3_0_6b_gsm8k_one_card"], "--rollout-dies=1 is invalid: --job has"),
@@ -125,7 +125,7 @@ def test_images_are_drawn_and_padded(tmp_path):
 def test_tool_beside_a_job_rejected(capsys):
     with pytest.raises(SystemExit):
         parse_arguments(["--job", "qwen3_0_6b_gsm8k_one_card", "--tool", "calculator"])
-    assert "--tool=calculator is invalid: --job has its own. Take one of the two away" in capsys.readouterr().err
+    assert "--tool=calculator is invalid: --job has its own. Remove one of them" in capsys.readouterr().err
 
 
 def test_mindspeed_without_a_checkout_rejected():

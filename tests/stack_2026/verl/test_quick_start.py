@@ -68,7 +68,7 @@ def test_datasets_finds_the_configuration_main(tmp_path, monkeypatch):
 def test_folder_that_cannot_be_written_rejected(tmp_path, capsys):
     (tmp_path / MODEL).mkdir(parents=True)
     assert make_quick_start_files.main(["--home", str(tmp_path)]) == 1
-    assert "holds no tiny model" in capsys.readouterr().err
+    assert "is not a tiny model" in capsys.readouterr().err
 
 
 @pytest.mark.slow

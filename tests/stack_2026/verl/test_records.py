@@ -57,7 +57,7 @@ def test_differences_are_the_largest_of_all_steps():
         ({PROBABILITY_DIFFERENCE: None}, 1, "were not compared at step 1"),
         ({"actor/grad_norm": None}, 1, "actor/grad_norm is not a finite number at step 1"),
         ({LOG_PROB_DIFFERENCE: 9e-4}, 1, None),
-        ({LOG_PROB_DIFFERENCE: 4.7}, 1, "at step 1: the mean log-probs of an answer are 4.70e+00 apart on average"),
+        ({LOG_PROB_DIFFERENCE: 4.7}, 1, "at step 1: the mean log-probs of an answer differ by 4.70e+00 on average"),
     ],
 )
 def test_incomplete_and_unlike_runs_fail(tmp_path, changes, steps, words):
@@ -88,7 +88,7 @@ def test_seconds_of_the_weights_have_the_name_of_the_reports(tmp_path):
     assert read_records(target)[0].metrics == {"timing_s/reshard": 0.5}
 
 
-def test_a_failed_command_is_told_by_its_log(tmp_path):
+def test_failed_command_reported_by_its_log(tmp_path):
     log = tmp_path / "run.log"
     log.write_text("line\nerror: no room\n")
     assert failure_of(1, [], 2, "float32", log) == "no room"

@@ -46,7 +46,7 @@ def test_recorded_step_is_made_again_on_other_dies(finished, tmp_path):
     # vLLM-Ascend computes DeepSeek's prefill attention in bfloat16; everything else is compared closely below.
     command += ["--tolerance", "0.01", *(f"--set={key}" for key in ONE_DIE)] if backend == "megatron" else []
     run = subprocess.run(map(str, command), cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0 and "All is as recorded." in run.stdout, run.stdout[-3000:] + run.stderr[-3000:]
+    assert run.returncode == 0 and "Everything is as recorded." in run.stdout, run.stdout[-3000:] + run.stderr[-3000:]
     compared = json.loads((tmp_path / "replay.json").read_text())["compared"]
     assert {each["stage"] for each in compared} == {"mask", "ref", "old_log_prob", "advantages", "update"}
     assert max(each["most"] for each in compared if each["what"] != "log-probs of the rollout") < 1e-6
@@ -66,7 +66,9 @@ def test_resumed_run_has_the_same_second_step(finished, tmp_path):
     (copy / "checkpoints" / "global_step_2" / shard).unlink()
     run = command("--resume", str(copy), *(("--", SECOND_FORWARD) if backend == "fsdp2" else ()))
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    assert f"global_step_2 is not complete: {shard} is missing" in run.stdout and "Going on after step 1" in run.stdout
+    assert (
+        f"global_step_2 is not complete: {shard} is missing" in run.stdout and "Continuing after step 1" in run.stdout
+    )
     steps, count, differing = compare_metrics(folder, copy)
     assert steps == STEPS and count > 100
     # These differ by 1e-8 to 1e-6: rollout and training make two forwards, whose rounding differs.

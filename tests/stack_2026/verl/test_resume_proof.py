@@ -166,5 +166,5 @@ def test_job_resumes_bit_for_bit(tmp_path, capsys, job):
     """The 256-die job has its optimizer on the host."""
     assert resume_proof.main(["--job", job, "--output", str(tmp_path)]) == 0, capsys.readouterr()
     assert "resumed after step 1" in capsys.readouterr().out
-    assert "Going on after step 1" in (tmp_path / "resumed.log").read_text()
-    assert "complete.json, which is written last, so its save was ended" in (tmp_path / "resumed.log").read_text()
+    assert "Continuing after step 1" in (tmp_path / "resumed.log").read_text()
+    assert "complete.json, which is written last, so its save was interrupted" in (tmp_path / "resumed.log").read_text()

@@ -92,7 +92,7 @@ def test_trained_tokens_are_those_of_the_assistant(family, turns):
     assert output.num_turns == 2 * len(turns)
 
 
-def test_loss_on_a_tools_tokens_is_noticed(monkeypatch):
+def test_loss_on_a_tools_tokens_detected(monkeypatch):
     upstream = ContinuousTokenBuilder.align_response_metadata
 
     def trained(self, merged, *arguments, **named):

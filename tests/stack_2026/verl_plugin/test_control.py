@@ -39,7 +39,7 @@ def test_update_given_up_ends_the_waiting_once(tmp_path, worker):
     inquiry = Inquiry(tmp_path / "worker.sock")
     inquiry.ask(Begin(1))
     inquiry.ask(Abandon(1, "rank 2 is gone"))
-    with pytest.raises(HandoverError, match="gave up update 1: rank 2 is gone"):
+    with pytest.raises(HandoverError, match="abandoned update 1: rank 2 is gone"):
         worker.check()
     worker.settle()
     worker.check()
@@ -49,7 +49,7 @@ def test_update_given_up_before_it_began_ends_no_later_one(tmp_path, worker):
     """Abandon an update that the worker waits for but was never told of, as when planning fails."""
     inquiry = Inquiry(tmp_path / "worker.sock")
     inquiry.ask(Abandon(1, "rank 2 has no worker"))
-    with pytest.raises(HandoverError, match="gave up update 1"):
+    with pytest.raises(HandoverError, match="abandoned update 1"):
         worker.check()
     worker.settle()
     inquiry.ask(Begin(2))

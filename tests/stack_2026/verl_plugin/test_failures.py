@@ -48,6 +48,6 @@ def test_dead_rank_named_on_the_others(checkpoints):
 def test_raising_rank_named_and_the_next_update_succeeds(checkpoints):
     for told in outcome(checkpoints, "raises"):
         assert f"rank {CULPRIT} failed in bucket 2 of " in told["second"]["text"]
-        assert "a planted failure" in told["second"]["text"] and "gave up update 2" in told["worker"]["text"]
+        assert "a planted failure" in told["second"]["text"] and "abandoned update 2" in told["worker"]["text"]
         assert told["sampling"]["type"] == "WeightsNotWholeError"
         assert (told["third"]["type"], told["third"]["differing"], told["sampling again"]["type"]) == (None, [], None)

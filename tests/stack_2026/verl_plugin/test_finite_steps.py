@@ -41,7 +41,7 @@ def test_run_ends_after_updates_skipped_in_a_row(ranks):
 
 def test_nonfinite_weights_named_after_a_skipped_update(ranks):
     for found in ranks:
-        assert "weights hold inf or nan in " in found["weights"]["error"] and "(rank 1)" in found["weights"]["error"]
+        assert "weights contain inf or nan in " in found["weights"]["error"] and "(rank 1)" in found["weights"]["error"]
 
 
 def test_upstream_steps_to_weights_that_are_nan(ranks):

@@ -189,7 +189,7 @@ def test_checkpoint_of_2025_trains_on_as_plain_torch(runs, references, name, mod
     assert apart(runs.states(f"{name}.last", model), wanted["states"]) < TOLERANCE
 
 
-def test_faults_in_a_checkpoint_of_2025_are_noticed(runs, references):
+def test_faults_in_a_checkpoint_of_2025_detected(runs, references):
     wanted = references["deepseek"]["states"]
     assert apart(runs.states("fsdp2_swapped.last", "deepseek"), wanted) > 100 * TOLERANCE
     for rank in range(2):

@@ -98,7 +98,7 @@ def test_stale_step_named_everywhere_and_never_sampled(two_and_two):
     for rank, found in enumerate(told["fails"] for told in two_and_two):
         assert found["update"]["type"] == "ReshardError"
         assert (
-            f"rank {CULPRIT} failed with the weights of step 2, where another rank is at step 3"
+            f"rank {CULPRIT} failed with the weights of step 2, but another rank is at step 3"
             in (found["update"]["text"])
         )
         assert found["next"]["type"] is None

@@ -35,7 +35,7 @@ def test_newest_step_is_found_by_number(checkpoints):
 def test_step_without_metrics_is_passed_over(checkpoints):
     folder, [sentence] = newest_complete(checkpoints, 9)
     assert (
-        folder == checkpoints / "global_step_9" and "global_step_10 is complete, and the run ended before" in sentence
+        folder == checkpoints / "global_step_9" and "global_step_10 is complete, but the run ended before" in sentence
     )
     assert newest_complete(checkpoints, 10)[0] == checkpoints / "global_step_10"
 
@@ -93,7 +93,7 @@ def config(checkpoints, mode, path=None, **changes):
     ("change", "says"),
     [
         ({"manager": None}, "agent_loop_manager_class=None is invalid"),
-        ({"trainer_mode": "colocate_async"}, "trains on answers as they come"),
+        ({"trainer_mode": "colocate_async"}, "trains on answers in order of arrival"),
         ({"filtered": True}, "leaves the filter of groups"),
         ({"max_actor_ckpt_to_keep": 1}, "max_actor_ckpt_to_keep=1 is invalid"),
     ],

@@ -74,7 +74,7 @@ def test_addresses_of_live_weights_stay(folder, case):
 
 def test_random_weights_are_not_sampled_from(folder):
     for worker in served(folder, CASES[0], 0):
-        assert "the rollout weights are not whole" in worker["refusal"]
+        assert "the rollout weights are incomplete" in worker["refusal"]
 
 
 # The vision-language model's position tables, which no update writes, are larger here than its weights.

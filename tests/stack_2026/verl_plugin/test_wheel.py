@@ -140,4 +140,4 @@ def test_update_with_the_wheel_alone_and_none_without_a_file(site, tmp_path):
     keys = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     assert keys == {"library": LIBRARY, "extension": EXTENSION, "backend": BACKEND, "module": BACKEND_MODULE}
     assert [f"rank {rank}: 0 weights differ []" in output for rank in range(2)] == [True, True]
-    assert runs[1].returncode == 1 and "no layout table describes architecture Qwen3ForCausalLM" in said
+    assert runs[1].returncode == 1 and "no sharding spec for architecture Qwen3ForCausalLM" in said

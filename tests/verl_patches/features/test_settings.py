@@ -40,10 +40,16 @@ def test_integer_temperature_is_a_float():
         ),
         ({"residency": {"enable": True}}, "unknown key actor_rollout_ref.overlay.residency.enable; .*enabled"),
         ({"residency": True}, "actor_rollout_ref.overlay.residency must be a group of keys"),
-        ({"residency": {"enabled": "yes"}}, "overlay.residency.enabled must be of type bool, not 'yes'"),
-        ({"reshard": {"bucket_bytes": True}}, "overlay.reshard.bucket_bytes must be of type int"),
-        ({"precision": "float16"}, "choose one of bfloat16, float32"),
-        ({"rollout": {"expert_parallel_size": 0}}, "must be at least 1"),
+        (
+            {"residency": {"enabled": "yes"}},
+            "overlay.residency.enabled='yes' is invalid. Set it to a value of type bool",
+        ),
+        (
+            {"reshard": {"bucket_bytes": True}},
+            "overlay.reshard.bucket_bytes=True is invalid. Set it to a value of type int",
+        ),
+        ({"precision": "float16"}, "Set it to one of bfloat16, float32"),
+        ({"rollout": {"expert_parallel_size": 0}}, "Set it to at least 1"),
         ({"rollout_temperature": 1.0}, "unknown key actor_rollout_ref.overlay.rollout_temperature"),
     ],
 )

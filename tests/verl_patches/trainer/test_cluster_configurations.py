@@ -224,7 +224,7 @@ def test_the_job_with_qwen2_5_32b_has_the_numbers_of_verls_recipe_and_is_planned
 
 
 def test_a_job_without_a_model_rejected():
-    with pytest.raises(ConfigurationError, match="actor_rollout_ref.model.path is not set; give the folder"):
+    with pytest.raises(ConfigurationError, match="actor_rollout_ref.model.path is not set. Set it to the folder"):
         check_configuration(compose(JOBS[0], []))
 
 

@@ -42,18 +42,18 @@ SENTENCES = {
     (
         "deepseek_v3_256die_true_weight",
         "deepseek-ai/DeepSeek-V3, FP8 left",
-    ): "Remove quantization_config and give bf16 weights",
+    ): "Remove quantization_config and use bf16 weights",
     ("deepseek_v3_256die_true_weight", "deepseek-ai/DeepSeek-V3.2-Exp"): (
-        "no layout table describes architecture DeepseekV32ForCausalLM; known are DeepseekV3ForCausalLM, Qwen2ForC"
+        "no sharding spec for architecture DeepseekV32ForCausalLM. Known are DeepseekV3ForCausalLM, Qwen2ForC"
     ),
-    ("qwen2_5_32b_dapo", "Qwen/Qwen2.5-3B-Instruct"): "=8 does not divide the model's 2 heads of key and value",
+    ("qwen2_5_32b_dapo", "Qwen/Qwen2.5-3B-Instruct"): "=8 does not divide the model's 2 key-value heads",
     ("qwen2_5_32b_dapo", "Qwen/Qwen2.5-Math-7B"): "sequences of this job have up to 22528 tokens",
     ("qwen2_5_0_5b_gsm8k", "Qwen/Qwen2.5-7B-Instruct, sliding"): "use_sliding_window=true of the model's config.json",
     (
         "qwen2_5_32b_dapo",
         "Qwen/Qwen2.5-VL-7B-Instruct",
     ): "strategy=megatron is invalid: verl has no Megatron model",
-    ("qwen2_5_0_5b_gsm8k", "meta-llama/Llama-3.1-8B-Instruct"): "no layout table describes architecture LlamaForCausal",
+    ("qwen2_5_0_5b_gsm8k", "meta-llama/Llama-3.1-8B-Instruct"): "no sharding spec for architecture LlamaForCausal",
 }
 # One for each backend.
 OF_COMMANDS = [

@@ -91,7 +91,7 @@ def test_every_metric_of_every_later_step_is_the_unbroken_runs(unbroken, resumed
         assert found[step] == expected[step]
         assert {"actor/lr", "actor/grad_norm", "critic/score/mean", "training/epoch"} <= set(found[step])
     assert [found[step]["training/epoch"] for step in found] == [0, 0, 1, 1]
-    assert "going on after step 2" in resumed[1]
+    assert "resuming after step 2" in resumed[1]
 
 
 def test_weights_optimizer_and_random_numbers_end_the_same_to_the_bit(unbroken, resumed):

@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_written_rejected_before_ray_starts(inputs, tmp_
     assert f"measure.output_dir={folder} cannot be written" in done.stderr.splitlines()[-1]
 
 
-def test_fewer_dies_than_the_run_needs_are_told_before_verl_waits_for_them(inputs, tmp_path):
+def test_missing_dies_reported_before_verl_waits(inputs, tmp_path):
     line, environment, mark = command(inputs, tmp_path)
     environment["NPU_EMULATOR_DEVICES"] = "2"
     done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
@@ -308,14 +308,14 @@ def failed_run(inputs, output, *overrides, **variables):
     return error, done.stdout + done.stderr
 
 
-def test_what_verl_passes_over_fails_the_run_at_its_end(inputs, tmp_path):
+def test_faults_ignored_by_verl_fail_the_run(inputs, tmp_path):
     """verl calls a reward function that raises once again; one that returns NaN makes every later update skip."""
     reward = Path(__file__).with_name("faulty_reward.py")
     steps = "trainer.total_training_steps=2"
     error, printed = failed_run(inputs, tmp_path, setting("custom_reward_function.path", reward), steps)
     assert error.startswith(
         "error: the run is not valid: the reward function failed once at step 1 (ValueError: the sandbox did not "
-        "answer); 1 update was skipped at step 2, because gradients held inf or nan; metrics were not finite: "
+        "answer); 1 update was skipped at step 2, because gradients contained inf or nan; metrics were not finite: "
     )
     assert "warning: the reward function failed once at step 1" in printed and "Traceback" not in printed
     metrics = read_records(tmp_path / "metrics.jsonl")
@@ -343,8 +343,8 @@ def test_one_value_of_the_weights_that_is_not_a_number_ends_it_before_training(i
     save_file(tensors, file, metadata={"format": "pt"})
     error, _ = failed_run((model, inputs[1]), tmp_path)
     assert error == (
-        "error: before training, the reference policy's weights hold inf or nan in "
-        "decoder.layers.1.self_attention.linear_proj.weight (rank 0); verify what they were loaded from "
+        "error: before training, the reference policy's weights contain inf or nan in "
+        "decoder.layers.1.self_attention.linear_proj.weight (rank 0); verify the loaded files "
         f"(actor_rollout_ref.model.path={model})"
     )
     assert not (tmp_path / "metrics.jsonl").exists()

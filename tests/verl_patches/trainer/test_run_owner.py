@@ -210,5 +210,5 @@ def test_closed_folder_of_another_user_is_one_sentence(tmp_path, monkeypatch, ca
     monkeypatch.setattr("verl_patches.trainer.configuration_checks.images.reads_images", lambda _: False)
     assert main_ppo.main(line) == 2
     said = capsys.readouterr().err
-    assert f"{key}={output} cannot be written (Permission denied); choose a folder" in said
+    assert f"{key}={output} is invalid: not writable (Permission denied). Choose a writable folder" in said
     assert said.count("\n") == 1

@@ -156,10 +156,10 @@ def test_whole_configuration_of_a_user_is_completed():
         (["trainer.device=cuda"], "trainer.device=cuda is invalid: it should be 'npu'"),
         (["actor_rollout_ref.rollout.mode=async"], "mode=async is invalid"),
         (["trainer.savefreq=1"], "unknown key trainer.savefreq, .*did you mean trainer.save_freq"),
-        (["--config-path=no/such"], "--config-path=no/such is invalid: there is no such folder beside verl's"),
-        (["--config-name=none"], "there is no configuration none"),
-        (["--multirun"], "--multirun is Hydra's and not supported here: start one command for each job"),
-        (["actor_rollout_ref.model.path=Qwen/none"], "path=Qwen/none is invalid: it is no folder here and no hub .*"
+        (["--config-path=no/such"], "--config-path=no/such is invalid: no such folder beside verl's"),
+        (["--config-name=none"], "no configuration none"),
+        (["--multirun"], "--multirun is Hydra's and not supported here. Start one command for each job"),
+        (["actor_rollout_ref.model.path=Qwen/none"], "path=Qwen/none is invalid: not a folder on this machine, .*"
          "modelscope download --model Qwen/none --local_dir Qwen/none, or hf download Qwen/none --local-dir Qwen/none"),
     ],
 )  # fmt: skip
@@ -219,7 +219,7 @@ def test_ray_of_another_user_is_not_joined(monkeypatch, tmp_path, capsys):
         assert composed(MODEL).ray_init.address == "local"
     said = capsys.readouterr().err
     assert f"the Ray at {address.strip()} belongs to another user" in said
-    assert f"RAY_ADDRESS={address.strip()} joins it" in said
+    assert f"set RAY_ADDRESS={address.strip()} to join it" in said
     assert composed(MODEL).ray_init.address == "local" and not capsys.readouterr().err, "what the file names has ended"
 
 

@@ -8,7 +8,7 @@ from tests.forked import MEGATRON
 from tests.ranks import run_ranks
 
 
-def test_dropout_goes_on_where_it_was_saved(tmp_path):
+def test_dropout_continues_after_a_resume(tmp_path):
     run_ranks("tests.verl_patches.utils.checkpoint_dropout_program", 1, tmp_path, 120, imported=MEGATRON)
     found = json.loads((tmp_path / "rank0.json").read_text())
     first, second = found["saved"]

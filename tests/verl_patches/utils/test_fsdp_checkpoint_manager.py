@@ -31,7 +31,7 @@ def rates(manager: SimpleNamespace, steps: int) -> list[float]:
 @pytest.mark.parametrize("schedule", [get_linear_schedule_with_warmup, get_cosine_schedule_with_warmup])
 @pytest.mark.parametrize("before", [0, 1, 3, 7])
 @pytest.mark.parametrize("from_megatron", [False, True])
-def test_learning_rate_goes_on_after_a_resume(schedule, before, from_megatron, monkeypatch):
+def test_learning_rate_continues_after_a_resume(schedule, before, from_megatron, monkeypatch):
     written: list[dict[str, str]] = []
     monkeypatch.setattr(patches, "_rank_of", lambda manager: None)
     monkeypatch.setattr(saving, "rank_file", lambda folder, rank, tensors, texts: texts)

@@ -32,7 +32,7 @@ def test_log_probs_of_responses_are_compared(difference):
 
 
 @pytest.mark.parametrize("missing", ["rollout_log_probs", "old_log_probs"])
-def test_nothing_is_compared_without_both(difference, missing):
+def test_comparison_needs_both_sides(difference, missing):
     columns = {name: torch.zeros(2, 3) for name in ("rollout_log_probs", "old_log_probs") if name != missing}
     compare_log_probs(batch(**columns))
     assert difference.tokens == 0

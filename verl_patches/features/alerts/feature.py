@@ -49,14 +49,14 @@ def check_rules(config: Mapping[str, Any], settings: Any) -> None:
     posted = next((rule.name for rule in rules if rule.then == "webhook"), None)
     if posted and not alerts.webhook.startswith(("http://", "https://")):
         raise ConfigurationError(
-            f"{KEY}.rules.{posted}.then=webhook needs {KEY}.webhook, an address that begins with http:// or https://; "
-            "give it from the environment, as ${oc.env:NAME}"
+            f"{KEY}.rules.{posted}.then=webhook needs {KEY}.webhook, an address that begins with http:// or https://. "
+            "Set it from the environment, as ${oc.env:NAME}"
         )
 
 
 ALERTS = Feature(
     name="alerts",
-    purpose="A metric that is not what it should be is said at the step at which that is certain, once.",
+    purpose="Each anomaly of a metric is reported once, as soon as it is confirmed.",
     section=KEY,
     settings=AlertsSettings,
     keys=(Key("monitoring", monitoring.KEY, Mapping, None),),

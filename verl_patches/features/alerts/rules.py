@@ -54,7 +54,7 @@ class Rule:
             "below": f"below {self.limit:g}",
             "rises_by": f"more than {self.limit:g} times its median",
             "stays_within": f"within {self.limit:g}",
-            "nan": "no finite number",
+            "nan": "not a finite number",
         }[self.condition]
         return f"alert {self.name} at step {step}: {self.metric} is {value:g}, {what} for {self.steps} steps"
 
@@ -76,7 +76,9 @@ def read_rules(given: Mapping[str, Any], with_defaults: bool, key: str) -> list[
 
 def _rule(name: str, given: Any, key: str) -> Rule:
     if not isinstance(given, Mapping):
-        raise SettingsError(f"{key} is {given!r}; give a group such as {{metric: actor/kl_loss, above: 0.1, for: 3}}")
+        raise SettingsError(
+            f"{key}={given!r} is invalid. Set it to a group such as {{metric: actor/kl_loss, above: 0.1, for: 3}}"
+        )
     unknown = sorted(set(given) - {"metric", "for", "then", *CONDITIONS})
     if unknown:
         raise SettingsError(f"unknown key {key}.{unknown[0]}; allowed are metric, for, then, {', '.join(CONDITIONS)}")
@@ -86,13 +88,13 @@ def _rule(name: str, given: Any, key: str) -> Rule:
     condition, steps, then = conditions[0], given.get("for", 1), given.get("then", "log")
     limit = 0.0 if condition == "nan" else given[condition]
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
-        raise SettingsError(f"{key}.{condition} is {limit!r}; give a number")
+        raise SettingsError(f"{key}.{condition}={limit!r} is invalid. Set it to a number")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise SettingsError(f"{key}.for is {steps!r}; give a number of steps, 1 or more")
+        raise SettingsError(f"{key}.for={steps!r} is invalid. Set it to a number of steps, at least 1")
     if condition == "stays_within" and steps < 2:
-        raise SettingsError(f"{key}.for is {steps}; values stay within something over 2 steps or more")
+        raise SettingsError(f"{key}.for={steps} is invalid: a range needs at least 2 steps. Set it to 2 or more")
     if then not in ACTIONS:
-        raise SettingsError(f"{key}.then is {then!r}; choose one of {', '.join(ACTIONS)}")
+        raise SettingsError(f"{key}.then={then!r} is invalid. Set it to one of {', '.join(ACTIONS)}")
     return Rule(name, given["metric"], condition, float(limit), steps, then)
 
 

@@ -123,7 +123,7 @@ def begin(alerts: Alerts) -> None:
 def process_alerts() -> Alerts:
     """Return the alerts of the run in this process, set by `begin`."""
     alerts = process_context().find(Alerts)
-    assert alerts is not None, "no run has begun that has alerts"
+    assert alerts is not None, "no run with alerts has begun"
     return alerts
 
 

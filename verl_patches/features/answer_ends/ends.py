@@ -56,8 +56,8 @@ def stop_at(params: Any, ends: EndTokens, engine: Any) -> None:
     if further:
         raise RunError(
             f"vLLM also ends answers at the tokens {further}, which neither the model's folder nor "
-            "actor_rollout_ref.rollout.stop_token_ids names. Give the engine the tokenizer and the generation "
-            "configuration of actor_rollout_ref.model.path"
+            "actor_rollout_ref.rollout.stop_token_ids names. Use the tokenizer and the generation configuration of "
+            "actor_rollout_ref.model.path for the engine"
         )
     params.stop_token_ids = list(ends.tokens)
     params.all_stop_token_ids.update(ends.tokens)

@@ -4,5 +4,5 @@ from overlay import Feature
 
 ANSWER_ENDS = Feature(
     name="answer_ends",
-    purpose="An answer's mask ends at the token at which the engine stopped, whichever file names its end tokens.",
+    purpose="An answer's mask ends at the token at which the engine stopped, whichever file defines its end tokens.",
 )

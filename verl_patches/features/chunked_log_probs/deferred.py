@@ -56,7 +56,7 @@ class DeferredLogits:
             ValueError: these are other labels.
         """
         if labels is not self._labels:
-            raise ValueError("log-probs of other labels than those of the micro batch were asked of deferred logits")
+            raise ValueError("deferred logits were asked for log-probs of labels from another micro batch")
         return (self._found or self._compute(with_entropy=False))[0]
 
     def _compute(self, with_entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

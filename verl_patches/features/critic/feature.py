@@ -2,4 +2,4 @@
 
 from overlay import Feature
 
-CRITIC = Feature("critic", "The values of PPO's critic, and its loss, are those of the tokens of answers alone.")
+CRITIC = Feature("critic", "The values and the loss of PPO's critic cover only the tokens of answers.")

@@ -87,18 +87,18 @@ def read_place(state: Mapping[str, Any], order: DataOrder) -> Place:
         found = {name: state[name] for name in ("rows", "batch_size", "seed")}
     except (KeyError, TypeError, ValueError) as error:
         raise DataOrderError(
-            f"the checkpoint does not say how far the data had been read ({error!r}); resume from another checkpoint"
+            f"the checkpoint does not record how far the data had been read ({error!r}). Resume from another checkpoint"
         ) from error
     for name, here in (("rows", order.rows), ("batch_size", order.batch_size), ("seed", order.seed)):
         if found[name] != here:
             raise DataOrderError(
-                f"the checkpoint was written with {_CALLED[name]}={found[name]} and this run has {here}, so its place "
-                "in the data means nothing here; give this run the same data and settings"
+                f"the checkpoint was written with {_CALLED[name]}={found[name]}, but this run has {here}, so its place "
+                "in the data is meaningless here. Use the same data and settings"
             )
     if epoch < 0 or position < 0 or position % order.batch_size or position >= order.rows:
         raise DataOrderError(
-            f"the checkpoint's place in the data, epoch {epoch} and row {position}, is none of {order.rows} rows in "
-            f"batches of {order.batch_size}; resume from another checkpoint"
+            f"the checkpoint's place in the data, epoch {epoch} and row {position}, does not exist in {order.rows} "
+            f"rows in batches of {order.batch_size}. Resume from another checkpoint"
         )
     return Place(epoch, position)
 

@@ -18,15 +18,17 @@ def check_ways_of_loading(config: Mapping[str, Any], settings: Any) -> None:
     for role in ("actor", "ref"):
         if config["actor_rollout_ref"][role]["megatron"].get("use_dist_checkpointing"):
             raise ConfigurationError(
-                f"{KEY} and actor_rollout_ref.{role}.megatron.use_dist_checkpointing=True both say where the weights "
-                "come from; set one of them"
+                f"{KEY} and actor_rollout_ref.{role}.megatron.use_dist_checkpointing=True both define where the "
+                "weights come from. Set one of them"
             )
     if not actor["load_weight"]:
-        raise ConfigurationError(f"actor_rollout_ref.actor.load_weight=False would ignore {KEY}; set it to True")
+        raise ConfigurationError(
+            f"actor_rollout_ref.actor.load_weight=False is invalid: it would ignore {KEY}. Set it to True"
+        )
     if not rollout["load_format"].startswith("dummy"):
         raise ConfigurationError(
-            f"actor_rollout_ref.rollout.load_format={rollout['load_format']} would read all of "
-            f"actor_rollout_ref.model.path on every rank before {KEY} is read; use dummy_megatron"
+            f"actor_rollout_ref.rollout.load_format={rollout['load_format']} is invalid: every rank would read all of "
+            f"actor_rollout_ref.model.path before {KEY}. Set it to dummy_megatron"
         )
 
 
@@ -40,7 +42,9 @@ def check_folder(config: Mapping[str, Any], settings: Any) -> None:
 
     folder = Path(settings.load_from_hf)
     if not folder.is_dir():
-        raise ConfigurationError(f"{KEY}={folder} is not a folder on this machine; give a HuggingFace folder")
+        raise ConfigurationError(
+            f"{KEY}={folder} is invalid: not a folder on this machine. Set it to a HuggingFace folder"
+        )
     try:
         opened = open_huggingface(folder)
         _check_architecture(opened.config)
@@ -52,8 +56,9 @@ def check_folder(config: Mapping[str, Any], settings: Any) -> None:
             _check_architecture(described)
             if described.get("quantization_config"):
                 raise ValueError(
-                    "config.json of actor_rollout_ref.model.path has quantization_config, and the model is trained and "
-                    "served in bfloat16; give there a folder with the tokenizer and a config.json without that entry"
+                    "actor_rollout_ref.model.path is invalid: its config.json has quantization_config, but the model "
+                    "is trained and served in bfloat16. Set it to a folder with the tokenizer and a config.json "
+                    "without that entry"
                 )
             _check_same_sizes(table.shapes, table_for(described).shapes)
     except ValueError as error:  # CheckpointError and a table's own rejections are ValueErrors
@@ -66,7 +71,7 @@ def _check_architecture(values: Mapping[str, Any]) -> None:
     if find_family(values) is None:
         known = ", ".join(each.architecture for each in families())
         raise ValueError(
-            f"config.json has architectures {list(values.get('architectures') or ())}, and only {known} can be loaded "
+            f"config.json has architectures {list(values.get('architectures') or ())}, but only {known} can be loaded "
             "this way"
         )
 
@@ -86,14 +91,14 @@ def _check_same_sizes(stored: Mapping[str, tuple[int, ...]], described: Mapping[
     for name in sorted(stored.keys() | described.keys()):
         if stored.get(name) != described.get(name):
             raise ValueError(
-                f"its config.json gives tensor {name} the shape {stored.get(name)}, that of "
+                f"its config.json implies the shape {stored.get(name)} for tensor {name}, but that of "
                 f"actor_rollout_ref.model.path {described.get(name)}; they must describe one model"
             )
 
 
 DIRECT_LOADING = Feature(
     name="direct_loading",
-    purpose="Training and rollout ranks read just their own weights from a HuggingFace folder, BF16 or FP8, and write "
+    purpose="Training and rollout ranks read only their own weights from a HuggingFace folder, BF16 or FP8, and write "
     "nothing.",
     keys=(Key("load_from_hf", KEY, str, ""),),
     switch=KEY,

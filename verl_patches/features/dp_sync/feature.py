@@ -27,8 +27,8 @@ def check_one_machine(config: Mapping[str, Any], settings: Any) -> None:
     if settings.dp_sync.enabled and options.get("kv_transfer_config"):
         raise ConfigurationError(
             f"{DP_SYNC.switch}=true cannot be combined with "
-            "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config: engines that hand their KV cache on do "
-            "not make the same forwards; take one of them away"
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.kv_transfer_config: engines that transfer their KV cache do "
+            "not make the same forwards. Remove one of them"
         )
 
 

@@ -117,8 +117,8 @@ def decide(reduced: Sequence[int], ranks: int, limit: int) -> ReducedState:
     prefill, split, waiting, held, steps, work, culprit, most, least, idle = reduced[5 * ranks :]
     if culprit:
         raise SyncWindowError(
-            f"rollout rank {culprit - 1} could not keep its sync window; set "
-            "actor_rollout_ref.overlay.dp_sync.lease_steps=1 to go on, and report it"
+            f"rollout rank {culprit - 1} could not keep its sync window. Set "
+            "actor_rollout_ref.overlay.dp_sync.lease_steps=1 to continue, and report it"
         )
     if most != -least:
         raise SyncWindowError(f"rollout ranks have made different numbers of forwards, from {-least} to {most}")

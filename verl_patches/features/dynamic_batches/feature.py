@@ -53,7 +53,7 @@ def check_exact(config: Mapping[str, Any], settings: Any) -> None:
     if settings.dynamic_update and not settings.exact_loss.enabled:
         raise ConfigurationError(
             f"{DYNAMIC_BATCHES.switch}=True makes micro batches of unequal sizes, which "
-            "actor_rollout_ref.overlay.exact_loss.enabled=False weighs alike; set it to True"
+            "actor_rollout_ref.overlay.exact_loss.enabled=False weights equally. Set it to True"
         )
 
 
@@ -63,13 +63,13 @@ def check_virtual_pipeline(config: Mapping[str, Any], settings: Any) -> None:
     if stages not in (None, 1):
         raise ConfigurationError(
             f"{_NODE}.actor.megatron.virtual_pipeline_model_parallel_size={stages} is not supported with dynamic "
-            "batches; set it to null, or use_dynamic_bsz and log_prob_use_dynamic_bsz to False"
+            "batches. Set it to null, or use_dynamic_bsz and log_prob_use_dynamic_bsz to False"
         )
 
 
 DYNAMIC_BATCHES = Feature(
     name="dynamic_batches",
-    purpose="Micro batches on Megatron hold as many sequences as fit into a number of tokens.",
+    purpose="Micro batches on Megatron take as many sequences as fit into a number of tokens.",
     keys=(
         Key("dynamic_update", f"{_NODE}.actor.use_dynamic_bsz", bool, False),
         Key("update_tokens", f"{_NODE}.actor.ppo_max_token_len_per_gpu", int, _LIMIT),

@@ -43,13 +43,13 @@ def check_filter(config: Mapping[str, Any], settings: Any) -> None:
     chosen = FilterGroups.of(config)
     if not chosen.metric:
         raise ConfigurationError(
-            f"{KEY}.metric=null; name what the reward function returns beside the score, such as acc, or take "
-            f"{SEQUENCE_REWARD}, the answer's reward"
+            f"{KEY}.metric=null is invalid. Set it to an output of the reward function beside the score, such as acc, "
+            f"or to {SEQUENCE_REWARD}, the answer's reward"
         )
     lower, upper = chosen.lower_bound, chosen.upper_bound
     if lower is not None and upper is not None and lower > upper:
         raise ConfigurationError(
-            f"{KEY}.lower_bound={lower} is above {KEY}.upper_bound={upper}, so that no group qualifies; exchange them"
+            f"{KEY}.lower_bound={lower} is above {KEY}.upper_bound={upper}, so no group qualifies. Exchange them"
         )
     _check_surroundings(config)
 
@@ -58,25 +58,25 @@ def _check_surroundings(config: Mapping[str, Any]) -> None:
     trainer, generated = config["trainer"], config["data"].get("gen_batch_size")
     if config["reward_model"]["launch_reward_fn_async"]:
         raise ConfigurationError(
-            f"{KEY}.enable=True needs the rewards before a step begins, and "
-            "reward_model.launch_reward_fn_async=True computes them after; set it to False"
+            f"{KEY}.enable=True needs the rewards before a step begins, but reward_model.launch_reward_fn_async=True "
+            "computes them after. Set it to False"
         )
     if trainer["total_training_steps"] is None:
         raise ConfigurationError(
-            f"{KEY}.enable=True needs trainer.total_training_steps, because how many steps trainer.total_epochs="
-            f"{trainer['total_epochs']} give depends on how many prompts qualify; give a number"
+            f"{KEY}.enable=True needs trainer.total_training_steps, because the number of steps in "
+            f"trainer.total_epochs={trainer['total_epochs']} depends on how many prompts qualify. Set it to a number"
         )
     dies = trainer["n_gpus_per_node"] * trainer["nnodes"]
     if generated is not None and generated % dies:
         raise ConfigurationError(
             f"data.gen_batch_size={generated} (prompts of a generation batch) does not divide among {dies} dies for "
-            f"generation; use a multiple of {dies}"
+            f"generation. Set it to a multiple of {dies}"
         )
 
 
 DYNAMIC_SAMPLING = Feature(
     name="dynamic_sampling",
-    purpose="Every step trains on as many prompts as configured whose answers differ; others are replaced.",
+    purpose="Every step trains on the configured number of prompts whose answers differ; others are replaced.",
     keys=(Key("filter_groups", f"{KEY}.enable", bool, False),),
     switch=f"{KEY}.enable",
     is_on=lambda settings: settings.filter_groups,

@@ -81,8 +81,8 @@ class PromptQueue:
             found = {name: state[name] for name in ("rows", "seed")}
         except (KeyError, TypeError, ValueError) as error:
             raise DataOrderError(
-                "the checkpoint has no queue of prompts, so it was written with algorithm.filter_groups.enable=False; "
-                "resume with that, or from another checkpoint"
+                "the checkpoint has no queue of prompts, so it was written with algorithm.filter_groups.enable=False. "
+                "Resume with that, or from another checkpoint"
             ) from error
         for name, key, here in (
             ("rows", "rows of data.train_files", self._order.rows),
@@ -90,12 +90,12 @@ class PromptQueue:
         ):
             if found[name] != here:
                 raise DataOrderError(
-                    f"the checkpoint was written with {key}={found[name]} and this run has {here}, so its queue of "
-                    "prompts means nothing here; give this run the same data and settings"
+                    f"the checkpoint was written with {key}={found[name]}, but this run has {here}, so its queue of "
+                    "prompts is meaningless here. Use the same data and settings"
                 )
         if fresh.epoch < 0 or not all(0 <= row < self._order.rows for row in (fresh.row, *(p.row for p in returned))):
             raise DataOrderError(
                 f"the checkpoint's queue, epoch {fresh.epoch} and row {fresh.row} after {len(returned)} returned "
-                f"prompts, is none of {self._order.rows} rows; resume from another checkpoint"
+                f"prompts, does not exist in {self._order.rows} rows. Resume from another checkpoint"
             )
         self._fresh, self._returned = fresh, returned

@@ -116,9 +116,9 @@ class RolloutBuffer:
 
     def _sentence(self, generated: int, qualified: int, limit: str) -> str:
         return (
-            f"of {generated} prompts that were generated for, {qualified} qualified by {KEY}.metric="
-            f"{self._chosen.metric}, and the {self._sizes.batch} of a step were not reached within {limit}; give "
-            f"easier, harder or more prompts, raise the limit, or set {KEY}.on_exhausted=stop_and_save"
+            f"of {generated} generated prompts, {qualified} qualified by {KEY}.metric={self._chosen.metric}, fewer "
+            f"than the {self._sizes.batch} of a step, within {limit}. Use easier, harder or more prompts, raise the "
+            f"limit, or set {KEY}.on_exhausted=stop_and_save"
         )
 
     def _generated(self, prompts: Sequence[Prompt], step: Step, workers: Workers) -> list[Group]:
@@ -140,14 +140,14 @@ class RolloutBuffer:
         if name not in group.further:
             found = ", ".join([*group.further, SEQUENCE_REWARD])
             raise RunError(
-                f"the reward function's output has no {name}, which {KEY}.metric names; it has {found}: name one of "
-                "them, or let the reward function return it"
+                f"{KEY}.metric={name} is invalid: the reward function returns {found}. Set it to one of them, or let "
+                "the reward function return it"
             )
         try:
             return [float(value) for value in group.further[name]]
         except (TypeError, ValueError) as error:
             raise RunError(
-                f"the reward function's {name}, which {KEY}.metric names, is no number ({error}); name another value"
+                f"the reward function's {name}, set in {KEY}.metric, is not a number ({error}). Set another output"
             ) from error
 
     def state_dict(self) -> dict[str, Any]:

@@ -23,14 +23,14 @@ def check_averaging(config: Mapping[str, Any], settings: Any) -> None:
     on_megatron = config["actor_rollout_ref"]["actor"].get("megatron") or {}
     if (on_megatron.get("override_transformer_config") or {}).get("calculate_per_token_loss"):
         raise ConfigurationError(
-            f"{key}.calculate_per_token_loss=True makes Megatron divide by tokens that verl does not count; take it "
-            f"away, {EXACT_LOSS.switch} takes the mean over all tokens"
+            f"{key}.calculate_per_token_loss=True makes Megatron divide by tokens that verl does not count. Remove it; "
+            f"{EXACT_LOSS.switch} takes the mean over all tokens"
         )
 
 
 EXACT_LOSS = Feature(
     name="exact_loss",
-    purpose="The loss of an update is that of one pass over its whole mini batch, however the batch is cut.",
+    purpose="The loss of an update equals that of one pass over its whole mini batch, however the batch is split.",
     section="actor_rollout_ref.overlay.exact_loss",
     settings=ExactLossSettings,
     keys=(Key("loss_agg_mode", "actor_rollout_ref.actor.loss_agg_mode", str, "token-mean"),),

@@ -53,7 +53,9 @@ def share(mode: str, part: Amounts, whole: Amounts) -> float:
         ValueError: `mode` is not one of verl's.
     """
     if mode not in MODES:
-        raise ValueError(f"actor_rollout_ref.actor.loss_agg_mode={mode} is not known; choose one of {', '.join(MODES)}")
+        raise ValueError(
+            f"actor_rollout_ref.actor.loss_agg_mode={mode} is invalid. Set it to one of {', '.join(MODES)}"
+        )
     if mode == SUM:
         return 1.0
     weight, total = (part.tokens, whole.tokens) if mode == TOKEN_MEAN else (part.rows, whole.sequences)

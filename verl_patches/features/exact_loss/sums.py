@@ -39,7 +39,7 @@ def sums_over_ranks(
     for name, count in zip(known, ranks, strict=True):
         if 0 < count < everywhere:
             raise ReportsDifferError(
-                f"{name} is reported by {int(count)} of {everywhere} ranks that train together; give every node the "
-                "same code and settings, which scripts/doctor.py --ray ADDRESS compares"
+                f"{name} is reported by {int(count)} of {everywhere} ranks that train together. Use the same code and "
+                "settings on every node; scripts/doctor.py --ray ADDRESS compares them"
             )
     return {name: value for name, value in zip(known, sums, strict=True) if name in found}

@@ -33,7 +33,8 @@ def check_share(config: Mapping[str, Any], settings: Any) -> None:
 
 EXPERT_SETS = Feature(
     name="expert_sets",
-    purpose="How often rollout and training choose different experts for the same token is a metric of MoE models.",
+    purpose="For MoE models a metric counts how often rollout and training choose different experts for the same "
+    "token.",
     section="actor_rollout_ref.overlay.expert_sets",
     settings=ExpertSetsSettings,
     checks=(check_share,),

@@ -30,25 +30,25 @@ def check_placement(config: Mapping[str, Any], settings: Any) -> None:
         return
     if not settings.request_noise.enabled:
         raise ConfigurationError(
-            f"{_SWITCH}=true needs {REQUEST_NOISE.switch}=true, or what a request samples depends on the engine that "
-            "runs it; set it, or switch first_placement off"
+            f"{_SWITCH}=true needs {REQUEST_NOISE.switch}=true, or samples depend on the engine that runs the request. "
+            "Set it, or switch first_placement off"
         )
     if settings.partial_rollout.enabled:
         raise ConfigurationError(
-            f"{_SWITCH}=true cannot be combined with {PARTIAL_ROLLOUT.switch}=true, which deals out answers that go on "
-            "by where they stand; switch one of them off"
+            f"{_SWITCH}=true cannot be combined with {PARTIAL_ROLLOUT.switch}=true, which places continued answers by "
+            "their position. Switch one of them off"
         )
     mode = config["actor_rollout_ref"]["rollout"].get("mode", "sync")
     if mode != "sync":
         raise ConfigurationError(
-            f"{_SWITCH}=true deals out the prompts of a whole batch, and actor_rollout_ref.rollout.mode={mode} sends "
-            "them one by one; set it to sync, or switch first_placement off"
+            f"{_SWITCH}=true places the prompts of a whole batch, but actor_rollout_ref.rollout.mode={mode} sends them "
+            "one by one. Set it to sync, or switch first_placement off"
         )
 
 
 FIRST_PLACEMENT = Feature(
     name="first_placement",
-    purpose="Prompts are dealt out to rollout engines by the lengths of their answers in the epoch before.",
+    purpose="Prompts are distributed to rollout engines by the lengths of their answers in the previous epoch.",
     section=_SECTION,
     settings=FirstPlacementSettings,
     checks=(check_placement,),

@@ -15,13 +15,13 @@ def check_minimum(config: Mapping[str, Any], settings: Any) -> None:
     optim = config["actor_rollout_ref"]["actor"]["optim"]
     if optim.get("min_lr_ratio") and optim.get("warmup_style", "constant") == "constant":
         raise ConfigurationError(
-            f"{_OPTIM}.min_lr_ratio={optim['min_lr_ratio']} has no effect with {_OPTIM}.warmup_style=constant; choose "
-            "linear or cosine, or take it away"
+            f"{_OPTIM}.min_lr_ratio={optim['min_lr_ratio']} has no effect with {_OPTIM}.warmup_style=constant. Set "
+            "that to linear or cosine, or remove it"
         )
 
 
 LEARNING_RATE = Feature(
     name="learning_rate",
-    purpose="The learning rate warms up and falls as verl's keys ask, and depends on the number of the step alone.",
+    purpose="The learning rate warms up and decays as verl's keys say, and depends only on the number of the step.",
     checks=(check_minimum,),
 )

@@ -46,7 +46,7 @@ class FaultsOnDriver:
         # These answers scored 0, as most of their kind would anyway: a defect to report, but no reason to fail the run.
         if raised := metrics.get(counts.RULE_ERRORS):
             clause = (
-                f"a reward rule raised on {int(raised)} answers at step {step}, which scored 0; report the run's log"
+                f"a reward rule raised on {int(raised)} answers at step {step}, which scored 0. Report the run's log"
             )
             print(f"warning: {clause}", file=sys.stderr, flush=True)
             files.fault(_RULE_ERROR, clause, step)

@@ -185,8 +185,8 @@ def agree_on_names(names: Sequence[str], group: dist.ProcessGroup | None = None)
     gathered: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(gathered, list(names), group=group)
     raise MetricsDifferError(
-        f"ranks measured different metrics in one step: {_difference(gathered)}; give every node the same code and "
-        "settings, which scripts/doctor.py --ray ADDRESS compares"
+        f"ranks measured different metrics in one step: {_difference(gathered)}. Use the same code and settings on "
+        "every node; scripts/doctor.py --ray ADDRESS compares them"
     )
 
 

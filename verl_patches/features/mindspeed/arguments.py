@@ -40,7 +40,7 @@ def translate(config: Mapping[str, Any], hf_config: Any, settings: Any) -> Argum
         ValueError: the model is one that MindSpeed-LLM cannot represent.
     """
     model = family_of(hf_config).mindspeed
-    assert model is not None, "the feature's checks let no other model pass"
+    assert model is not None, "the feature's checks reject other models"
     return {
         **model.arguments(hf_config),
         "fix_router": settings.router_balance.forced,

@@ -45,8 +45,8 @@ def check_installed(config: Mapping[str, Any], settings: Any) -> None:
     """Check that the packages that `on` needs can be imported."""
     if not is_importable():
         raise ConfigurationError(
-            f"{MINDSPEED.switch}=on needs {', '.join(PACKAGES)}, and not all of them can be imported; assemble the "
-            "workspace with scripts/assemble_workspace.sh, or set it to auto"
+            f"{MINDSPEED.switch}=on needs {', '.join(PACKAGES)}, but some cannot be imported. Assemble the workspace "
+            "with scripts/assemble_workspace.sh, or set it to auto"
         )
 
 
@@ -57,8 +57,8 @@ def check_family(config: Mapping[str, Any], settings: Any) -> None:
     if settings.mindspeed.engine == "on" and not _may_be_trained_here(config):
         known = " and ".join(each.name for each in families() if each.mindspeed)
         raise ConfigurationError(
-            f"{MINDSPEED.switch}=on trains through MindSpeed-LLM, which builds {known} and not the model in "
-            f"{config['actor_rollout_ref']['model']['path']}; set it to auto or off"
+            f"{MINDSPEED.switch}=on trains through MindSpeed-LLM, which builds {known} but not the model in "
+            f"{config['actor_rollout_ref']['model']['path']}. Set it to auto or off"
         )
 
 
@@ -94,7 +94,7 @@ def _check_layout(config: Mapping[str, Any]) -> None:
     for name, value in overrides.items():
         if name in ALWAYS and value != ALWAYS[name]:
             raise _rejected(
-                f"{key}.override_transformer_config.{name}={value}", f"set it to {ALWAYS[name]}, or take it away"
+                f"{key}.override_transformer_config.{name}={value}", f"set it to {ALWAYS[name]}, or remove it"
             )
         if name not in (*MODEL_KEYS, *ALWAYS):
             raise _rejected(f"{key}.override_transformer_config.{name}", f"only {' and '.join(MODEL_KEYS)} are")
@@ -122,13 +122,13 @@ def check_precision(config: Mapping[str, Any], settings: Any) -> None:
     """Reject swap_optimizer in float32: MindSpeed swaps the float32 copies of bfloat16 parameters."""
     if settings.mindspeed.swap_optimizer and settings.precision != "bfloat16":
         raise ConfigurationError(
-            f"{MINDSPEED.section}.swap_optimizer moves the float32 copies of bfloat16 parameters, and there are none "
-            f"with actor_rollout_ref.overlay.precision={settings.precision}; set it to false"
+            f"{MINDSPEED.section}.swap_optimizer moves the float32 copies of bfloat16 parameters, but "
+            f"actor_rollout_ref.overlay.precision={settings.precision} has none. Set it to false"
         )
 
 
 def _rejected(key: str, remedy: str) -> ConfigurationError:
-    return ConfigurationError(f"{key} is not translated for MindSpeed-LLM; {remedy}, or set {MINDSPEED.switch}=off")
+    return ConfigurationError(f"{key} is not translated for MindSpeed-LLM: {remedy}, or set {MINDSPEED.switch}=off")
 
 
 def _is_on(settings: Any) -> bool:
@@ -137,7 +137,7 @@ def _is_on(settings: Any) -> bool:
 
 MINDSPEED = Feature(
     name="mindspeed",
-    purpose="Families that MindSpeed-LLM builds are trained through it and MindSpeed where they are installed.",
+    purpose="Families that MindSpeed-LLM supports are trained through it and MindSpeed where they are installed.",
     section="actor_rollout_ref.overlay.mindspeed",
     settings=MindspeedSettings,
     switch="actor_rollout_ref.overlay.mindspeed.engine",

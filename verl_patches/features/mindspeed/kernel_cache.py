@@ -57,7 +57,7 @@ def remove_abandoned_locks(folder: Path) -> list[Path]:
         except FileNotFoundError:  # its process has just finished
             continue
         lock.unlink(missing_ok=True)
-        logger.warning("removed %s, which a process that is gone has left: every rank would wait for it", lock)
+        logger.warning("removed %s, left by a process that has ended: every rank would wait for it", lock)
         abandoned.append(lock)
     return abandoned
 

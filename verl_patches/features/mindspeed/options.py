@@ -77,17 +77,17 @@ def _translation(given: Mapping[str, Any]) -> dict[str, Any]:
     key = f"{_ACTOR}.{_GROUP}"
     for name, value in given.items():
         if name != "swap_optimizer_times" and not isinstance(value, bool):
-            raise ConfigurationError(f"{key}.{name}={value} is invalid: it is a switch. Set it to True or False")
+            raise ConfigurationError(f"{key}.{name}={value} is invalid. Set it to True or False")
     if given.get(_ATTENTION) is False:
         raise ConfigurationError(
-            f"{key}.{_ATTENTION}=False is invalid: sequences are packed, which only the fused attention reads. Set it "
-            "to True, or take it away"
+            f"{key}.{_ATTENTION}=False is invalid: only the fused attention reads packed sequences. Set it to True, or "
+            "remove it"
         )
     fused = {name: given[name] for name in _FUSED if name in given}
     if len(set(fused.values())) > 1:
         off = next(name for name, value in fused.items() if not value)
         raise ConfigurationError(
-            f"{key}.{off}=False is invalid: the fused operators are one switch, and others of them are True. Set "
+            f"{key}.{off}=False is invalid: the fused operators share one switch, and others are True. Set "
             f"{_key_of(off)} to true or false instead of all of them"
         )
     values: dict[str, Any] = {name: given[name] for name in _SWAP if name in given}

@@ -16,7 +16,7 @@ class NonfiniteSettings:
 
 NONFINITE = Feature(
     name="nonfinite",
-    purpose="An optimizer step whose gradients hold inf or nan is skipped and counted.",
+    purpose="An optimizer step whose gradients contain inf or nan is skipped and counted.",
     section="actor_rollout_ref.overlay.nonfinite",
     settings=NonfiniteSettings,
 )

@@ -36,7 +36,5 @@ def guarded(trained: Any, role: str, update: Callable[[], Metrics]) -> Metrics:
         setattr(trained, name, optimizer)
         current_record().count(f"{role}/nonfinite_steps", guard.skipped)
     if guard.skipped:  # on all ranks or on none; with bad weights every later update would be skipped too
-        check_weights(
-            module, f"after an update that was skipped, the {role}'s weights", "begin from weights before that"
-        )
+        check_weights(module, f"after a skipped update, the {role}'s weights", "begin from earlier weights")
     return metrics

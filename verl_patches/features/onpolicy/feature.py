@@ -20,7 +20,7 @@ def check_one_update(config: Mapping[str, Any], settings: Any) -> None:
 
 ONPOLICY = Feature(
     name="onpolicy",
-    purpose="The forward that recomputes old_log_prob is left out where it would change nothing.",
+    purpose="The forward that recomputes old_log_prob is skipped where it would change nothing.",
     keys=(Key("recompute_old_log_prob", "actor_rollout_ref.actor.recompute_old_log_prob", bool, True),),
     switch="actor_rollout_ref.actor.recompute_old_log_prob",
     is_on=lambda settings: not settings.recompute_old_log_prob,

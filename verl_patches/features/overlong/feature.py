@@ -35,13 +35,13 @@ def check_penalty(config: Mapping[str, Any], settings: Any) -> None:
     buffer = OverlongBuffer.of(config)
     if not 1 <= buffer.length <= buffer.longest:
         raise ConfigurationError(
-            f"{PENALTY}.len={buffer.length} is no part of the {buffer.longest} tokens of an answer "
-            f"(data.max_response_length); give 1 to {buffer.longest}"
+            f"{PENALTY}.len={buffer.length} is invalid: an answer has {buffer.longest} tokens "
+            f"(data.max_response_length). Set it to 1 to {buffer.longest}"
         )
     if config["reward_model"]["launch_reward_fn_async"]:
         raise ConfigurationError(
-            f"{PENALTY}.enable=True is taken from rewards on the driver, and reward_model.launch_reward_fn_async=True "
-            "computes them elsewhere; set it to False"
+            f"{PENALTY}.enable=True subtracts from rewards on the driver, but reward_model.launch_reward_fn_async=True "
+            "computes them elsewhere. Set it to False"
         )
 
 
@@ -53,14 +53,14 @@ def check_filter(config: Mapping[str, Any], settings: Any) -> None:
     for model, mode in modes.items():
         if mode == "seq-mean-token-mean":
             raise ConfigurationError(
-                f"{FILTER}=True leaves answers without tokens, whose mean {model}.loss_agg_mode={mode} takes; choose "
-                "token-mean, which is DAPO's"
+                f"{FILTER}=True leaves answers without tokens, of which {model}.loss_agg_mode={mode} takes the mean. "
+                "Set it to token-mean, as in DAPO"
             )
 
 
 OVERLONG_PENALTY = Feature(
     name="overlong_penalty",
-    purpose="Answers near the greatest length are penalised.",
+    purpose="Answers near the maximum length are penalised.",
     keys=(Key("overlong_penalty", f"{PENALTY}.enable", bool, False),),
     switch=f"{PENALTY}.enable",
     is_on=lambda settings: settings.overlong_penalty,
@@ -69,7 +69,7 @@ OVERLONG_PENALTY = Feature(
 
 OVERLONG_FILTERING = Feature(
     name="overlong_filtering",
-    purpose="Answers that were cut are left out of the loss.",
+    purpose="Truncated answers are excluded from the loss.",
     keys=(Key("overlong_filtering", FILTER, bool, False),),
     switch=FILTER,
     is_on=lambda settings: settings.overlong_filtering,

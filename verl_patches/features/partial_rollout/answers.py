@@ -48,7 +48,7 @@ class Answer:
         """
         had, now = len(self.tokens), np.asarray(tokens, np.int32)
         if not np.array_equal(now[:had], self.tokens):
-            raise ValueError(f"an answer came back without the {had} tokens that it had before step {step}")
+            raise ValueError(f"an answer came back without the {had} tokens from before step {step}")
         segments = (*self.segments, (step, len(now) - had)) if len(now) > had else self.segments
         return Answer(now, np.asarray(log_probs, np.float32), segments, finished)
 

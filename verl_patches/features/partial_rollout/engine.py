@@ -123,8 +123,8 @@ def check_parameters(params: Any) -> None:
         found = getattr(params, name)
         if found not in (None, [], value):
             raise ValueError(
-                f"a partial rollout cannot be combined with the sampling parameter {name}={found!r}, which looks at "
-                "where an answer began; leave it out"
+                f"a partial rollout cannot be combined with the sampling parameter {name}={found!r}, which depends on "
+                "where an answer began. Remove it"
             )
 
 

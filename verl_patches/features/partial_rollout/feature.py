@@ -37,8 +37,8 @@ def check_numbers(config: Mapping[str, Any], settings: Any) -> None:
     threshold = settings.partial_rollout.threshold
     if not LEAST_THRESHOLD <= threshold <= 1:
         raise ConfigurationError(
-            f"{_SECTION}.threshold={threshold} is not between {LEAST_THRESHOLD} and 1, within which at most one batch "
-            "of prompts waits; give a number such as 0.8"
+            f"{_SECTION}.threshold={threshold} is invalid: between {LEAST_THRESHOLD} and 1 at most one batch of "
+            "prompts waits. Set it to a number such as 0.8"
         )
 
 
@@ -46,13 +46,14 @@ def check_company(config: Mapping[str, Any], settings: Any) -> None:
     """Check that the features it needs are on, and that features which expect finished answers are off."""
     if not settings.recompute_old_log_prob:
         raise ConfigurationError(
-            f"{_SWITCH}=true trains on tokens of older weights, and actor_rollout_ref.actor.recompute_old_log_prob="
-            "False does not compute what they are weighed against; set that to True"
+            f"{_SWITCH}=true trains on tokens of older weights, but "
+            "actor_rollout_ref.actor.recompute_old_log_prob=False does not compute their old log-probs. Set that to "
+            "True"
         )
     if not settings.rollout_correction.enabled:
         raise ConfigurationError(
-            f"{_SWITCH}=true trains on tokens of older weights, which {ROLLOUT_CORRECTION.switch}=False takes for "
-            "those of the present ones; set that to true"
+            f"{_SWITCH}=true trains on tokens of older weights, which {ROLLOUT_CORRECTION.switch}=False treats as "
+            "current ones. Set that to true"
         )
     rejected = (
         (DYNAMIC_SAMPLING, "chooses among the answers of one step"),
@@ -61,7 +62,7 @@ def check_company(config: Mapping[str, Any], settings: Any) -> None:
     for feature, why in rejected:
         if feature.is_on(settings):
             raise ConfigurationError(
-                f"{_SWITCH}=true cannot be combined with {feature.switch}=true, which {why}; switch one of them off"
+                f"{_SWITCH}=true cannot be combined with {feature.switch}=true, which {why}. Switch one of them off"
             )
 
 
@@ -72,29 +73,29 @@ def check_rollout(config: Mapping[str, Any], settings: Any) -> None:
     if experts > tensor_parallel and not settings.dp_sync.enabled:
         raise ConfigurationError(
             f"{_SWITCH}=true needs {DP_SYNC.switch}=true where {ROLLOUT_EXPERT_PARALLEL.switch}={experts} makes "
-            "engines of one model, which agree on the end of a rollout; set it"
+            "engines of one model, which agree on the end of a rollout. Set it"
         )
     if node.get("mode", "sync") != "sync":
         raise ConfigurationError(
-            f"{_SWITCH}=true stops engines that run in step with the training, and actor_rollout_ref.rollout.mode="
-            f"{node['mode']} has others; set it to sync"
+            f"{_SWITCH}=true stops engines that run in step with the training, but "
+            f"actor_rollout_ref.rollout.mode={node['mode']} has others. Set it to sync"
         )
     for name, plain in (("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0)):
         if node.get(name) not in (None, plain):
             raise ConfigurationError(
-                f"{_SWITCH}=true cannot be combined with actor_rollout_ref.rollout.{name}={node[name]}, which looks at "
-                f"where an answer began; set it to {plain}"
+                f"{_SWITCH}=true cannot be combined with actor_rollout_ref.rollout.{name}={node[name]}, which depends "
+                f"on where an answer began. Set it to {plain}"
             )
     if config["algorithm"]["adv_estimator"] == "remax":
         raise ConfigurationError(
             f"{_SWITCH}=true cannot be combined with algorithm.adv_estimator=remax, which generates for the prompts of "
-            "a step once more; take another estimator"
+            "a step once more. Set another estimator"
         )
 
 
 PARTIAL_ROLLOUT = Feature(
     name="partial_rollout",
-    purpose="A rollout ends before its last answers, which go on in later steps with the tokens that they have.",
+    purpose="A rollout ends before its last answers, which continue in later steps with the tokens they have.",
     section=_SECTION,
     settings=PartialRolloutSettings,
     checks=(check_numbers, check_company, check_rollout),

@@ -94,8 +94,8 @@ class PartialRolloutBuffer:
     def _grown(self, group: Group[Answers], step: int, found: Any, first: int) -> Answers:
         if _LOG_PROBS not in found.batch.keys():
             raise RunError(
-                "the rollout returned no log-probs of its tokens, which a partial rollout trains with; let "
-                "actor_rollout_ref.rollout.name be vllm"
+                "the rollout returned no log-probs of its tokens, which a partial rollout needs. Set "
+                "actor_rollout_ref.rollout.name to vllm"
             )
         grown = []
         for row, answer in enumerate(group.content, start=first):
@@ -128,13 +128,13 @@ class PartialRolloutBuffer:
             given, queue = int(state["given"]), state["queue"]
         except (KeyError, TypeError, ValueError) as error:
             raise DataOrderError(
-                f"the checkpoint has no answers in flight ({error!r}), so it was written without partial rollouts; "
-                "resume with actor_rollout_ref.overlay.partial_rollout.enabled=false, or from another checkpoint"
+                f"the checkpoint has no answers in flight ({error!r}), so it was written without partial rollouts. "
+                "Resume with actor_rollout_ref.overlay.partial_rollout.enabled=false, or from another checkpoint"
             ) from error
         if any(len(group.content) != self._answers for group in in_flight):
             raise DataOrderError(
-                f"the checkpoint's prompts in flight have {len(in_flight[0].content)} answers each and this run has "
-                f"actor_rollout_ref.rollout.n={self._answers}; give it the same number"
+                f"the checkpoint's prompts in flight have {len(in_flight[0].content)} answers each, but this run has "
+                f"actor_rollout_ref.rollout.n={self._answers}. Set it to the same number"
             )
         self._queue.load_state_dict(queue)
         self._groups = GroupsInFlight(self._groups.policy, in_flight)

@@ -35,21 +35,23 @@ def check_steps(config: Mapping[str, Any], settings: Any) -> None:
     _check_numbers(f"{KEY}.steps", chosen.steps, 1, trainer["total_training_steps"], "trainer.total_training_steps")
     last = trainer["nnodes"] * trainer["n_gpus_per_node"] - 1
     if not chosen.ranks:
-        raise ConfigurationError(f"{KEY}.ranks=[] records nothing; name a rank, or set {KEY}.steps=[]")
+        raise ConfigurationError(f"{KEY}.ranks=[] records nothing. Set it to a rank, or set {KEY}.steps=[]")
     _check_numbers(f"{KEY}.ranks", chosen.ranks, 0, last, "the last of the dies")
     if not settings.measure.output_dir:
         raise ConfigurationError(
             f"{KEY}.steps={list(chosen.steps)} writes below actor_rollout_ref.overlay.measure.output_dir, which is "
-            "empty; set it to a folder"
+            "empty. Set that to a folder"
         )
 
 
 def _check_numbers(key: str, values: Sequence, least: int, most: int | None, limit: str) -> None:
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigurationError(f"{key}={list(values)}: {value!r} is no whole number of at least {least}")
+            raise ConfigurationError(
+                f"{key}={list(values)} is invalid: {value!r} is not a whole number of at least {least}"
+            )
         if most is not None and value > most:
-            raise ConfigurationError(f"{key}={list(values)}: {value} is never reached, {limit} is {most}")
+            raise ConfigurationError(f"{key}={list(values)} is invalid: {value} is never reached, {limit} is {most}")
 
 
 PROFILE = Feature(

@@ -17,7 +17,7 @@ class RequestNoiseSettings:
 
 REQUEST_NOISE = Feature(
     name="request_noise",
-    purpose="What a request samples does not depend on what runs beside it, or on how its prompt is cut.",
+    purpose="A request's samples depend neither on the requests beside it nor on how its prompt is split.",
     section="actor_rollout_ref.overlay.request_noise",
     settings=RequestNoiseSettings,
 )

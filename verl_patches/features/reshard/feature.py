@@ -24,12 +24,14 @@ class ReshardSettings:
 
 WHOLE_WEIGHTS = Feature(
     name="whole_weights",
-    purpose="The rollout samples from whole weights: derived ones follow the others, half-written ones are rejected.",
+    purpose="The rollout samples only from complete weights: derived ones are refreshed, partly written ones are "
+    "rejected.",
 )
 
 RESHARD = Feature(
     name="reshard",
-    purpose="Updated weights reach the rollout by a plan of byte ranges: every die receives what it serves, no more.",
+    purpose="Updated weights reach the rollout by a plan of byte ranges: every die receives only the weights it "
+    "serves.",
     section="actor_rollout_ref.overlay.reshard",
     settings=ReshardSettings,
 )

@@ -39,7 +39,7 @@ def check_offload(config: Mapping[str, Any], settings: Any) -> None:
         for key in ("param_offload", "grad_offload", "optimizer_offload"):
             if values["megatron"].get(key, False):
                 raise ConfigurationError(
-                    f"{role}.megatron.{key}=True and {RESIDENCY.switch}=true would both move the same tensors; switch "
+                    f"{role}.megatron.{key}=True and {RESIDENCY.switch}=true would both move the same tensors. Switch "
                     "one of them off"
                 )
 
@@ -64,20 +64,20 @@ def reject_expandable_segments() -> None:
     options = os.environ.get("PYTORCH_NPU_ALLOC_CONF", "").replace(" ", "").split(",")
     if "expandable_segments:True" in options:
         raise ConfigurationError(
-            "actor_rollout_ref.overlay.residency.rollout_addresses=reserved needs a memory pool, and "
-            "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True allows none; choose released, or take that option away"
+            "actor_rollout_ref.overlay.residency.rollout_addresses=reserved needs a memory pool, but "
+            "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True does not allow one. Set it to released, or remove that "
+            "option"
         )
 
 
 PHASES = Feature(
     name="phases",
-    purpose="A step goes through phases, by which device memory is metered and, with residency, what is on the device "
-    "changes.",
+    purpose="A step has phases, for which device memory is measured and, with residency, the device's content changes.",
 )
 
 RESIDENCY = Feature(
     name="residency",
-    purpose="The device holds only what the present phase of a step needs; everything else waits in host memory.",
+    purpose="Each phase of a step keeps only what it needs in device memory; the rest waits in host memory.",
     section="actor_rollout_ref.overlay.residency",
     settings=ResidencySettings,
     checks=(check_offload, check_addresses),

@@ -17,8 +17,9 @@ def reject_captured_graphs(runner: Any) -> None:
     """
     if runner.use_aclgraph:
         raise ConfigurationError(
-            "ACL graphs keep the addresses of weights, which actor_rollout_ref.overlay.residency.rollout_addresses="
-            "released gives back; choose reserved, actor_rollout_ref.rollout.enforce_eager=true or torchair graphs"
+            "ACL graphs keep the addresses of weights, but "
+            "actor_rollout_ref.overlay.residency.rollout_addresses=released frees them. Set it to reserved, or use "
+            "actor_rollout_ref.rollout.enforce_eager=true or torchair graphs"
         )
 
 

@@ -100,7 +100,7 @@ class Residency:
             ValueError: the group is unknown.
         """
         if group not in GROUPS:
-            raise ValueError(f"no phase needs a group {group!r}; groups are {', '.join(GROUPS)}")
+            raise ValueError(f"no phase needs a group {group!r}. Groups are {', '.join(GROUPS)}")
         self._groups.setdefault(group, []).append(resident)
 
     def enter(self, phase: str) -> None:
@@ -151,7 +151,7 @@ class Residency:
         """Return the groups that must be on the device in `phase`, and those that may be."""
         declared = PHASES.get(phase)
         if declared is None:
-            raise ValueError(f"unknown phase {phase!r}; phases are {', '.join(PHASES)}")
+            raise ValueError(f"unknown phase {phase!r}. Phases are {', '.join(PHASES)}")
         if declared.after not in (None, self._phase):
             raise ValueError(f"{phase} may only follow {declared.after}, not {self._phase}")
         if not self._enabled():

@@ -68,7 +68,7 @@ class ReservedMemory:
             self._allocated = torch.npu.memory_allocated() - before
         wanted, got = sum(contents.numel() for _, contents in waiting), self._allocator.get_current_usage()
         if got < wanted:
-            raise RuntimeError(f"the memory pool holds {got} of {wanted} bytes; torch took the rest from elsewhere")
+            raise RuntimeError(f"the memory pool has {got} of {wanted} bytes; torch allocated the rest elsewhere")
 
     def unmap(self) -> None:
         """Give all physical memory back, unless that was done. Contents are lost, addresses stay."""

@@ -24,8 +24,8 @@ def check_old_log_probs(config: Mapping[str, Any], settings: Any) -> None:
     """Check that old log-probs, and with them the weights, are known before the update."""
     if not settings.recompute_old_log_prob:
         raise ConfigurationError(
-            f"{ROLLOUT_CORRECTION.switch}=True compares old log-probs with the rollout's, and "
-            f"{_ACTOR}.recompute_old_log_prob=False does not compute them; set that to True"
+            f"{ROLLOUT_CORRECTION.switch}=True compares old log-probs with the rollout's, but "
+            f"{_ACTOR}.recompute_old_log_prob=False does not compute them. Set that to True"
         )
 
 
@@ -34,8 +34,8 @@ def check_cap(config: Mapping[str, Any], settings: Any) -> None:
     cap = settings.rollout_correction.cap
     if not cap >= 1:
         raise ConfigurationError(
-            f"actor_rollout_ref.overlay.rollout_correction.cap={cap} is below the ratio of a rollout without error; "
-            "give 1 or more, such as 2"
+            f"actor_rollout_ref.overlay.rollout_correction.cap={cap} is invalid: an exact rollout has the ratio 1. Set "
+            "it to at least 1, such as 2"
         )
 
 
@@ -43,15 +43,15 @@ def check_whole_vocabulary(config: Mapping[str, Any], settings: Any) -> None:
     """Check that the rollout draws from the whole vocabulary, over which training computes probabilities."""
     for name, (value, remedy) in narrowed_by(config["actor_rollout_ref"]["rollout"]).items():
         raise ConfigurationError(
-            f"{_ROLLOUT}.{name}={value} is invalid with {ROLLOUT_CORRECTION.switch}=true: the rollout draws from a "
-            "part of what training computes probabilities of, and their ratio weighs every token wrongly. Set it to "
-            f"{remedy}, or switch the correction off"
+            f"{_ROLLOUT}.{name}={value} is invalid with {ROLLOUT_CORRECTION.switch}=true: the rollout draws from only "
+            f"a part of the vocabulary that training uses, so the ratio of every token is wrong. Set it to {remedy}, "
+            "or switch the correction off"
         )
 
 
 ROLLOUT_CORRECTION = Feature(
     name="rollout_correction",
-    purpose="Tokens weigh by how likely training finds what the rollout sampled (truncated importance sampling).",
+    purpose="Tokens are weighted by training's probability of the rollout's samples (truncated importance sampling).",
     section="actor_rollout_ref.overlay.rollout_correction",
     settings=RolloutCorrectionSettings,
     checks=(check_old_log_probs, check_cap, check_whole_vocabulary),

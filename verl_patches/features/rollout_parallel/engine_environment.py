@@ -49,12 +49,12 @@ def check_expert_parallel(place: EnginePlace) -> None:
     if place.expert_parallel % place.tensor_parallel:
         raise ValueError(
             f"an instance of {place.expert_parallel} ranks does not divide into tensor-parallel groups of "
-            f"{place.tensor_parallel}: change actor_rollout_ref.rollout.tensor_model_parallel_size"
+            f"{place.tensor_parallel}. Change actor_rollout_ref.rollout.tensor_model_parallel_size"
         )
     if place.world % place.expert_parallel:
         raise ValueError(
             f"{place.world} ranks do not divide into rollout instances of expert parallel size {place.expert_parallel} "
-            "(tensor x data parallel): change actor_rollout_ref.overlay.rollout.expert_parallel_size"
+            "(tensor x data parallel). Change actor_rollout_ref.overlay.rollout.expert_parallel_size"
         )
 
 

@@ -30,8 +30,8 @@ def check_size(config: Mapping[str, Any], settings: Any) -> None:
     experts = settings.rollout.expert_parallel_size
     if dies % experts or experts % tensor_parallel:
         raise ConfigurationError(
-            f"{ROLLOUT_EXPERT_PARALLEL.switch}={experts} does not cut {dies} dies into equal rollout instances of "
-            f"whole tensor-parallel groups of {tensor_parallel}; set it to {dies} for one instance, to a divisor of "
+            f"{ROLLOUT_EXPERT_PARALLEL.switch}={experts} does not divide {dies} dies into equal rollout instances of "
+            f"whole tensor-parallel groups of {tensor_parallel}. Set it to {dies} for one instance, to a divisor of "
             f"{dies} for several, or to 1 to leave experts unspread"
         )
 
@@ -53,12 +53,12 @@ def require_fused_exchange(family: str | None, dies: int, in_graph: bool) -> Non
     sizes = ", ".join(map(str, SIZES_OF_A2))
     if dies < least:
         raise ConfigurationError(
-            f"{_GRAPH}=true is invalid: experts lie on {dies} dies of an Atlas A2, whose fused exchange of tokens, the "
-            f"only one that a graph can hold, takes {sizes}. Set it to false with +graph=off, or "
+            f"{_GRAPH}=true is invalid: experts are on {dies} dies of an Atlas A2, whose fused exchange of tokens, the "
+            f"only one that works in a graph, needs {sizes}. Set it to false with +graph=off, or "
             f"{ROLLOUT_EXPERT_PARALLEL.switch} to one of these"
         )
     raise ConfigurationError(
-        f"{ROLLOUT_EXPERT_PARALLEL.switch}={dies} is invalid: the fused exchange of tokens of an Atlas A2 takes "
+        f"{ROLLOUT_EXPERT_PARALLEL.switch}={dies} is invalid: the fused exchange of tokens of an Atlas A2 needs "
         f"{sizes} dies. Set it to one of these"
     )
 

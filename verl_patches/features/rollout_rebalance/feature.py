@@ -29,19 +29,19 @@ def check_rebalance(config: Mapping[str, Any], settings: Any) -> None:
     switch, node = ROLLOUT_REBALANCE.switch, config["actor_rollout_ref"]["rollout"]
     if not settings.dp_sync.enabled:
         raise ConfigurationError(
-            f"{switch}=true needs {DP_SYNC.switch}=true, at whose agreements requests move; set it, or switch "
+            f"{switch}=true needs {DP_SYNC.switch}=true, because requests move at its agreements. Set it, or switch "
             "rollout_rebalance off"
         )
     if not settings.request_noise.enabled:
         raise ConfigurationError(
-            f"{switch}=true needs {REQUEST_NOISE.switch}=true, or what a request samples depends on the engine that "
-            "runs it; set it, or switch rollout_rebalance off"
+            f"{switch}=true needs {REQUEST_NOISE.switch}=true, or samples depend on the engine that runs the request. "
+            "Set it, or switch rollout_rebalance off"
         )
     experts, tensor_parallel = settings.rollout.expert_parallel_size, node["tensor_model_parallel_size"]
     if experts <= tensor_parallel:
         raise ConfigurationError(
-            f"{switch}=true needs several engines that form one model, and {ROLLOUT_EXPERT_PARALLEL.switch}={experts} "
-            f"with actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel} gives one; raise the first, "
+            f"{switch}=true needs several engines that form one model, but {ROLLOUT_EXPERT_PARALLEL.switch}={experts} "
+            f"with actor_rollout_ref.rollout.tensor_model_parallel_size={tensor_parallel} makes one. Raise the first, "
             "or switch rollout_rebalance off"
         )
     vllm = (node.get("engine_kwargs") or {}).get("vllm") or {}
@@ -50,14 +50,14 @@ def check_rebalance(config: Mapping[str, Any], settings: Any) -> None:
     sizes = graph.get("graph_batch_sizes") or ()
     if not graph.get("enabled") or len(set(sizes)) < 2:
         raise ConfigurationError(
-            f"{switch}=true needs graphs of several sizes, and {_GRAPH} has enabled={bool(graph.get('enabled'))} and "
-            f"graph_batch_sizes={list(sizes)}; give it sizes such as [1,2,4,8], or switch rollout_rebalance off"
+            f"{switch}=true needs graphs of several sizes, but {_GRAPH} has enabled={bool(graph.get('enabled'))} and "
+            f"graph_batch_sizes={list(sizes)}. Set it to sizes such as [1,2,4,8], or switch rollout_rebalance off"
         )
 
 
 ROLLOUT_REBALANCE = Feature(
     name="rollout_rebalance",
-    purpose="Unfinished requests move from full rollout engines to empty ones, so that all run smaller graphs.",
+    purpose="Unfinished requests move from full rollout engines to empty ones, so all run smaller graphs.",
     section="actor_rollout_ref.overlay.rollout_rebalance",
     settings=RolloutRebalanceSettings,
     checks=(check_rebalance,),

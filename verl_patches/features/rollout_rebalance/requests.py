@@ -163,5 +163,5 @@ def require_movable(params: Any, switch: str) -> None:
     if held:
         raise ValueError(
             f"{switch}=true cannot be combined with the sampling parameter {held[0]}={getattr(params, held[0])!r}, "
-            "which looks at where a request began; take one of them away"
+            "which depends on where a request began. Remove one of them"
         )

@@ -27,8 +27,8 @@ def check_random_weights(config: Mapping[str, Any], settings: Any) -> None:
     """Reject loaded weights, which would be trained with experts that they do not choose."""
     if config["actor_rollout_ref"]["actor"].get("load_weight", True):
         raise ConfigurationError(
-            f"{ROUTER_BALANCE.switch}=True sends tokens to experts that the weights do not choose, and "
-            "actor_rollout_ref.actor.load_weight=True reads weights; set one of the two to False"
+            f"{ROUTER_BALANCE.switch}=True sends tokens to other experts than the weights choose, but "
+            "actor_rollout_ref.actor.load_weight=True reads weights. Set one of them to False"
         )
 
 
@@ -45,8 +45,8 @@ def check_model(config: Mapping[str, Any], settings: Any) -> None:
     if family is None or not family.balances_router:
         known = " and ".join(each.architecture for each in families() if each.balances_router)
         raise ConfigurationError(
-            f"{ROUTER_BALANCE.switch}=True balances the routers of {known}, and the model in {folder} is "
-            f"{described.get('architectures')}; set it to False"
+            f"{ROUTER_BALANCE.switch}=True balances the routers of {known}, but the model in {folder} is "
+            f"{described.get('architectures')}. Set it to False"
         )
 
 

@@ -32,18 +32,20 @@ def check_combination(config: Mapping[str, Any], settings: Any) -> None:
     strategy = config["actor_rollout_ref"]["actor"]["strategy"]
     if strategy != "megatron":
         raise ConfigurationError(
-            f"{_SWITCH}=true keeps samples with Megatron's workers, and actor_rollout_ref.actor.strategy={strategy}; "
-            "set it to false"
+            f"{_SWITCH}=true keeps samples with Megatron's workers, but actor_rollout_ref.actor.strategy={strategy}. "
+            "Set it to false"
         )
     for key, value, reason in _IN_THE_WAY:
         section, _, name = key.partition(".")
         if config[section].get(name) == value:
-            raise ConfigurationError(f"{_SWITCH}=true cannot be combined with {key}={value}: {reason}; change one")
+            raise ConfigurationError(
+                f"{_SWITCH}=true cannot be combined with {key}={value}: {reason}. Change one of them"
+            )
 
 
 SAMPLE_HANDLES = Feature(
     name="sample_handles",
-    purpose="Samples stay with the workers: the driver sends handles, and tokens move from device to device.",
+    purpose="Samples stay with the workers: the driver sends references, and tokens move from device to device.",
     section="actor_rollout_ref.overlay.sample_handles",
     settings=SampleHandlesSettings,
     checks=(check_combination,),

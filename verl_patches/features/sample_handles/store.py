@@ -143,7 +143,7 @@ class SampleStore:
         """
         with self.forgetting_after_a_failure():
             answer = compute(self.batch_of(handles, replica))
-            assert self._part is not None, "a batch was asked for"
+            assert self._part is not None, "a batch was requested"
             for name in KEPT:
                 if name in answer.batch.keys():
                     self._part.log_probs[name] = answer.batch[name].to(self._part.words.device)

@@ -22,8 +22,8 @@ def check_old_log_probs(config: Mapping[str, Any], settings: Any) -> None:
     """Check that old log-probs are recomputed; if the update used its own for them, every ratio would be 1."""
     if not settings.recompute_old_log_prob:
         raise ConfigurationError(
-            f"{SEQUENCE_RATIO.switch}=True compares with old log-probs, and {_ACTOR}.recompute_old_log_prob=False "
-            "takes the update's own for them; set that to True"
+            f"{SEQUENCE_RATIO.switch}=True compares with old log-probs, but {_ACTOR}.recompute_old_log_prob=False "
+            "takes the update's own for them. Set that to True"
         )
 
 
@@ -31,8 +31,8 @@ def check_mean(config: Mapping[str, Any], settings: Any) -> None:
     """Check the aggregation of the loss: every response has the same weight in GSPO's objective."""
     if settings.loss_agg_mode != "seq-mean-token-mean":
         raise ConfigurationError(
-            f"{SEQUENCE_RATIO.switch}=True is a mean over responses, and {_ACTOR}.loss_agg_mode="
-            f"{settings.loss_agg_mode} is another; set it to seq-mean-token-mean"
+            f"{SEQUENCE_RATIO.switch}=True is a mean over responses, but "
+            f"{_ACTOR}.loss_agg_mode={settings.loss_agg_mode} is another. Set it to seq-mean-token-mean"
         )
 
 

@@ -16,7 +16,7 @@ class SharedChunksSettings:
 
 SHARED_CHUNKS = Feature(
     name="shared_chunks",
-    purpose="Workers that take the same part of a batch share one copy of it, so that the last starts sooner.",
+    purpose="Workers that need the same part of a batch share one copy of it, so the last one starts sooner.",
     section="actor_rollout_ref.overlay.shared_chunks",
     settings=SharedChunksSettings,
 )

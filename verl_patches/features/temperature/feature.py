@@ -38,14 +38,14 @@ def check_positive(config: Mapping[str, Any], settings: Any) -> None:
     """Check that the rollout temperature is positive, as training log-probs at that temperature require."""
     if not settings.rollout_temperature > 0:
         raise ConfigurationError(
-            f"actor_rollout_ref.rollout.temperature={settings.rollout_temperature} has no training log-probs; "
-            "use a positive temperature"
+            f"actor_rollout_ref.rollout.temperature={settings.rollout_temperature} is invalid: training has no such "
+            "log-probs. Set it to a positive temperature"
         )
 
 
 TEMPERATURE = Feature(
     name="temperature",
-    purpose="Training and rollout report log-probs at the temperature with which the rollout samples.",
+    purpose="Training and rollout report log-probs at the rollout's sampling temperature.",
     section="actor_rollout_ref.overlay.temperature",
     settings=TemperatureSettings,
     keys=(Key("rollout_temperature", "actor_rollout_ref.rollout.temperature", float, 1.0),),

@@ -19,7 +19,7 @@ class TrackingSettings:
 
 TRACKING = Feature(
     name="tracking",
-    purpose="Trackers go on with their own curves after a resume, and know how a run ended.",
+    purpose="Trackers continue their own curves after a resume, and record how a run ended.",
     section="actor_rollout_ref.overlay.tracking",
     settings=TrackingSettings,
 )

@@ -117,7 +117,7 @@ class RunTrackers:
         except Exception as error:
             self.tracking.logger.pop(name, None)
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            print(f"warning: the tracker {name} failed and is not used again ({reason})", file=sys.stderr, flush=True)
+            print(f"warning: the tracker {name} failed and is now off ({reason})", file=sys.stderr, flush=True)
 
     def _read_record(self) -> dict[str, dict[str, Any]]:
         file = self._folder / RECORD if self._folder else None

@@ -66,15 +66,15 @@ def check_circumstances(folder: Path, before: Mapping[str, Any], now: Mapping[st
     for key in sorted({*model, *given} - set(_NOT_THE_MODEL)) if model and given else ():
         if model.get(key) != given.get(key):
             raise CheckpointError(
-                f"{folder}: was trained with a model whose config.json has {key}={model.get(key)}, and the one of "
-                f"actor_rollout_ref.model.path has {given.get(key)}; give the model that was trained"
+                f"{folder}: was trained with a model whose config.json has {key}={model.get(key)}, but "
+                f"actor_rollout_ref.model.path has {given.get(key)}. Set it to the trained model"
             )
     then, here = (dict(_leaves(each.get("configuration") or {})) for each in (before, now))
     for key in _BATCHES if then else ():
         if then.get(key) != here.get(key):
             raise CheckpointError(
-                f"{folder}: was trained with {key}={then.get(key)} and this run has {here.get(key)}, so its steps were "
-                f"other ones; set {key}={then.get(key)}"
+                f"{folder}: was trained with {key}={then.get(key)}, but this run has {here.get(key)}, so its steps "
+                f"differ. Set {key}={then.get(key)}"
             )
 
 

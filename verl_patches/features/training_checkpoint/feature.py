@@ -54,8 +54,8 @@ def check_write(config: Mapping[str, Any], settings: Any) -> None:
     ):
         if value != needed:
             raise ConfigurationError(
-                f"{_KEY}.write=background writes what residency keeps of Megatron's training state on the host, and "
-                f"{key}={str(value).lower()}; set {_KEY}.write to auto"
+                f"{_KEY}.write=background writes Megatron's training state as residency keeps it on the host, but "
+                f"{key}={str(value).lower()}. Set {_KEY}.write to auto"
             )
 
 
@@ -69,7 +69,7 @@ def check_resume(config: Mapping[str, Any], settings: Any) -> None:
         )
     if mode != "resume_path" and path:
         raise ConfigurationError(
-            f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}; set it to resume_path"
+            f"trainer.resume_from_path={path} has no effect with trainer.resume_mode={mode}. Set that to resume_path"
         )
 
 
@@ -82,7 +82,7 @@ def check_contents(config: Mapping[str, Any], settings: Any) -> None:
         contents = model["checkpoint"]["contents"]
         if sorted(contents) != sorted(_CONTENTS):
             raise ConfigurationError(
-                f"{name}.checkpoint.contents={list(contents)} is not what a checkpoint holds; leave it at "
+                f"{name}.checkpoint.contents={list(contents)} is invalid: a checkpoint has other contents. Set it to "
                 f"{list(_CONTENTS)}"
             )
 
@@ -92,14 +92,14 @@ def check_retention(config: Mapping[str, Any], settings: Any) -> None:
     keep, upstream = settings.checkpoint, config["trainer"]["max_actor_ckpt_to_keep"]
     if upstream and keep.keep_last:
         raise ConfigurationError(
-            f"trainer.max_actor_ckpt_to_keep={upstream} and {_KEY}.keep_last={keep.keep_last} both say how many "
-            "checkpoints stay; set keep_last alone"
+            f"trainer.max_actor_ckpt_to_keep={upstream} and {_KEY}.keep_last={keep.keep_last} both limit the number of "
+            "checkpoints. Set only keep_last"
         )
     besides = {"keep_every": keep.keep_every, "keep_best.metric": keep.keep_best.metric}
     for name, value in besides.items():
         if value and not (keep.keep_last or upstream):
             raise ConfigurationError(
-                f"{_KEY}.{name}={value} has no effect with {_KEY}.keep_last=0, which keeps all; set keep_last to 1 or "
+                f"{_KEY}.{name}={value} has no effect with {_KEY}.keep_last=0, which keeps all. Set keep_last to 1 or "
                 "more"
             )
 

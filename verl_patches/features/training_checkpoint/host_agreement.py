@@ -114,7 +114,7 @@ class HostAgreement:
         shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
         return (
             f"rank{'s' * (len(ranks) > 1)} {shown} did not agree on the checkpoint and made no progress for "
-            f"{self._silence_s:g} s; look at the storage of trainer.default_local_dir as that node sees it"
+            f"{self._silence_s:g} s. Check the storage of trainer.default_local_dir as that node sees it"
         )
 
 

@@ -57,7 +57,7 @@ class RankFile:
             (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
             return "", write_file(path, self.tensors, self.metadata, checkpoint_progress)
         except OSError as error:
-            return f"{path}: cannot be written ({error.strerror}); give the checkpoint room or another folder", None
+            return f"{path}: cannot be written ({error.strerror}). Free space or choose another folder", None
 
     def complete(self, problem: str, written: Written | None) -> Manifest:
         """Agree on what `write` returned on each rank, and write the manifest; every rank calls this and gets it.

@@ -132,7 +132,7 @@ def read_trainer(folder: Path) -> dict[str, Any]:
         for name, written in complete_manifest(folder / model).files.items():
             path = folder / model / name
             if not path.is_file() or path.stat().st_size != written.bytes:
-                raise CheckpointError(f"{path}: missing, or not of {written.bytes} bytes")
+                raise CheckpointError(f"{path}: missing, or does not have {written.bytes} bytes")
     try:
         found = {name: hash_file(folder / name, lambda _: None) for name in manifest.files}
         check_digests(folder, manifest.files, found, MANIFEST_NAME)
@@ -151,7 +151,7 @@ def step_of(folder: Path) -> int:
     """
     named = _STEP.fullmatch(folder.name)
     if named is None:
-        raise CheckpointError(f"{folder}: no folder of a checkpoint, which is called global_step_ and a number")
+        raise CheckpointError(f"{folder}: not the folder of a checkpoint, which is named global_step_ and a number")
     return int(named[1])
 
 

@@ -44,7 +44,9 @@ def check_shared(root: Path, read_everywhere: Callable[[str], Mapping[str, str]]
         root.mkdir(parents=True, exist_ok=True)
         write_durably(file, [nonce.encode()], len(nonce), lambda _: None)
     except OSError as error:
-        raise ConfigurationError(f"{_KEY}={root} takes no file ({error.strerror}); choose another folder") from error
+        raise ConfigurationError(
+            f"{_KEY}={root} is invalid: not writable ({error.strerror}). Choose another folder"
+        ) from error
     try:
         found = read_everywhere(str(file))
     finally:
@@ -52,8 +54,8 @@ def check_shared(root: Path, read_everywhere: Callable[[str], Mapping[str, str]]
     blind = sorted(node for node, content in found.items() if content != nonce)
     if blind:
         raise ConfigurationError(
-            f"{_KEY}={root} is not one folder on all nodes: {', '.join(blind)} did not see what the driver wrote there "
-            "(an NFS mount may lack there); give a folder that all nodes share, or set trainer.save_freq=-1"
+            f"{_KEY}={root} is invalid: not one folder on all nodes: {', '.join(blind)} did not see the driver's files "
+            "there (an NFS mount may be missing). Set it to a folder that all nodes share, or set trainer.save_freq=-1"
         )
 
 
@@ -97,8 +99,8 @@ def check_space(root: Path, model: Mapping[str, Any], keep: CheckpointSettings, 
     free = shutil.disk_usage(folder).free
     if number * size > free:
         raise ConfigurationError(
-            f"{_KEY}={root} has {_gigabytes(free)} GB free, and {number} checkpoint{'s' * (number > 1)} of "
-            f"{_gigabytes(size)} GB will be written before one is deleted; make room, choose another folder, lower "
+            f"{_KEY}={root} has {_gigabytes(free)} GB free, but {number} checkpoint{'s' * (number > 1)} of "
+            f"{_gigabytes(size)} GB will be written before one is deleted. Free space, choose another folder, lower "
             "actor_rollout_ref.overlay.checkpoint.keep_last, or set trainer.save_freq=-1"
         )
 

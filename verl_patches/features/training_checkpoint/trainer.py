@@ -98,7 +98,7 @@ class StepPublisher:
         score = score_of(keep.keep_best, metrics)
         if score is None and keep.keep_best.metric:
             print(
-                f"warning: step {step} has no {keep.keep_best.metric}, so its checkpoint is none of the best by "
+                f"warning: step {step} has no {keep.keep_best.metric}, so its checkpoint is not one of the best by "
                 "actor_rollout_ref.overlay.checkpoint.keep_best.metric"
             )
         with _rejected_by(save.root):
@@ -122,7 +122,7 @@ class StepPublisher:
         with _rejected_by(root):
             complete_step(root, step, state)
             for aside in set_aside(root, self.previous):
-                print(f"of a run that went on from another step, set aside: {aside}")
+                print(f"set aside, from a run that resumed from another step: {aside}")
             publish_step(root, step)
             self.previous = step
             delete_steps(root, steps_to_delete(saved_steps(root), keep, scores_of(root, keep.keep_best.metric)))
@@ -191,7 +191,8 @@ def _rejected_by(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"trainer.default_local_dir={root} does not take a checkpoint ({error.strerror}); choose a folder with room"
+            f"trainer.default_local_dir={root} is invalid: it cannot store a checkpoint ({error.strerror}). "
+            "Choose a folder with room"
         ) from error
 
 
@@ -236,15 +237,15 @@ def resume_step(trainer: Any, output_dir: str) -> None:
     check_circumstances(folder, state, now)
     files = trainer.config.data.train_files
     if state["data_sha256"] != data_digests(files):
-        raise CheckpointError(f"{folder}: was trained on other data than data.train_files={files}; give the same files")
+        raise CheckpointError(f"{folder}: was trained on other data than data.train_files={files}. Use the same files")
     if _has_critic(trainer) and not (folder / CRITIC).is_dir():
         raise CheckpointError(
-            f"{folder}: was written without a critic, and algorithm.adv_estimator=gae trains one; choose the estimator "
-            "that the run had, or begin from its weights"
+            f"{folder}: was written without a critic, but algorithm.adv_estimator=gae trains one. Set the estimator of "
+            "that run, or begin from its weights"
         )
     different = differences(state, now)
     if different:
-        print(f"warning: not all is as when {folder} was written, so steps may differ: {different}")
+        print(f"warning: settings have changed since {folder} was written, so steps may differ: {different}")
     trainer.train_dataloader.load_state_dict(state["data"])
     trainer.actor_rollout_wg.load_checkpoint(str(folder / ACTOR), del_local_after_load=False)
     if _has_critic(trainer):
@@ -259,7 +260,7 @@ def resume_step(trainer: Any, output_dir: str) -> None:
         # Validation came before step 1; again, it would draw from the rollout's random numbers and log this step twice.
         trainer.config.trainer.val_before_train = False
     take_back_steps(output_dir, state["step"])
-    print(f"going on after step {state['step']} from {folder}")
+    print(f"resuming after step {state['step']} from {folder}")
 
 
 def kept_in_checkpoint(options: Mapping[str, Any], name: str) -> Any:

@@ -18,7 +18,7 @@ def check_limits(config: Mapping[str, Any], settings: Any) -> None:
 
 WATCH = Feature(
     name="watch",
-    purpose="A rank that stops answering is named with its phase and seconds, and ends the run if it stays so.",
+    purpose="A hung rank is reported with its phase and duration; if it does not recover, the run stops.",
     section="actor_rollout_ref.overlay.watch",
     settings=WatchSettings,
     checks=(check_limits,),

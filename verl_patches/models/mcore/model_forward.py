@@ -45,8 +45,8 @@ def gptmodel_forward(
         "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication.backward",
         "megatron.core.transformer.module:Float16Module.forward",
     ],
-    why="the model multiplies with its output layer before verl takes log-probs: logits of all tokens exist, in two "
-    "types; here both ends are at hand: the model that is to return hidden states, and what takes log-probs",
+    why="the model applies its output layer before verl takes log-probs, so logits of all tokens exist, in two types; "
+    "here both ends are available: the model, which can return hidden states, and the code that takes log-probs",
     upstream="https://github.com/NVIDIA/Megatron-LM/pull/2206",
     remove_when="the pinned verl fuses the output layer with the log-probs for Megatron",
     inside=["temperature"],
@@ -71,7 +71,7 @@ def gptmodel_forward_without_logits(
     feature=EXPERT_SETS,
     evidence="executed",
     relies_on=["verl.models.mcore.util:preprocess_packed_seqs"],
-    why="stages after the first see packed hidden states and no tokens; here every stage still has the micro batch",
+    why="stages after the first see packed hidden states but no tokens; here every stage still has the micro batch",
     upstream="not forwarded: part of this project's features",
     remove_when="see MegatronPPOActor.forward_backward_batch",
 )

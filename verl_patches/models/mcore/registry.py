@@ -84,7 +84,7 @@ def hf_to_mindspeed_config(
 @wrap(
     "verl.models.mcore.registry:hf_to_mcore_config",
     feature=ROUTER_BALANCE,
-    why="this project's router reads from the configuration of the model whether experts are dealt out in turn",
+    why="this project's router reads from the model's configuration whether experts are assigned in turn",
     upstream=_OURS,
     remove_when="the pinned megatron-core has moe_router_force_load_balancing for these routers",
 )
@@ -129,7 +129,7 @@ def init_mcore_model(
 @wrap(
     "verl.models.mcore.registry:init_mcore_model",
     feature=MINDSPEED,
-    why="MindSpeed-LLM has layer specs of its own, with the kernels of the cluster",
+    why="MindSpeed-LLM has its own layer specs, with the kernels of the cluster",
     upstream=_OURS,
     remove_when=_WITH_THE_ENGINE,
 )
@@ -150,8 +150,8 @@ def init_mindspeed_model(
 @wrap(
     "verl.models.mcore.registry:init_mcore_model",
     feature=CRITIC,
-    why="verl's head for values lies in a package that imports flash_attn, which NPUs do not have; and under sequence "
-    "parallelism the gradients of its bias are not added up over the ranks",
+    why="verl's value head is in a package that imports flash_attn, which NPUs do not have; and under sequence "
+    "parallelism the gradients of its bias are not summed over the ranks",
     upstream="not forwarded: specific to NPUs, which have no flash_attn",
     remove_when="the pinned verl builds value models without flash_attn",
     evidence="executed",

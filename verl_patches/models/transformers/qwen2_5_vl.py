@@ -17,8 +17,8 @@ _MODEL = "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"
 @replace(
     f"{_MODEL}:apply_rotary_pos_emb_flashatt",
     feature=IMAGES,
-    why="it halves cosines and sines as flash_attn takes them, and the NPU's operator, which transformers calls in its "
-    "place, takes whole ones: every forward with an image ends",
+    why="it halves cosines and sines for flash_attn, but the NPU's operator, which transformers calls instead, needs "
+    "whole ones: every forward with an image fails",
     upstream="https://github.com/huggingface/transformers/pull/38491",
     remove_when="the pinned transformers gives npu_rotary_mul cosines as wide as a head",
 )
@@ -41,8 +41,8 @@ def apply_rotary_pos_emb_flashatt(
 @replace(
     f"{_MODEL}:Qwen2_5_VisionPatchEmbed.forward",
     feature=IMAGES,
-    why="patches do not overlap, so that their convolution is one product, as which vLLM-Ascend computes it in the "
-    "rollout; torch_npu asks CANN's older interface for the gradient of the convolution",
+    why="patches do not overlap, so their convolution is one matrix product, as vLLM-Ascend computes it in the "
+    "rollout; torch_npu uses CANN's older interface for the gradient of the convolution",
     upstream="not forwarded: transformers computes it so for every device",
     remove_when="the pinned transformers multiplies patches with the weight",
 )

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     evidence="executed",
     relies_on=["verl.single_controller.base.decorator:dispatch_megatron_compute"],
     why="a part of a batch goes to all tensor- and pipeline-parallel ranks that share it, and is serialized for each "
-    "of them one after the other, so that the last of many ranks starts a minute after the first",
+    "of them in turn, so the last of many ranks starts a minute after the first",
     upstream="https://github.com/volcengine/verl/pull/1862",
-    remove_when="the pinned verl is 0.4.0 or later, whose dispatch puts each part of a training batch once",
+    remove_when="the pinned verl is 0.4.0 or later, which puts each part of a training batch once",
 )
 def execute_all_async(
     upstream: Callable[..., list[Any]], self: RayWorkerGroup, method_name: str, *args: Any, **kwargs: Any

@@ -19,8 +19,8 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         cause = [line for line in error.message.splitlines() if "Error parsing" not in line and line.strip()]
         return (
-            f"the override {error.override} cannot be read ({cause[0] if cause else 'it is none'}); write KEY=VALUE, "
-            "with quotes around what holds special characters"
+            f"the override {error.override} cannot be read ({cause[0] if cause else 'it is none'}). Write KEY=VALUE, "
+            "with quotes around special characters"
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first, text = lines[0] if lines else type(error).__name__, str(error)
@@ -28,11 +28,11 @@ def sentence_of(error: Exception) -> str:
         return _not_there(found[1], " ".join(lines))
     if found := _ABSENT.search(first):
         meant = nearest(found[1], known_keys())
-        return f"~{found[1]}: there is no such key to take away" + (f"; did you mean {meant}?" if meant else "")
+        return f"~{found[1]} is invalid: no such key to remove" + (f"; did you mean {meant}?" if meant else "")
     if found := _NO_FILE.search(text):
         choices = _CHOICES.search(text)
         listed = ", ".join(choices[1].split()) if choices else ""
-        return f"there is no configuration {found[1] or found[2]}" + (f"; choose one of {listed}" if listed else "")
+        return f"no configuration {found[1] or found[2]}" + (f"; choose one of {listed}" if listed else "")
     return first
 
 
@@ -44,6 +44,6 @@ def _not_there(key: str, said: str) -> str:
     if named is None:
         return said
     return (
-        f"{key} is not in this configuration and belongs to {named}; take it away, or, if this configuration trains "
-        f"with {named}, write +{key}"
+        f"{key} is not in this configuration and belongs to {named}. Remove it, or, if this configuration trains with "
+        f"{named}, write +{key}"
     )

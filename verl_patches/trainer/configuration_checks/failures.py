@@ -9,19 +9,19 @@ KNOWN_FAILURES: tuple[tuple[str, Cause, str], ...] = (
     (
         "exceeds the memory usage threshold",
         "host_memory",
-        "a node ran out of host memory, and Ray ended a worker; run less beside the job, lower "
+        "a node ran out of host memory, and Ray ended a worker. Run less beside the job, lower "
         "ray_init.object_store_memory, or keep less on the host (param_offload, optimizer_offload, swap_optimizer)",
     ),
     (
         "No available memory for the cache blocks",
         "bad_configuration",
-        "no device memory is left for the KV cache; raise actor_rollout_ref.rollout.gpu_memory_utilization, "
-        "give the dies more memory, or use more dies",
+        "no device memory is left for the KV cache. Raise actor_rollout_ref.rollout.gpu_memory_utilization, give the "
+        "dies more memory, or use more dies",
     ),
     (
         "out of memory",
         "OOM",
-        "a die ran out of device memory; give the dies more memory, use more dies, or lower "
+        "a die ran out of device memory. Give the dies more memory, use more dies, or lower "
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu and actor_rollout_ref.rollout.gpu_memory_utilization",
     ),
 )

@@ -28,8 +28,8 @@ def check_interpreter() -> None:
     """Check that Ray can start its workers with this Python."""
     if not is_found_by_raylets():
         raise ConfigurationError(
-            f"Python lies at {sys.executable}, and Ray starts no workers from there, because it takes the quotes in "
-            "that path for its own; make the environment under a path without quotes and backslashes"
+            f"Ray cannot start workers from {sys.executable}, because it misreads the quotes in that path. Move the "
+            "environment to a path without quotes and backslashes"
         )
 
 
@@ -38,8 +38,8 @@ def check_model_folder(config: Mapping[str, Any]) -> None:
     path = config["actor_rollout_ref"]["model"]["path"]
     if "://" not in path and not (Path(path).expanduser() / "config.json").is_file():
         raise ConfigurationError(
-            f"actor_rollout_ref.model.path={path} is no folder with a config.json on this machine; give the folder "
-            "with the model's config.json, tokenizer and weights"
+            f"actor_rollout_ref.model.path={path} is invalid: not a folder with a config.json on this machine. Set it "
+            "to the folder with the model's config.json, tokenizer and weights"
         )
     if "://" not in path:
         _check_chat_template(Path(path).expanduser())
@@ -64,7 +64,7 @@ def _check_end_tokens(folder: Path, rollout: Mapping[str, Any]) -> None:
         return
     if not json.loads(tokenizer.read_text(encoding="utf-8")).get("eos_token"):
         raise ConfigurationError(
-            f"actor_rollout_ref.model.path={folder} is invalid: neither its tokenizer nor a configuration names a "
+            f"actor_rollout_ref.model.path={folder} is invalid: neither its tokenizer nor a configuration defines a "
             "token that ends an answer. Set eos_token_id in generation_config.json, or "
             "actor_rollout_ref.rollout.stop_token_ids"
         )
@@ -81,13 +81,11 @@ def _check_chat_template(folder: Path) -> None:
     except FileNotFoundError:
         return
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{file} cannot be read as an object of JSON ({error}); copy the model again"
-        ) from error
+        raise ConfigurationError(f"{file} is not a readable JSON object ({error}). Copy the model again") from error
     if not values.get("chat_template") and not any((folder / name).exists() for name in _TEMPLATES):
         raise ConfigurationError(
-            f"actor_rollout_ref.model.path={folder}: its tokenizer has no chat template, with which verl makes "
-            f"prompts; take an instruct model, or put a {_TEMPLATES[0]} beside tokenizer_config.json"
+            f"actor_rollout_ref.model.path={folder} is invalid: its tokenizer has no chat template, which verl needs "
+            f"for prompts. Set it to an instruct model, or put a {_TEMPLATES[0]} beside tokenizer_config.json"
         )
 
 
@@ -113,15 +111,19 @@ def check_reward(config: Mapping[str, Any]) -> None:
     path, name, arguments = Path(section["path"]).expanduser(), section["name"], section.get("reward_kwargs") or {}
     key = f"{_REWARD}.path={path}"
     if not path.is_file():
-        raise ConfigurationError(f"{key} is no file on this machine; give the file that defines the reward function")
+        raise ConfigurationError(
+            f"{key} is not a file on this machine. Set it to the file that defines the reward function"
+        )
     try:
         body = ast.parse(path.read_bytes()).body
     except (SyntaxError, ValueError, OSError) as error:
-        raise ConfigurationError(f"{key} cannot be read as Python ({error}); correct the file") from error
+        raise ConfigurationError(f"{key} is not readable Python ({error}). Correct the file") from error
     function = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
     if function is None:
         if name not in _bound_names(body):
-            raise ConfigurationError(f"{_REWARD}.name={name} is not defined in {path}; give the name of its function")
+            raise ConfigurationError(
+                f"{_REWARD}.name={name} is not defined in {path}. Set it to the name of its function"
+            )
         return
     _check_arguments(function, arguments)
     if path.resolve() == _OUR_RULES:
@@ -148,7 +150,7 @@ def _check_arguments(function: ast.FunctionDef, given: Mapping[str, Any]) -> Non
             close = difflib.get_close_matches(name, taken, n=1)
             advice = f"did you mean {close[0]}?" if close else f"it takes {', '.join(taken)}"
             raise ConfigurationError(
-                f"{_REWARD}.reward_kwargs.{name} is no argument of {function.name} in {_REWARD}.path; {advice}"
+                f"{_REWARD}.reward_kwargs.{name} is not an argument of {function.name} in {_REWARD}.path; {advice}"
             )
 
 
@@ -156,7 +158,7 @@ def _check_our_rule(given: Mapping[str, Any]) -> None:
     key = f"{_REWARD}.reward_kwargs"
     rule = given.get("rule", "boxed")
     if rule not in RULES:
-        raise ConfigurationError(f"{key}.rule={rule} is no rule; choose one of {', '.join(RULES)}")
+        raise ConfigurationError(f"{key}.rule={rule} is invalid. Set it to one of {', '.join(RULES)}")
     try:
         Limits(**{name: given[name] for name in ("time_limit_s", "budget_s", "workers") if name in given})
     except ValueError as error:
@@ -177,8 +179,8 @@ def check_shared_copy(config: Mapping[str, Any], folder: Path = Path("/dev/shm/v
     if chosen is None or not folder.exists() or os.access(folder, os.W_OK | os.X_OK):
         return
     raise ConfigurationError(
-        f"{chosen}=true is invalid: verl copies the files of all users into {folder}, which is "
-        f"{_owner(folder)}'s here. Set it to false, or let them remove that folder."
+        f"{chosen}=true is invalid: verl copies the files of all users into {folder}, which belongs to "
+        f"{_owner(folder)} here. Set it to false, or let them remove that folder."
     )
 
 

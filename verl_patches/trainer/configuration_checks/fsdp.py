@@ -17,7 +17,7 @@ _WRITTEN_FOR_MEGATRON = (
     (f"{_OVERLAY}.measure.verify_weights", False, "precision=float32 and its limit for log-probs find stale weights"),
     (f"{_OVERLAY}.mindspeed.engine", "off", "MindSpeed changes Megatron"),
     (f"{_OVERLAY}.rollout.expert_parallel_size", 1, "vLLM's expert parallelism needs reshard"),
-    (f"{_OVERLAY}.router_balance.forced", False, "it is for models of experts on Megatron"),
+    (f"{_OVERLAY}.router_balance.forced", False, "it is only for models with experts on Megatron"),
 )
 
 
@@ -29,7 +29,7 @@ def check_features(config: Mapping[str, Any], settings: OverlaySettings) -> None
             value = getattr(value, name)
         if value != needed:
             raise ConfigurationError(
-                f"{key}={value} is for Megatron, and this configuration trains with FSDP, where {instead}; set it to "
+                f"{key}={value} is for Megatron, but this configuration trains with FSDP, where {instead}. Set it to "
                 f"{str(needed).lower()}"
             )
 
@@ -44,23 +44,23 @@ def check_sequence_sharing(config: Mapping[str, Any]) -> None:
     if node["model"]["use_remove_padding"] and node["actor"]["use_torch_compile"]:
         raise ConfigurationError(
             f"{_NODE}.actor.use_torch_compile=true compiles the entropy of sequences without padding, for which torch "
-            f"has no compiler on NPUs; set it to false, or {_NODE}.model.use_remove_padding"
+            f"has no compiler on NPUs. Set it to false, or {_NODE}.model.use_remove_padding"
         )
     if of_reference != size:
         raise ConfigurationError(
-            f"{_NODE}.ref.ulysses_sequence_parallel_size={of_reference} is not {key}={size}, and one group of dies "
-            f"shares the sequences of both; set it to {size}"
+            f"{_NODE}.ref.ulysses_sequence_parallel_size={of_reference} is invalid: one group of dies shares the "
+            f"sequences of actor and reference. Set it to {key}={size}"
         )
     if size == 1:
         return
     if not node["model"]["use_remove_padding"]:
         raise ConfigurationError(
-            f"{key}={size} cuts sequences whose padding is removed alone; set {_NODE}.model.use_remove_padding to true"
+            f"{key}={size} only splits sequences without padding. Set {_NODE}.model.use_remove_padding to true"
         )
     if config["algorithm"]["adv_estimator"] == "gae":
         raise ConfigurationError(
-            f"{key}={size} has not been run with a critic (algorithm.adv_estimator=gae), which would keep whole "
-            "sequences; set it to 1"
+            f"{key}={size} is not tested with a critic (algorithm.adv_estimator=gae), which would keep whole "
+            "sequences. Set it to 1"
         )
 
 
@@ -82,7 +82,7 @@ def check_token_limits(config: Mapping[str, Any]) -> None:
                 f"{_NODE}.{group}.{limit}={tokens} is less than the {width} tokens of a prompt with its answer "
                 f"(data.max_prompt_length + data.max_response_length)"
                 + (f" on {sharing} dies that share a sequence" if sharing > 1 else "")
-                + f"; give at least {-(-width // sharing)}, or set {_NODE}.{group}.{switch} to false"
+                + f". Set it to at least {-(-width // sharing)}, or set {_NODE}.{group}.{switch} to false"
             )
 
 
@@ -97,8 +97,7 @@ def check_strategies(config: Mapping[str, Any]) -> None:
     for name, node in others:
         if node["strategy"] != strategy:
             raise ConfigurationError(
-                f"{name}.strategy={node['strategy']} is not {key}={strategy}, and a job has one of the two; set it to "
-                f"{strategy}"
+                f"{name}.strategy={node['strategy']} is invalid: a job has one strategy. Set it to {key}={strategy}"
             )
     if strategy == "fsdp2":
         for name, node in shardings:
@@ -115,6 +114,6 @@ def _check_read_by_fsdp2(name: str, node: Mapping[str, Any]) -> None:
     ):
         if value != default:
             raise ConfigurationError(
-                f"{name}.{key}={str(value).lower()} is read by strategy fsdp alone, and this configuration trains with "
-                "fsdp2; take it away, or use fsdp"
+                f"{name}.{key}={str(value).lower()} is read only by strategy fsdp, but this configuration trains with "
+                "fsdp2. Remove it, or use fsdp"
             )

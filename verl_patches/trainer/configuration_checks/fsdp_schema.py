@@ -26,9 +26,9 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     PositiveFraction,
 )
 
-_FSDP = "this configuration trains with FSDP; for Megatron choose one that has actor_rollout_ref.actor.megatron"
-_NOT_RUN = f"nothing else has been run with the overlay on FSDP; {SEE}"
-_CUDAS = "its kernels are CUDA's; set it to false"
+_FSDP = "this configuration trains with FSDP; for Megatron use one that has actor_rollout_ref.actor.megatron"
+_NOT_RUN = f"no other value is tested with the overlay on FSDP; {SEE}"
+_CUDAS = "its kernels are for CUDA; set it to false"
 Strategy = Annotated[Literal["fsdp", "fsdp2"], Field(description=_FSDP)]
 FloatingPoint = Literal["fp32", "bf16", "float32", "bfloat16"]
 
@@ -97,7 +97,7 @@ class FsdpActor(PolicyUpdate):
     grad_clip: Annotated[float, Field(gt=0)]
     optim: FsdpOptim
     fsdp_config: TrainedSharding
-    recompute_old_log_prob: Literal[True] = Field(default=True, description="only Megatron's update can do without")
+    recompute_old_log_prob: Literal[True] = Field(default=True, description="only Megatron's update works without it")
     ulysses_sequence_parallel_size: Count = 1
 
 

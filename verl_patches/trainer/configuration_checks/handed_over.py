@@ -48,21 +48,21 @@ _EXPERTS = "actor_rollout_ref.overlay.rollout.expert_parallel_size decides it"
 # nothing, and why all others are rejected. verl leaves out a key whose value is null.
 NOT_SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "quantization": ((), "training sends bfloat16 weights after every update, and nothing quantises them again"),
-    "kv_cache_dtype": (("auto",), "log-probs of a cache in another type are not those of training"),
+    "kv_cache_dtype": (("auto",), "log-probs of a cache in another type differ from training's"),
     "enable_lora": ((False,), "every weight is trained, and reshard sends all of them"),
-    "enable_prompt_adapter": ((False,), "training knows no prompt adapters"),
-    "speculative_config": ((), "nothing trains the model that drafts"),
+    "enable_prompt_adapter": ((False,), "training does not support prompt adapters"),
+    "speculative_config": ((), "nothing trains the draft model"),
     "kv_transfer_config": ((), "prefill and decode share the dies of a training"),
-    "pipeline_parallel_size": ((1,), "vLLM-Ascend's workers are training's, and the rollout has no stages"),
+    "pipeline_parallel_size": ((1,), "the rollout shares training's vLLM-Ascend workers, and has no stages"),
     "data_parallel_size": ((1,), _EXPERTS),
     "enable_expert_parallel": ((False,), _EXPERTS),
     "task": (("auto", "generate"), "a rollout generates"),
     "device": (("auto", "npu"), "training runs on NPUs"),
     "worker_cls": (("auto",), "training calls vLLM-Ascend's worker"),
-    "model_impl": (("auto", "vllm"), "reshard knows where vLLM's own models hold their weights"),
-    "cpu_offload_gb": ((0,), "reshard writes to the dies, and would miss the weights that vLLM keeps on the host"),
-    "calculate_kv_scales": ((False,), "log-probs of a scaled cache are not those of training"),
-    "num_scheduler_steps": ((1,), "vLLM's first engine alone has them"),
+    "model_impl": (("auto", "vllm"), "reshard only knows where vLLM's own models keep their weights"),
+    "cpu_offload_gb": ((0,), "reshard writes to the dies, and would miss weights that vLLM keeps on the host"),
+    "calculate_kv_scales": ((False,), "log-probs of a scaled cache differ from training's"),
+    "num_scheduler_steps": ((1,), "only vLLM's first engine has them"),
     "hf_config_path": ((), "training and rollout are one model, that of actor_rollout_ref.model.path"),
     "tokenizer": ((), "training and rollout share the tokenizer of actor_rollout_ref.model.path"),
     "enable_multimodal_encoder_data_parallel": ((False,), "reshard sends each die its part of the vision tower"),
@@ -84,11 +84,11 @@ def check_engine_arguments(config: Mapping[str, Any]) -> None:
             continue
         if name in GIVEN_BY_VERL:
             key = GIVEN_BY_VERL[name]
-            remedy = f"set {key} instead" if key else "take it away"
-            raise ConfigurationError(f"{ENGINE}.{name}={value} is given to the engine by verl already; {remedy}")
+            remedy = f"set {key} instead" if key else "remove it"
+            raise ConfigurationError(f"{ENGINE}.{name}={value} is already passed to the engine by verl; {remedy}")
         if name in NOT_SUPPORTED and value not in NOT_SUPPORTED[name][0]:
             raise ConfigurationError(
-                f"{ENGINE}.{name}={shown(value)} is invalid: {NOT_SUPPORTED[name][1]}. Take it away; {SEE}"
+                f"{ENGINE}.{name}={shown(value)} is invalid: {NOT_SUPPORTED[name][1]}. Remove it; {SEE}"
             )
         if name == "hf_overrides":
             _check_model_overrides(value)
@@ -99,8 +99,8 @@ def _check_model_overrides(value: Any) -> None:
     others = sorted(set(value) - OVERRIDDEN_OF_A_MODEL) if isinstance(value, Mapping) else [shown(value)]
     if others:
         raise ConfigurationError(
-            f"{ENGINE}.hf_overrides={shown(value)} is invalid: the rollout alone would read {', '.join(others)}, and "
-            "be another model than the one that is trained. Change config.json in actor_rollout_ref.model.path instead"
+            f"{ENGINE}.hf_overrides={shown(value)} is invalid: only the rollout would read {', '.join(others)}, and "
+            "its model would differ from training's. Change config.json in actor_rollout_ref.model.path instead"
         )
 
 
@@ -123,8 +123,8 @@ def check_transformer_options(config: Mapping[str, Any]) -> None:
 def _require_known(group: str, name: str, known: frozenset[str], what: str) -> None:
     if known and name not in known:
         meant = nearest(f"{group}.{name}", [f"{group}.{each}" for each in known])
-        advice = f"did you mean {meant}?" if meant else "take it away"
-        raise ConfigurationError(f"unknown key {group}.{name}, which is no {what}; {advice}")
+        advice = f"did you mean {meant}?" if meant else "remove it"
+        raise ConfigurationError(f"unknown key {group}.{name}: no such {what}; {advice}")
 
 
 @cache

@@ -28,8 +28,8 @@ def check_truncation(config: Mapping[str, Any], model: Mapping[str, Any] | None)
     how = config["data"]["truncation"]
     if _reads_images(model) and how != "error":
         raise ConfigurationError(
-            f"data.truncation={how} is invalid: it cuts the tokens of an image, and the model fails on the rest. Set "
-            "it to error; data.filter_overlong_prompts=true leaves longer prompts out"
+            f"data.truncation={how} is invalid: it would cut the tokens of an image, and the model would fail on the "
+            "rest. Set it to error; data.filter_overlong_prompts=true drops longer prompts"
         )
 
 
@@ -46,6 +46,6 @@ def check_micro_batches(config: Mapping[str, Any], model: Mapping[str, Any] | No
     for key, micro in limits:
         if micro and (rows < micro or rows % (rows // micro)):
             raise ConfigurationError(
-                f"{key}={micro} is invalid: a die has {rows} rows with images a step, which verl cuts into "
+                f"{key}={micro} is invalid: a die has {rows} rows with images a step, which verl splits into "
                 f"{rows // micro} equal parts. Set it to a divisor of {rows}"
             )

@@ -19,7 +19,7 @@ def check_model_path(config: Mapping[str, Any]) -> None:
     """Check that the model's folder is given; configurations that cannot know it hold null."""
     if not config["actor_rollout_ref"]["model"]["path"]:
         raise ConfigurationError(
-            f"{_PATH} is not set; give the folder with the model's config.json, tokenizer and weights"
+            f"{_PATH} is not set. Set it to the folder with the model's config.json, tokenizer and weights"
         )
 
 
@@ -35,7 +35,7 @@ def described(path: str) -> Mapping[str, Any] | None:
     except FileError as error:
         if error.missing:
             return None
-        raise ConfigurationError(f"{error}; copy the model again") from error
+        raise ConfigurationError(f"{error}. Copy the model again") from error
 
 
 def check_model(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> None:

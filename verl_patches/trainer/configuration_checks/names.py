@@ -50,20 +50,20 @@ _VALUES = {_MODE: {"true": "token-mean", "false": "seq-mean-token-mean"}}
 
 # Keys, or groups of them, that are known elsewhere (verl's recipes, other trainers), and what to do instead.
 ELSEWHERE = {
-    "parallelism.data_parallelism": "follows from the dies and the other sizes; take it away",
-    "global_profiler": "belongs to a later verl; set actor_rollout_ref.overlay.profile instead, and take it away",
+    "parallelism.data_parallelism": "follows from the dies and the other sizes; remove it",
+    "global_profiler": "belongs to a later verl; remove it and set actor_rollout_ref.overlay.profile",
     "actor_rollout_ref.rollout.agent": f"belongs to a later verl, whose agents need an asynchronous rollout; {SEE}",
     "actor_rollout_ref.rollout.quantization": f"belongs to a later verl; {SEE}",
-    "deployment": f"serves a model, and this is a training; take it away ({PAGE} says how to serve)",
-    "hardware.gpu_memory": "is what plan.py --die-memory asks for; take it away",
-    "iam": f"is the cluster's, and no training's; take it away ({PAGE} says who may do what)",
-    "performance.compile_mode": "has one value with actor_rollout_ref.actor.use_torch_compile; take it away",
-    "performance.enable_cudnn_benchmark": "is CUDA's; take it away",
-    "performance.enable_flash_attention": "is always on: CANN's fused attention; take it away",
-    "performance.enable_mixed_precision": "is always on: actor_rollout_ref.overlay.precision says which; take it away",
-    "retry_options": "belongs in the policy file of scripts/supervise.py; take it away",
-    "monitoring_config.alerting.threshold": "has reward_score, kl_divergence and entropy; for another metric "
-    "write a rule in actor_rollout_ref.overlay.alerts.rules",
+    "deployment": f"serves a model, but this is a training; remove it ({PAGE} explains serving)",
+    "hardware.gpu_memory": "is an argument of plan.py, --die-memory; remove it",
+    "iam": f"belongs to the cluster, not to a training; remove it ({PAGE} explains permissions)",
+    "performance.compile_mode": "follows actor_rollout_ref.actor.use_torch_compile; remove it",
+    "performance.enable_cudnn_benchmark": "is for CUDA; remove it",
+    "performance.enable_flash_attention": "is always on: CANN's fused attention; remove it",
+    "performance.enable_mixed_precision": "is always on: actor_rollout_ref.overlay.precision sets the type; remove it",
+    "retry_options": "belongs in the policy file of scripts/supervise.py; remove it",
+    "monitoring_config.alerting.threshold": "has reward_score, kl_divergence and entropy; for another metric write a "
+    "rule in actor_rollout_ref.overlay.alerts.rules",
 }
 
 
@@ -82,11 +82,11 @@ def unknown_key(key: str, value: str | None = None) -> str:
             return f"unknown key {key}, which nothing reads: {group} {ELSEWHERE[group]}"
     if named := only_back_end(key):
         return (
-            f"unknown key {key}, which nothing reads: it belongs to {named}, and this configuration trains with the "
-            f"other back-end; take it away{f' ({PAGE})' if 'lora' in key else ''}"
+            f"unknown key {key}, which nothing reads: it belongs to {named}, but this configuration trains with the "
+            f"other back-end; remove it{f' ({PAGE})' if 'lora' in key else ''}"
         )
     meant = nearest(key, known_keys())
-    advice = f"did you mean {meant}?" if meant else "take it away"
+    advice = f"did you mean {meant}?" if meant else "remove it"
     return f"unknown key {key}, which nothing reads; {advice}"
 
 

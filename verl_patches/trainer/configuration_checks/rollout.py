@@ -37,7 +37,7 @@ def check_lengths(config: Mapping[str, Any]) -> None:
     if longest < needed:
         raise ConfigurationError(
             f"{_ROLLOUT}.max_model_len={longest} is less than data.max_prompt_length={data['max_prompt_length']} and "
-            f"data.max_response_length={data['max_response_length']} together; use {needed} or null"
+            f"data.max_response_length={data['max_response_length']} together. Set it to {needed} or null"
         )
     tokens = rollout["max_num_batched_tokens"]
     scheduler = _ascend_options(config)[1]
@@ -49,8 +49,8 @@ def check_lengths(config: Mapping[str, Any]) -> None:
             else (f"set {_ROLLOUT}.enable_chunked_prefill=False, which the V1 engine ignores")
         )
         raise ConfigurationError(
-            f"{_ROLLOUT}.max_num_batched_tokens={tokens} is less than the {longest} tokens that a sequence may have; "
-            f"use at least {longest}, or {remedy}"
+            f"{_ROLLOUT}.max_num_batched_tokens={tokens} is less than the {longest} tokens that a sequence may have. "
+            f"Set it to at least {longest}, or {remedy}"
         )
 
 
@@ -59,19 +59,19 @@ def check_graphs(config: Mapping[str, Any]) -> None:
     rollout, (graph, _) = config["actor_rollout_ref"]["rollout"], _ascend_options(config)
     if not rollout["enforce_eager"] and rollout["free_cache_engine"]:
         raise ConfigurationError(
-            f"{_ROLLOUT}.free_cache_engine=True does not go with graphs; set it to False (the overlay's residency "
+            f"{_ROLLOUT}.free_cache_engine=True is not supported with graphs. Set it to False (the overlay's residency "
             f"frees the cache), or {_ROLLOUT}.enforce_eager=True"
         )
     if graph.get("enabled") and rollout["enforce_eager"]:
         raise ConfigurationError(
-            f"{_ROLLOUT}.enforce_eager=True and torchair_graph_config.enabled=True ask for no graph and for one; "
-            f"change one of them ({_ADDITIONAL})"
+            f"{_ROLLOUT}.enforce_eager=True and torchair_graph_config.enabled=True contradict each other. Change one "
+            f"of them ({_ADDITIONAL})"
         )
     for name in _ONLY_FOR_GRAPHS:
         if graph.get(name) and not graph.get("enabled"):
             raise ConfigurationError(
-                f"{_ADDITIONAL}.torchair_graph_config.{name}={graph[name]} is valid only with enabled=True beside it; "
-                "take it away, or enable the graph"
+                f"{_ADDITIONAL}.torchair_graph_config.{name}={graph[name]} is only valid with enabled=True beside it. "
+                "Remove it, or enable the graph"
             )
 
 
@@ -82,9 +82,9 @@ def check_cache_format(config: Mapping[str, Any]) -> None:
     if graph.get("enable_kv_nz") and not separate:
         raise ConfigurationError(
             "torchair_graph_config.enable_kv_nz=True gives wrong tokens with chunked prefill: vLLM-Ascend reads and "
-            "writes the ordinary format in steps that mix prefills with decodes; set it to False, or set "
-            "ascend_scheduler_config.enabled=True and enable_chunked_prefill=False "
-            "(all in actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config)"
+            "writes the ordinary format in steps that mix prefills with decodes. Set it to False, or set "
+            "ascend_scheduler_config.enabled=True and enable_chunked_prefill=False (all in "
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config)"
         )
 
 
@@ -97,7 +97,7 @@ def check_task_queue(config: Mapping[str, Any]) -> None:
     captures = not config["actor_rollout_ref"]["rollout"]["enforce_eager"] and not graph.get("enabled")
     if captures and os.environ.get("TASK_QUEUE_ENABLE") == "2":
         raise ConfigurationError(
-            f"TASK_QUEUE_ENABLE=2 does not go with ACL graphs, which {_ROLLOUT}.enforce_eager=False captures where "
-            "torchair's graph is not enabled: torch_npu rejects the capture; set TASK_QUEUE_ENABLE=1 in the file of "
-            "the cluster, or enforce_eager=True"
+            f"TASK_QUEUE_ENABLE=2 is invalid with ACL graphs, which {_ROLLOUT}.enforce_eager=False captures where "
+            "torchair's graph is off: torch_npu rejects the capture. Set TASK_QUEUE_ENABLE=1 in the file of the "
+            "cluster, or enforce_eager=True"
         )

@@ -42,19 +42,20 @@ def check_parallel_sizes(config: Mapping[str, Any]) -> None:
     dies, parallel = number_of_dies(config), _model_parallel_size(config)
     if backend_of(config) == "fsdp" and dies % parallel:
         raise ConfigurationError(
-            f"{dies} dies cannot hold whole groups of actor_rollout_ref.actor.ulysses_sequence_parallel_size={parallel}"
-            f", which share sequences; use a divisor of {dies}"
+            f"{dies} dies do not divide into whole groups of "
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={parallel}, which share sequences. Set it to a "
+            f"divisor of {dies}"
         )
     if dies < 1 or dies % parallel:
         raise ConfigurationError(
-            f"{dies} dies cannot hold whole training replicas: TP x PP x CP is {parallel}; "
-            f"use a multiple of {parallel} dies or change actor_rollout_ref.actor.megatron.*_parallel_size"
+            f"{dies} dies do not divide into whole training replicas: TP x PP x CP is {parallel}. Use a multiple of "
+            f"{parallel} dies or change actor_rollout_ref.actor.megatron.*_parallel_size"
         )
     rollout_tp = config["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"]
     if dies % rollout_tp:
         raise ConfigurationError(
-            f"{dies} dies cannot hold whole rollout instances of "
-            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout_tp}; use a divisor of {dies}"
+            f"{dies} dies do not divide into whole rollout instances of "
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={rollout_tp}. Set it to a divisor of {dies}"
         )
     if backend_of(config) == "megatron":
         _check_experts(config)
@@ -67,12 +68,12 @@ def _check_experts(config: Mapping[str, Any]) -> None:
     experts, tensor = megatron["expert_model_parallel_size"], megatron["expert_tensor_parallel_size"]
     if replicas % experts:
         raise ConfigurationError(
-            f"{key}.expert_model_parallel_size={experts} does not divide the {replicas} training replicas; use a "
+            f"{key}.expert_model_parallel_size={experts} does not divide the {replicas} training replicas. Set it to a "
             f"divisor of {replicas}"
         )
     if tensor not in (None, "None", megatron["tensor_model_parallel_size"]):
         raise ConfigurationError(
-            f"{key}.expert_tensor_parallel_size={tensor} is not supported by the pinned Megatron-core; set it to null"
+            f"{key}.expert_tensor_parallel_size={tensor} is not supported by the pinned Megatron-core. Set it to null"
         )
 
 
@@ -84,18 +85,18 @@ def check_batch_sizes(config: Mapping[str, Any]) -> None:
     mini, micro = actor["ppo_mini_batch_size"], actor["ppo_micro_batch_size_per_gpu"]
     if prompts % dies:
         raise ConfigurationError(
-            f"data.train_batch_size={prompts} does not divide among {dies} dies for generation; "
-            f"use a multiple of {dies}"
+            f"data.train_batch_size={prompts} does not divide among {dies} dies for generation. Set it to a multiple "
+            f"of {dies}"
         )
     if prompts % mini:
         raise ConfigurationError(
-            f"data.train_batch_size={prompts} is not a multiple of "
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}; choose a mini batch that divides it"
+            f"data.train_batch_size={prompts} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}. "
+            "Set a mini batch that divides it"
         )
     if (mini * responses) % replicas:
         raise ConfigurationError(
             f"a mini batch of {mini} prompts x {responses} responses does not divide among {replicas} training "
-            "replicas; change actor_rollout_ref.actor.ppo_mini_batch_size or actor_rollout_ref.rollout.n"
+            "replicas. Change actor_rollout_ref.actor.ppo_mini_batch_size or actor_rollout_ref.rollout.n"
         )
     per_replica = mini * responses // replicas
     for section, key in (
@@ -103,12 +104,13 @@ def check_batch_sizes(config: Mapping[str, Any]) -> None:
         ("rollout", "log_prob_micro_batch_size_per_gpu"),
     ):
         if config["actor_rollout_ref"][section][key] is None:
-            raise ConfigurationError(f"actor_rollout_ref.{section}.{key}=null; give the sequences of a micro batch")
+            raise ConfigurationError(
+                f"actor_rollout_ref.{section}.{key}=null is invalid. Set it to the sequences of a micro batch"
+            )
     if not actor["use_dynamic_bsz"] and (not micro or micro > per_replica or per_replica % micro):
         raise ConfigurationError(
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {per_replica} sequences "
-            "that a replica gets from a mini batch, so no whole number of gradient accumulation steps exists; "
-            f"choose a divisor of {per_replica}"
+            f"of a replica in a mini batch into whole gradient accumulation steps. Set it to a divisor of {per_replica}"
         )
 
 
@@ -119,18 +121,18 @@ def check_ray(config: Mapping[str, Any]) -> None:
     host, _, port = address.rpartition(":")
     if address not in ("local", "auto") and not (host and port.isdecimal() and 0 < int(port) <= _LAST_PORT):
         raise ConfigurationError(
-            f"ray_init.address={address} is no address; give host:port, auto for the Ray that runs, or local for one "
-            "of the run's own"
+            f"ray_init.address={address} is invalid. Set it to host:port, to auto for the running Ray, or to local for "
+            "the run's own"
         )
     if address == "local" and nodes > 1:
         raise ConfigurationError(
-            f"trainer.nnodes={nodes} needs a Ray of {nodes} nodes, and ray_init.address=local starts one on this "
-            "machine alone; set trainer.nnodes=1, or start Ray on every node and set ray_init.address=auto"
+            f"trainer.nnodes={nodes} needs a Ray of {nodes} nodes, but ray_init.address=local starts one only on this "
+            "machine. Set trainer.nnodes=1, or start Ray on every node and set ray_init.address=auto"
         )
     if folder is not None and len(os.fsencode(folder)) > _LONGEST_RAY_FOLDER:
         raise ConfigurationError(
-            f"ray_init.temp_dir={folder} is {len(os.fsencode(folder))} bytes long, and the sockets that Ray makes in "
-            f"it allow {_LONGEST_RAY_FOLDER}; choose a shorter one"
+            f"ray_init.temp_dir={folder} is {len(os.fsencode(folder))} bytes long, but Ray's sockets in it allow "
+            f"{_LONGEST_RAY_FOLDER}. Set a shorter one"
         )
 
 
@@ -144,8 +146,8 @@ def check_ray_slots(config: Mapping[str, Any]) -> None:
     slots, needed = config["ray_init"]["num_cpus"], required_ray_slots(config)
     if slots is not None and slots < needed:
         raise ConfigurationError(
-            f"ray_init.num_cpus={slots} is too few for Ray to place {number_of_dies(config)} workers: it would wait "
-            f"for ever; use at least {needed} (Ray counts logical slots, not cores) or null"
+            f"ray_init.num_cpus={slots} is too low for Ray to place {number_of_dies(config)} workers, and it would "
+            f"wait forever. Set it to at least {needed} (Ray counts logical slots, not cores) or null"
         )
 
 

@@ -73,8 +73,8 @@ def check_trackers(config: Mapping[str, Any]) -> None:
         key = f"trainer.logger has {name}"
         if find_spec(tracker.package) is None:
             raise ConfigurationError(
-                f"{key}, and its package {tracker.package} is not installed in this environment; install it, or take "
-                f"{name} out of trainer.logger"
+                f"{key}, but its package {tracker.package} is not installed in this environment. Install it, or remove "
+                f"{name} from trainer.logger"
             )
         if not tracker.ready() and not (tracker.offline and stays_offline):
-            raise ConfigurationError(f"{key}, which has no login here; {tracker.remedy}, or take it out of the list")
+            raise ConfigurationError(f"{key}, which has no login here: {tracker.remedy}, or remove it from the list")

@@ -13,8 +13,8 @@ def check_group_size(config: Mapping[str, Any]) -> None:
     responses, estimator = config["actor_rollout_ref"]["rollout"]["n"], config["algorithm"]["adv_estimator"]
     if responses == 1 and estimator in ("grpo", "grpo_passk", "rloo", "opo"):
         raise ConfigurationError(
-            f"actor_rollout_ref.rollout.n=1 gives algorithm.adv_estimator={estimator} one response to compare with "
-            "itself, so nothing is learnt; use at least 2"
+            f"actor_rollout_ref.rollout.n=1 is invalid: algorithm.adv_estimator={estimator} compares the responses of "
+            "a prompt, so nothing is learnt. Set it to at least 2"
         )
 
 
@@ -22,8 +22,9 @@ def check_reward_manager(config: Mapping[str, Any]) -> None:
     """Reject the dapo reward manager: verl's main_ppo passes the same arguments to all, without dapo's penalty."""
     if config["reward_model"]["reward_manager"] == "dapo":
         raise ConfigurationError(
-            "reward_model.reward_manager=dapo is the naive one with a penalty whose settings verl's main_ppo does not "
-            "give it; choose naive, which reward_model.overlong_buffer.enable=True gives the same penalty"
+            "reward_model.reward_manager=dapo is invalid: it is the naive one with a penalty whose settings verl's "
+            "main_ppo does not pass. Set it to naive, to which reward_model.overlong_buffer.enable=True adds the same "
+            "penalty"
         )
 
 
@@ -35,7 +36,7 @@ def check_recomputation(config: Mapping[str, Any]) -> None:
     if model["enable_gradient_checkpointing"] and granularity is None:
         raise ConfigurationError(
             f"{key}.activations_checkpoint_granularity=null recomputes nothing with "
-            "actor_rollout_ref.model.enable_gradient_checkpointing=True; choose full or selective"
+            "actor_rollout_ref.model.enable_gradient_checkpointing=True. Set it to full or selective"
         )
     for name in ("method", "num_layers"):
         if (
@@ -43,4 +44,6 @@ def check_recomputation(config: Mapping[str, Any]) -> None:
             and granularity == "full"
             and asked[f"activations_checkpoint_{name}"] is None
         ):
-            raise ConfigurationError(f"{key}.activations_checkpoint_{name}=null; full recomputation needs it, give one")
+            raise ConfigurationError(
+                f"{key}.activations_checkpoint_{name}=null is invalid: full recomputation needs it. Set it"
+            )

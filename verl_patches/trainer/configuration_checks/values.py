@@ -19,7 +19,7 @@ from verl_patches.trainer.configuration_checks.schema import field_at, group_of
 
 _SHOWN_CHARACTERS = 80
 _A_GROUP = "it should be a group of keys"
-_ABSENT = "{key} was taken away, and it is read in every run; leave it in the configuration"
+_ABSENT = "{key} was removed, but every run reads it. Leave it in the configuration"
 
 
 def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,10 +36,10 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
         _require_groups(config)
         key, cause = error.full_key or "the configuration", str(error.msg or error).splitlines()[0]
         raise ConfigurationError(
-            f"{key} refers to something that cannot be worked out ({cause}); correct the ${{...}} in it"
+            f"{key} refers to a value that cannot be resolved ({cause}). Correct the ${{...}} in it"
         ) from error
     except RecursionError as error:
-        raise ConfigurationError("a ${...} of the configuration leads back to itself; correct it") from error
+        raise ConfigurationError("a ${...} of the configuration refers to itself. Correct it") from error
 
 
 def _require_groups(config: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ def private_folder(
         mark = os.open(folder / _MARK, os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise FolderError(
-            f"no private folder can be made in {parent} ({error.strerror}); set TMPDIR to one that takes files"
+            f"no private folder can be created in {parent} ({error.strerror}). Set TMPDIR to a writable one"
         ) from error
     try:
         fcntl.flock(mark, fcntl.LOCK_EX)

@@ -56,8 +56,8 @@ class IsolatedRay:
         address = ray.util.get_node_ip_address()
         if address != LOOPBACK:
             raise RuntimeError(
-                f"Ray has taken the address {address} in place of {LOOPBACK}, because it was imported before it was "
-                "told; start the run in a process of its own"
+                f"Ray uses the address {address} instead of {LOOPBACK}, because it was imported before this was set. "
+                "Start the run in a separate process"
             )
         node = ray._private.worker._global_node
         assert node is not None, "ray.init starts one"
@@ -71,8 +71,8 @@ class IsolatedRay:
         if not gone:
             return None
         return (
-            f"Ray ended during the run: its process {gone} has gone; was it killed, or did the machine "
-            "run out of memory? start the run again"
+            f"Ray ended during the run: its process {gone} has gone. Was it killed, or did the machine run out of "
+            "memory? Start the run again"
         )
 
     @contextmanager

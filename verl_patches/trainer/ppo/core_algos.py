@@ -39,8 +39,8 @@ def compute_policy_loss(
 @wrap(
     "verl.trainer.ppo.core_algos:compute_value_loss",
     feature=CRITIC,
-    why="at the cluster's commit the FSDP critic's mask lies one token before the answer's: its loss has a token more, "
-    "of a state in which nothing is chosen any more",
+    why="at the cluster's commit the FSDP critic's mask is one token early: its loss has one extra token, of a state "
+    "after the last choice",
     upstream="https://github.com/verl-project/verl/pull/1850",
     remove_when="the pinned verl's FSDP critic masks its loss by the tokens of responses",
 )

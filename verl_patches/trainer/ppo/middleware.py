@@ -173,7 +173,7 @@ def _measure(trainer: Trainer) -> Additions:
     narrowed = narrowed_by(trainer.config.actor_rollout_ref.rollout)
     if narrowed:
         by = ", ".join(f"{name}={value}" for name, (value, _) in narrowed.items())
-        print(f"Answers are drawn by {by}, and trained and compared as samples of the whole distribution.")
+        print(f"Answers are drawn by {by}, but trained and compared as samples of the whole distribution.")
 
     def reporting(update: Call) -> Call:
         return with_batch_metrics(update, ends.tokens, lambda: trainer.source.metrics)

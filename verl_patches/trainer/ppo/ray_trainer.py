@@ -32,8 +32,8 @@ _METHODS = (
     feature=SETTINGS,
     evidence="executed",
     relies_on=[f"{_TRAINER}.{name}" for name in _METHODS],
-    why="the driver rejects what cannot run before any worker starts, and trains in stages that features add to, where "
-    "verl's loop is one function",
+    why="the driver rejects invalid configurations before any worker starts, and trains in stages that features "
+    "extend, whereas verl's loop is one function",
 )
 def init(upstream: Callable[..., None], self: RayPPOTrainer, config: DictConfig, *args: Any, **kwargs: Any) -> None:
     from verl_patches.trainer.configuration_checks import check_configuration

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @wrap(
     "verl.trainer.ppo.reward:compute_reward",
-    why="verl prints what a reward function raises, scores the batch once more and goes on as if nothing had been",
+    why="verl prints the reward function's exception, scores the batch once more and continues as if nothing had "
+    "happened",
     evidence="executed",
     feature=MEASURE,
     upstream="docs/upstream/verl-swallowed-reward-errors.md",
-    remove_when="verl says at the end of a run how often the reward function failed",
+    remove_when="verl reports at the end of a run how often the reward function failed",
 )
 def compute_reward(
     upstream: Callable[..., tuple[torch.Tensor, dict[str, Any]]], data: DataProto, reward_fn: Callable[..., Any]
@@ -42,7 +43,7 @@ def compute_reward(
     "verl.trainer.ppo.reward:compute_reward",
     feature=WATCH,
     evidence="executed",
-    why="a reward function that never returns stops the run, and all workers are idle then",
+    why="a reward function that never returns stops the run, while all workers are idle",
     outside=["measure"],
 )
 def compute_reward_in_phase(

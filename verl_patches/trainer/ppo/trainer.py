@@ -67,7 +67,7 @@ class OverlayTrainer(RayPPOTrainer):
         self.middleware = in_force()
         print(f"features of a step, from the workers outwards: {', '.join(e.feature.name for e in self.middleware)}")
         if self.has_foreign_loop:
-            print(f"warning: {type(self).__name__} has a loop of its own, whose log features add nothing to")
+            print(f"warning: {type(self).__name__} has its own loop, to whose log features add nothing")
         for each in self.middleware:
             each.before_workers(self)
         super().init_workers()

@@ -24,10 +24,10 @@ _ROLLOUT, _SCHEDULED = "rollout", "learning_rate_steps"
 @wrap(
     f"{_MANAGER}.save_checkpoint",
     feature=TRAINING_CHECKPOINT,
-    why="verl pickles one shard per rank, which only as many ranks can load, leaves out the rollout's random numbers, "
-    "and deletes the last checkpoint before the new one is written",
+    why="verl pickles one shard per rank, which only as many ranks can load, does not save the rollout's random "
+    "numbers, and deletes the last checkpoint before the new one is written",
     upstream=_UPSTREAM,
-    remove_when="what the pinned verl saves of FSDP can be resumed bit for bit, and by another number of ranks",
+    remove_when="the pinned verl's FSDP checkpoints can be resumed bit for bit, and by another number of ranks",
 )
 def save_checkpoint(
     upstream: Callable[..., None],
@@ -49,7 +49,7 @@ def save_checkpoint(
 @wrap(
     f"{_MANAGER}.load_checkpoint",
     feature=TRAINING_CHECKPOINT,
-    why="verl unpickles one shard per rank, which must be as many as have written them",
+    why="verl unpickles one shard per rank, and needs as many ranks as wrote them",
     upstream=_UPSTREAM,
     remove_when="see save_checkpoint",
 )

@@ -22,10 +22,10 @@ _UPSTREAM = "https://github.com/verl-project/verl/pull/3850"
 @wrap(
     f"{_MANAGER}.save_checkpoint",
     feature=TRAINING_CHECKPOINT,
-    why="verl saves no optimizer step, the experts of one rank in all expert-parallel ones, everything pickled, and "
-    "deletes the last checkpoint before the new one is written",
+    why="verl saves no optimizer step, writes one rank's experts for all expert-parallel ones, pickles everything, "
+    "and deletes the last checkpoint before the new one is written",
     upstream=_UPSTREAM,
-    remove_when="what the pinned verl saves can be resumed bit for bit, and under another layout",
+    remove_when="the pinned verl's checkpoints can be resumed bit for bit, and under another layout",
 )
 def save_checkpoint(
     upstream: Callable[..., None],

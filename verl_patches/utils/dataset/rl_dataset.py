@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     "verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize",
     feature=DATA_FILES,
     evidence="executed",
-    why="datasets 4 notes types of columns in a parquet file that earlier releases do not know and fail on, although "
-    "the file's own schema says the same",
+    why="datasets 4 records types of columns in a parquet file that earlier releases do not know and fail on, "
+    "although the file's own schema says the same",
     upstream="https://github.com/volcengine/verl/issues/2723",
     remove_when="verl pins datasets 4 or later",
 )
@@ -50,10 +50,10 @@ def _unknown_types_left_out() -> Iterator[None]:
     "verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize",
     feature=IMAGE_PROMPTS,
     evidence="executed",
-    why="filter_overlong_prompts counts an image as the text <image>, so that the run ends at the first prompt that is "
-    "too long with the tokens of its images",
+    why="filter_overlong_prompts counts an image as the text <image>, so the run ends at the first prompt that is too "
+    "long with the tokens of its images",
     upstream="https://github.com/volcengine/verl/pull/511",
-    remove_when="verl's filter counts what the processor makes of a prompt",
+    remove_when="verl's filter counts the processor's tokens of a prompt",
 )
 def leave_out_prompts_with_too_many_image_tokens(upstream: Callable[[RLHFDataset], None], self: RLHFDataset) -> None:
     upstream(self)
@@ -69,4 +69,4 @@ def leave_out_prompts_with_too_many_image_tokens(upstream: Callable[[RLHFDataset
     before = len(self.dataframe)
     # In this process, because the processor's tokenizer must not be forked; no pixel is processed.
     self.dataframe = self.dataframe.filter(fits, desc=f"Filtering images longer than {limit} tokens with their prompts")
-    print(f"{before - len(self.dataframe)} prompts have more than {limit} tokens with their images and are left out")
+    print(f"{before - len(self.dataframe)} prompts have more than {limit} tokens with their images and are dropped")

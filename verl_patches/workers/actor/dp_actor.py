@@ -24,7 +24,8 @@ _ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
 @wrap(
     f"{_ACTOR}.__init__",
     feature=PRECISION,
-    why="verl computes every forward under the device's autocast to bfloat16; under that of the host nothing is cast",
+    why="verl computes every forward under the device's autocast to bfloat16; under the host's autocast nothing "
+    "is cast",
     upstream="not forwarded: float32 is for comparisons",
     remove_when="verl's FSDP actor reads the type of its autocast from the configuration",
     relies_on=[f"{_ACTOR}._forward_micro_batch"],
@@ -39,7 +40,7 @@ def init(upstream: Callable[..., None], self: DataParallelPPOActor, *args: Any, 
     feature=FULLY_SHARDED,
     why="FSDP2 leaves embeddings and output layer gathered after a forward, and only a backward would free them",
     upstream="https://github.com/pytorch/pytorch/pull/154704",
-    remove_when="the pinned torch gives up the root too where reshard_after_forward says so",
+    remove_when="the pinned torch also frees the root where reshard_after_forward says so",
 )
 def compute_log_prob(upstream: Callable[..., Any], self: DataParallelPPOActor, *args: Any, **kwargs: Any) -> Any:
     from verl_patches.features.compatibility.fully_sharded import release
@@ -52,8 +53,8 @@ def compute_log_prob(upstream: Callable[..., Any], self: DataParallelPPOActor, *
 @wrap(
     f"{_ACTOR}.update_policy",
     feature=EXACT_LOSS,
-    why="verl takes the mean of each micro batch, then that of micro batches and ranks: a token with few beside it "
-    "counts for more, and gradients depend on how the batch was cut",
+    why="verl takes the mean of each micro batch, then that of micro batches and ranks: a token in a short batch "
+    "counts for more, and gradients depend on how the batch was split",
     upstream="https://github.com/verl-project/verl/issues/5863",
     remove_when="the pinned verl's FSDP actor divides by the tokens and sequences of the whole mini batch",
     relies_on=["verl.trainer.ppo.core_algos:agg_loss"],
@@ -81,7 +82,7 @@ def update_policy(
 @wrap(
     f"{_ACTOR}._forward_micro_batch",
     feature=EXACT_LOSS,
-    why="what a micro batch weighs in the loss of its update is put on the gradients of its log-probs and entropies",
+    why="the weight of a micro batch in its update's loss is applied to the gradients of its log-probs and entropies",
     upstream="https://github.com/verl-project/verl/issues/5863",
     remove_when="see update_policy",
     relies_on=[f"{_ACTOR}.update_policy"],
@@ -104,7 +105,8 @@ def forward_micro_batch(
 @wrap(
     f"{_ACTOR}._forward_micro_batch",
     feature=WATCH,
-    why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
+    why="a phase of long answers takes longer than any hang detector waits; each finished micro batch counts as "
+    "progress",
     outside=["exact_loss"],
 )
 def watched_forward_micro_batch(

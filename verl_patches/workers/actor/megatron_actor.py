@@ -33,7 +33,7 @@ _SCHEDULE = "verl.workers.actor.megatron_actor:get_forward_backward_func"
     evidence="executed",
     relies_on=["verl.protocol:DataProto.select"],
     why="verl drops the rollout's log-probs before the update, where training's own are known at no extra cost, and "
-    "asks for an old_log_prob where the update takes its own",
+    "asks for an old_log_prob where the update uses its own",
     upstream="not forwarded: part of this project's features",
     remove_when="verl hands rollout_log_probs to the update",
 )
@@ -51,8 +51,8 @@ def make_minibatch_iterator(
     feature=MEASURE,
     evidence="executed",
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
-    why="the loss closes over the micro batch inside verl's method; Megatron's schedule is where training's log-probs "
-    "and the rollout's pass by",
+    why="the loss closes over the micro batch inside verl's method; Megatron's schedule sees training's log-probs and "
+    "the rollout's",
     upstream="not forwarded: part of this project's features",
     remove_when="verl compares the log-probs of its update with the rollout's",
     only_here=True,
@@ -68,7 +68,7 @@ def get_measuring_forward_backward_func(upstream: Callable[..., Callable[..., An
     feature=ONPOLICY,
     evidence="executed",
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
-    why="the loss closes over the micro batch inside verl's method; Megatron's schedule is where both pass by",
+    why="the loss closes over the micro batch inside verl's method; Megatron's schedule sees both",
     upstream="https://github.com/verl-project/verl/pull/3119",
     remove_when="the pinned verl takes log_prob.detach() for old_log_prob by itself",
     only_here=True,
@@ -85,7 +85,7 @@ def get_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Ca
     evidence="executed",
     relies_on=[f"{_ACTOR}.forward_backward_batch", "verl.trainer.ppo.core_algos:agg_loss"],
     why="verl takes the mean of each micro batch and Megatron the mean of those over micro batches and ranks: a token "
-    "with few beside it counts for more, and gradients depend on how the batch was cut",
+    "in a short batch counts for more, and gradients depend on how the batch was split",
     upstream="https://github.com/verl-project/verl/issues/5863",
     remove_when="the pinned verl's Megatron actor divides by the tokens and sequences of the whole mini batch",
     only_here=True,
@@ -103,9 +103,9 @@ def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]])
     feature=DYNAMIC_BATCHES,
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
     why="verl 0.4.0 gives micro batches of different sizes the same weight in the loss, and the cluster's commit "
-    "ignores the keys; at Megatron's schedule the batch can be cut for both",
+    "ignores the keys; in Megatron's schedule the batch can be split for both",
     upstream="https://github.com/verl-project/verl/pull/1617",
-    remove_when="the pinned verl's Megatron actor cuts by tokens and weighs micro batches by what they hold",
+    remove_when="the pinned verl's Megatron actor splits by tokens and weights micro batches by their content",
     outside=["exact_loss", "measure", "onpolicy"],
     only_here=True,
 )
@@ -119,7 +119,8 @@ def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]
     _SCHEDULE,
     feature=WATCH,
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
-    why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
+    why="a phase of long answers takes longer than any hang detector waits; each finished micro batch counts as "
+    "progress",
     outside=["dynamic_batches", "exact_loss", "measure", "onpolicy"],
     only_here=True,
     evidence="executed",
@@ -133,7 +134,7 @@ def get_watched_forward_backward_func(upstream: Callable[..., Callable[..., Any]
 @wrap(
     f"{_ACTOR}.forward_backward_batch",
     feature=DYNAMIC_BATCHES,
-    why="says how many tokens a micro batch of this pass may have, and hands the batch on whole",
+    why="sets how many tokens a micro batch of this pass may have, and passes the batch on whole",
     upstream="https://github.com/verl-project/verl/pull/1617",
     remove_when="see get_forward_backward_func",
 )
@@ -168,7 +169,7 @@ def forward_backward_whole_batch(
     f"{_ACTOR}.forward_backward_batch",
     feature=EXPERT_SETS,
     evidence="executed",
-    why="the pass whose log-probs are compared with the rollout's is the one whose experts are",
+    why="the experts to compare are those of the pass whose log-probs are compared with the rollout's",
     upstream="not forwarded: part of this project's features",
     remove_when="the pinned verl compares the experts of rollout and training",
 )
@@ -193,8 +194,8 @@ def forward_backward_recorded(
     f"{_ACTOR}.forward_backward_batch",
     feature=VERL_ON_NPU,
     evidence="executed",
-    why="verl sends a batch as one storage of bytes, and torch_npu's deepcopy of a tensor takes the type that its "
-    "storage was made with: the copy of position_ids for the labels is rejected",
+    why="verl sends a batch as one storage of bytes, and torch_npu's deepcopy of a tensor takes the type with which "
+    "its storage was created: the copy of position_ids for the labels is rejected",
     upstream="docs/upstream/torch-npu-deepcopy.md",
     remove_when="torch_npu copies a tensor whose storage was made with another type, or verl clones position_ids",
 )
@@ -210,8 +211,8 @@ def forward_backward_batch(
     "verl.workers.actor.megatron_actor:vocab_parallel_entropy",
     feature=ENTROPY_BONUS,
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
-    why="Megatron's cross entropy writes into the logits that the entropy's backward needs, so that every "
-    "actor.entropy_coeff but 0 ends the first update",
+    why="Megatron's cross entropy writes into the logits that the entropy's backward needs, so every "
+    "actor.entropy_coeff but 0 fails at the first update",
     upstream="https://github.com/verl-project/verl/pull/2484",
     remove_when="the pinned verl contains the fix",
     only_here=True,
@@ -225,8 +226,8 @@ def vocab_parallel_entropy(upstream: Callable[..., torch.Tensor], vocab_parallel
     "verl.workers.actor.megatron_actor:vocab_parallel_entropy",
     feature=CHUNKED_LOG_PROBS,
     relies_on=[f"{_ACTOR}.forward_backward_batch"],
-    why="upstream's keeps two more tensors as large as all logits for its backward; that of logits which have not been "
-    "computed comes with their log-probs",
+    why="upstream's keeps two more tensors as large as all logits for its backward; the entropy of deferred logits "
+    "comes with their log-probs",
     upstream="not forwarded: part of this project's features",
     remove_when="see gptmodel_forward",
     outside=["entropy_bonus"],

@@ -25,7 +25,8 @@ _MASKED = "https://github.com/verl-project/verl/pull/1850"
 @wrap(
     f"{_CRITIC}.__init__",
     feature=PRECISION,
-    why="verl computes every forward under the device's autocast to bfloat16; under that of the host nothing is cast",
+    why="verl computes every forward under the device's autocast to bfloat16; under the host's autocast nothing "
+    "is cast",
     upstream="not forwarded: float32 is for comparisons",
     remove_when="verl's FSDP critic reads the type of its autocast from the configuration",
     relies_on=[f"{_CRITIC}._forward_micro_batch"],
@@ -38,8 +39,8 @@ def init(upstream: Callable[..., None], self: DataParallelPPOCritic, *args: Any,
 @wrap(
     f"{_CRITIC}.compute_values",
     feature=CRITIC,
-    why="at the cluster's commit a value stays after the last token, on which that token's advantage then rests; and "
-    "values of bfloat16 would be subtracted from each other in it",
+    why="at the cluster's commit a value stays after the last token, and that token's advantage then depends on it; "
+    "and bfloat16 values would be subtracted from each other in bfloat16",
     upstream=_MASKED,
     remove_when="the pinned verl's FSDP critic masks values by the tokens of responses, in float32",
 )
@@ -52,7 +53,7 @@ def compute_values(upstream: Callable[..., torch.Tensor], self: DataParallelPPOC
 @wrap(
     f"{_CRITIC}._forward_micro_batch",
     feature=CRITIC,
-    why="the loss that follows knows only the mask that verl has made",
+    why="the loss that follows only knows verl's mask",
     upstream=_MASKED,
     remove_when="see compute_value_loss",
     relies_on=[f"{_CRITIC}.update_critic"],
@@ -69,7 +70,7 @@ def forward_micro_batch(
 @wrap(
     f"{_CRITIC}._forward_micro_batch",
     feature=EXACT_LOSS,
-    why="what a micro batch weighs in the loss of its update is put on the gradients of its values",
+    why="the weight of a micro batch in its update's loss is applied to the gradients of its values",
     upstream="https://github.com/verl-project/verl/issues/5863",
     remove_when="see update_critic",
     relies_on=[f"{_CRITIC}.update_critic"],
@@ -90,7 +91,8 @@ def forward_weighed_micro_batch(
 @wrap(
     f"{_CRITIC}._forward_micro_batch",
     feature=WATCH,
-    why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
+    why="a phase of long answers takes longer than any hang detector waits; each finished micro batch counts as "
+    "progress",
     outside=["critic", "exact_loss"],
 )
 def watched_forward_micro_batch(
@@ -106,8 +108,8 @@ def watched_forward_micro_batch(
 @wrap(
     f"{_CRITIC}.update_critic",
     feature=EXACT_LOSS,
-    why="verl takes the mean of each micro batch, then that of micro batches and ranks: a token with few beside it "
-    "counts for more, and gradients depend on how the batch was cut",
+    why="verl takes the mean of each micro batch, then that of micro batches and ranks: a token in a short batch "
+    "counts for more, and gradients depend on how the batch was split",
     upstream="https://github.com/verl-project/verl/issues/5863",
     remove_when="the pinned verl's FSDP critic divides by the tokens and sequences of the whole mini batch",
     relies_on=["verl.trainer.ppo.core_algos:agg_loss", "verl.trainer.ppo.core_algos:compute_value_loss"],

@@ -26,8 +26,8 @@ _UNEQUAL = "https://github.com/verl-project/verl/issues/5863"
 @wrap(
     f"{_CRITIC}.__init__",
     feature=CRITIC,
-    why="without it Megatron adds up no gradients over ranks: every replica goes its own way, and under sequence "
-    "parallelism so does what tensor-parallel ranks have in common",
+    why="without it Megatron sums no gradients over ranks: replicas diverge, and under sequence parallelism so do the "
+    "parameters that tensor-parallel ranks share",
     upstream="https://github.com/verl-project/verl/pull/5702",
     remove_when="the pinned verl's Megatron critic gives its model finalize_model_grads, as the actor does",
     relies_on=["megatron.core.distributed.finalize_model_grads:finalize_model_grads"],
@@ -44,7 +44,7 @@ def init(upstream: Callable[..., None], self: MegatronPPOCritic, *args: Any, **k
 @wrap(
     f"{_CRITIC}.compute_values",
     feature=CRITIC,
-    why="at the cluster's commit a value stays after the last token, on which that token's advantage then rests",
+    why="at the cluster's commit a value stays after the last token, and that token's advantage then depends on it",
     upstream="https://github.com/verl-project/verl/pull/1850",
     remove_when="the pinned verl's Megatron critic masks values by the tokens of responses",
 )
@@ -57,7 +57,7 @@ def compute_values(upstream: Callable[..., torch.Tensor], self: MegatronPPOCriti
 @wrap(
     f"{_CRITIC}.forward_backward_batch",
     feature=EXACT_LOSS,
-    why="the schedule that weighs micro batches knows nothing of whose they are, and a critic has a mode of its own",
+    why="the schedule that weights micro batches does not know the model, and a critic has its own mode",
     upstream=_UNEQUAL,
     remove_when="see get_forward_backward_func",
 )
@@ -75,7 +75,7 @@ def forward_backward_batch(
     feature=EXACT_LOSS,
     relies_on=[f"{_CRITIC}.forward_backward_batch", "verl.trainer.ppo.core_algos:agg_loss"],
     why="verl takes the mean of each micro batch and Megatron the mean of those over micro batches and ranks: a token "
-    "with few beside it counts for more, and gradients depend on how the batch was cut",
+    "in a short batch counts for more, and gradients depend on how the batch was split",
     upstream=_UNEQUAL,
     remove_when="the pinned verl's Megatron critic divides by the tokens and sequences of the whole mini batch",
     only_here=True,
@@ -91,7 +91,7 @@ def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]])
 @wrap(
     f"{_CRITIC}.forward_backward_batch",
     feature=DYNAMIC_BATCHES,
-    why="says how many tokens a micro batch of this pass may have, and hands the batch on whole",
+    why="sets how many tokens a micro batch of this pass may have, and passes the batch on whole",
     upstream="https://github.com/verl-project/verl/pull/1617",
     remove_when="see get_forward_backward_func",
     outside=["exact_loss"],
@@ -126,9 +126,9 @@ def forward_backward_whole_batch(
     feature=DYNAMIC_BATCHES,
     relies_on=[f"{_CRITIC}.forward_backward_batch"],
     why="verl 0.4.0 gives micro batches of different sizes the same weight in the loss, and the cluster's commit "
-    "ignores the keys; at Megatron's schedule the batch can be cut for both",
+    "ignores the keys; in Megatron's schedule the batch can be split for both",
     upstream="https://github.com/verl-project/verl/pull/1617",
-    remove_when="the pinned verl's Megatron critic cuts by tokens and weighs micro batches by what they hold",
+    remove_when="the pinned verl's Megatron critic splits by tokens and weights micro batches by their content",
     outside=["exact_loss"],
     only_here=True,
 )
@@ -142,7 +142,8 @@ def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]
     _SCHEDULE,
     feature=WATCH,
     relies_on=[f"{_CRITIC}.forward_backward_batch"],
-    why="a phase of long answers takes longer than any hang detector waits; it goes on as long as micro batches end",
+    why="a phase of long answers takes longer than any hang detector waits; each finished micro batch counts as "
+    "progress",
     outside=["dynamic_batches", "exact_loss"],
     only_here=True,
 )

@@ -11,9 +11,9 @@ from verl_patches.features.measure.feature import MEASURE
 @wrap(
     "verl.workers.reward_manager.prime:single_compute_score",
     feature=MEASURE,
-    why="verl prints what a reward function raises and scores the answer 0, as if it were wrong",
+    why="verl prints the reward function's exception and scores the answer 0, as if it were wrong",
     upstream="docs/upstream/verl-swallowed-reward-errors.md",
-    remove_when="verl says at the end of a run how often the reward function failed",
+    remove_when="verl reports at the end of a run how often the reward function failed",
 )
 async def single_compute_score(
     upstream: Callable[..., Awaitable[Any]],

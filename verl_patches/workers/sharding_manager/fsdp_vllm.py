@@ -21,10 +21,9 @@ _MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
 @wrap(
     f"{_MANAGER}.__init__",
     feature=VERL_ON_NPU,
-    why="the cluster's verl asks whether there is CUDA and ends every rollout of FSDP where there is none; its release "
-    "asks for the device",
+    why="the cluster's verl checks for CUDA and ends every rollout of FSDP without it; its release asks for the device",
     upstream="https://github.com/verl-project/verl/pull/1858",
-    remove_when="the pinned verl has check_device_is_available in place of check_cuda_is_available",
+    remove_when="the pinned verl has check_device_is_available instead of check_cuda_is_available",
 )
 def init(upstream: Callable[..., None], self: FSDPVLLMShardingManager, *args: Any, **kwargs: Any) -> None:
     from verl.utils import torch_functional
@@ -39,7 +38,7 @@ def init(upstream: Callable[..., None], self: FSDPVLLMShardingManager, *args: An
 @wrap(
     f"{_MANAGER}.__enter__",
     feature=MEASURE,
-    why="the time of the weights' way into the rollout is a metric of its own",
+    why="the time of the weight transfer into the rollout is a separate metric",
 )
 def enter(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
     from verl_patches.features.measure.step_record import current_record
@@ -51,7 +50,7 @@ def enter(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
 @wrap(
     f"{_MANAGER}.__enter__",
     feature=PHASES,
-    why="the memory of the weights' way into the rollout is measured apart from the rollout's",
+    why="the memory of the weight transfer into the rollout is measured apart from the rollout's",
     outside=["measure"],
 )
 def enter_in_phases(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:
@@ -86,7 +85,7 @@ def leave(
 @wrap(
     f"{_MANAGER}.__enter__",
     feature=WATCH,
-    why="giving the rollout its weights lies inside verl's call for a generation, and has a limit of its own",
+    why="the weight transfer is inside verl's call for a generation, and has its own limit",
     outside=["phases"],
 )
 def enter_watched(upstream: Callable[..., None], self: FSDPVLLMShardingManager) -> None:

@@ -26,7 +26,8 @@ _OURS = "not forwarded: part of this project's features"
     f"{_MANAGER}.__enter__",
     feature=RESHARD,
     evidence="executed",
-    why="verl gathers every tensor whole on every rank; a plan of byte ranges moves only what a rank serves",
+    why="verl gathers every tensor whole on every rank; a plan of byte ranges moves only the weights that a rank "
+    "serves",
     upstream=_OURS,
     remove_when="verl reshards Megatron experts by point-to-point transfer",
 )
@@ -38,8 +39,8 @@ def enter(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> N
     f"{_MANAGER}.__enter__",
     feature=WHOLE_WEIGHTS,
     evidence="executed",
-    why="weights that MLA derives from others go stale with every way of resharding, and a reshard that fails half-way "
-    "leaves a mixture of old and new ones",
+    why="weights that MLA derives from others go stale with every way of resharding, and a reshard that fails "
+    "half-way leaves a mixture of old and new ones",
     upstream=_OURS,
     remove_when="verl refreshes derived weights and refuses to generate after a failed weight transfer",
     outside=["reshard"],
@@ -57,7 +58,7 @@ def enter_whole(upstream: Callable[..., None], self: MegatronVLLMShardingManager
     f"{_MANAGER}.__enter__",
     feature=MEASURE,
     evidence="executed",
-    why="a step's report says how long resharding took and whether the rollout's weights are the training's",
+    why="a step's report has the time of resharding and whether the rollout's weights equal training's",
     outside=["whole_weights"],
 )
 def enter_measured(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:
@@ -90,7 +91,7 @@ def enter_in_phases(upstream: Callable[..., None], self: MegatronVLLMShardingMan
     f"{_MANAGER}.__exit__",
     feature=PHASES,
     evidence="executed",
-    why="KV cache and rollout weights leave before anything of training comes back",
+    why="KV cache and rollout weights leave the device before training's state comes back",
     upstream=_OURS,
     remove_when="verl moves rollout weights and KV cache without vLLM's sleep mode",
 )
@@ -112,7 +113,7 @@ def leave(
     f"{_MANAGER}.__enter__",
     feature=WATCH,
     evidence="executed",
-    why="resharding lies inside verl's call for a generation, and has a limit of its own",
+    why="resharding is inside verl's call for a generation, and has its own limit",
     outside=["phases"],
 )
 def enter_watched(upstream: Callable[..., None], self: MegatronVLLMShardingManager) -> None:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 @wrap(
     "torch._tensor:Tensor.type",
     feature=MEGATRON_CORE,
-    why="Megatron-core's optimizers compare `param.type()` with `torch.cuda.BFloat16Tensor` and its like, and reject "
-    "the names of the NPU; the texts are literals in their constructors, which no spec or setting reaches, and "
-    "transfer_to_npu replaces functions of torch.cuda alone",
+    why="Megatron-core's optimizers compare `param.type()` with `torch.cuda.BFloat16Tensor` and the like, and reject "
+    "the NPU's names; the texts are literals in their constructors, which no spec or setting reaches, and "
+    "transfer_to_npu only replaces functions of torch.cuda",
     upstream="docs/upstream/megatron-tensor-type.md",
     remove_when="Megatron-core compares `param.dtype`",
     relies_on=(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     feature=START_UP,
     evidence="executed",
     why="every engine starts a Python process that imports vLLM again (13 s of one core), to leave the device alone; "
-    "in verl's worker the device is in use already and the class is loaded a moment later anyway",
+    "in verl's worker the device is already in use and the class is loaded a moment later anyway",
     upstream="https://github.com/vllm-project/vllm/pull/23558",
     remove_when="vLLM caches what it learns about a model class between processes",
     relies_on=["vllm.model_executor.models.registry:_ModelInfo.from_model_cls"],

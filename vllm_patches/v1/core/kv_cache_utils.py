@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     "vllm.v1.core.kv_cache_utils:get_num_blocks",
     feature=KV_CACHE_SIZE,
     evidence="executed",
-    why="vLLM 0.9.1 logs num_gpu_blocks_override and then ignores it; a cache that fills the device is cleared "
-    "anew for every rollout",
+    why="vLLM 0.9.1 logs num_gpu_blocks_override and then ignores it; a cache that fills the device is cleared for "
+    "every rollout",
     upstream="https://github.com/vllm-project/vllm/pull/19503",
     remove_when="the pinned vLLM returns the override",
 )

@@ -35,7 +35,7 @@ def step(
 
 @wrap(
     "vllm.v1.engine.core:EngineCore.execute_dummy_batch",
-    why="an engine without requests agrees before its forward, which nobody makes where all have finished",
+    why="an engine without requests agrees before its forward, which no engine makes once all have finished",
     feature=DP_SYNC,
     evidence="executed",
     upstream="not forwarded: part of this project's features",
@@ -53,8 +53,8 @@ def execute_dummy_batch(upstream: Callable[..., None], self: EngineCore) -> None
 
 @wrap(
     "vllm.v1.engine.core:EngineCore.step",
-    why="between windows requests leave for engines with room; what is sampled of them goes to their home, which has "
-    "their results in its own",
+    why="between windows requests move to engines with room; their sampled tokens return to their home engine, which "
+    "merges the results",
     feature=ROLLOUT_REBALANCE,
     outside=["dp_sync"],
     upstream="not forwarded: part of this project's features",
@@ -78,7 +78,7 @@ def step_between_moves(
 
 @wrap(
     "vllm.v1.engine.core:EngineCore.execute_dummy_batch",
-    why="an engine without requests of its own may have those of others, for which it makes a step",
+    why="an engine without its own requests may have those of others, for which it makes a step",
     feature=ROLLOUT_REBALANCE,
     outside=["dp_sync"],
     upstream="not forwarded: part of this project's features",

@@ -49,10 +49,10 @@ def wake_up(upstream: Callable[..., None], self: LLMEngine, tags: list[str] | No
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.add_request",
     feature=REQUEST_NOISE,
-    why="requests without a seed draw from the engine's random numbers, row by row of the batch in which they are, so "
-    "that what one samples depends on the others",
+    why="requests without a seed draw from the engine's random numbers, row by row of their batch, so each one's "
+    "samples depend on the others",
     upstream="not forwarded: part of this project's features",
-    remove_when="vLLM gives every request random numbers of its own",
+    remove_when="vLLM gives every request its own random numbers",
 )
 def add_request(
     upstream: Callable[..., None],
@@ -71,7 +71,7 @@ def add_request(
 @wrap(
     "vllm.v1.engine.llm_engine:LLMEngine.add_request",
     feature=ROLLOUT_REBALANCE,
-    why="a request whose parameters look at where it began would not go on alike at another engine",
+    why="a request whose parameters depend on where it began would not continue alike on another engine",
     upstream="not forwarded: part of this project's features",
     remove_when="vLLM moves requests between data-parallel engines while they decode",
 )
@@ -94,7 +94,7 @@ def add_movable_request(
     "vllm.v1.engine.llm_engine:LLMEngine.step",
     feature=WATCH,
     evidence="executed",
-    why="a generation lasts as long as its longest answer; what shows that it hangs is that no step of it ends",
+    why="a generation lasts as long as its longest answer; it hangs when no step of it ends",
 )
 def step(upstream: Callable[..., list[RequestOutput]], self: LLMEngine) -> list[RequestOutput]:
     from post_training.hang_detection.signs import process_signs

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @wrap(
     "vllm.v1.sample.sampler:Sampler.forward",
     relies_on=["vllm.v1.sample.sampler:Sampler.sample", "vllm.v1.sample.sampler:Sampler.gather_logprobs"],
-    why="the V1 sampler takes log-probs before it divides by the temperature and takes tokens away by top-k, top-p and "
-    "min-p; this hands the temperature on, and reports what was drawn from",
+    why="the V1 sampler takes log-probs before it divides by the temperature and removes tokens by top-k, top-p and "
+    "min-p; this passes the temperature on, and reports the distribution of the draw",
     feature=TEMPERATURE,
     evidence="executed",
     upstream="https://github.com/vllm-project/vllm/pull/21398",

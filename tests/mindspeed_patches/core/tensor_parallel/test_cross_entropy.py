@@ -34,7 +34,7 @@ def test_exponentials_written_into_the_logits():
     assert exponentials.data_ptr() == logits.data_ptr()
 
 
-def test_labels_left_as_they_are():
+def test_labels_unchanged():
     labels = torch.tensor([1, 9])
     calculate_predicted_logits(never, torch.randn(2, 8), labels, torch.zeros(2), 4, 12)
     assert labels.tolist() == [1, 9]

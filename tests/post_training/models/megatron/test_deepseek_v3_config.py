@@ -60,7 +60,7 @@ def test_even_stages_need_no_list():
         ({"context_parallel_size": 2}, "context_parallel_size"),
         (
             {"expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "num_layer_list": [1, 2]},
-            "every stage needs experts",
+            "needs experts in every stage",
         ),
     ],
 )
@@ -91,11 +91,11 @@ def test_the_defaults_are_those_of_the_published_model():
     ("changes", "sentence"),
     [
         ({"num_nextn_predict_layers": 1}, "Set num_nextn_predict_layers to 0"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "Remove quantization_config and give bf16 weights"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "Remove quantization_config and use bf16 weights"),
         ({"q_lora_rank": None}, "only DeepSeek models with q_lora_rank"),
         ({"tie_word_embeddings": True}, "needs moe_layer_freq=1 and tie_word_embeddings=False"),
-        ({"scoring_func": "softmax"}, "compute DeepSeek-V3's scoring_func=sigmoid"),
-        ({"attention_dropout": 0.1}, "has no dropout"),
+        ({"scoring_func": "softmax"}, "support only scoring_func=sigmoid"),
+        ({"attention_dropout": 0.1}, "supports attention dropout"),
     ],
 )
 def test_unsupported_checkpoint_rejected_by_the_builder(changes, sentence):

@@ -53,5 +53,5 @@ def test_every_gradient_equals_transformers(measured, name, layout):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_wrong_model_is_noticed(measured, name):
+def test_wrong_model_detected(measured, name):
     assert max(rank[name]["fault"] for rank in measured[0]) > NOTICEABLE

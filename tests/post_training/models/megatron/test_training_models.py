@@ -80,7 +80,7 @@ def test_distributed_optimizer_takes_the_step_of_adam(results, layout):
 
 
 @pytest.mark.parametrize("fault", FAULT_NAMES)
-def test_a_wrong_model_is_noticed(results, fault):
+def test_wrong_model_detected(results, fault):
     assert max(rank["faults"][fault] for rank in results) > NOTICEABLE
 
 

@@ -125,16 +125,14 @@ def test_several_graphs_and_rebalance_reach_the_seconds(true_weights):
 def test_text_and_json_say_what_is_not_known(true_weights):
     step = step_job(true_weights, read_job(true_weights, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1500)
     printed = describe_time(step, PUBLISHED_CLUSTER)
-    assert (
-        "answers: log-normal with spread 0.6, mean 1500" in printed and "give --response-spread with yours" in printed
-    )
+    assert "answers: log-normal with spread 0.6, mean 1500" in printed and "set --response-spread to yours" in printed
     assert text.unknowns(replace(step, spread=1.0, rebalanced=False), PUBLISHED_CLUSTER) == []
     numbers = text.time_estimates(step, PUBLISHED_CLUSTER)
     assert numbers["unknown"] == text.unknowns(step, PUBLISHED_CLUSTER)
     assert sum(numbers["answers"]["graphs"].values()) == pytest.approx(1)
     other = published_job("qwen", {"model": "Qwen3-235B-A22B"})
     smaller = replace(other, model={**other.model, "num_hidden_layers": 48})
-    assert any("operators are those of Qwen3-235B" in line for line in text.unknowns(smaller, Cluster(1024)))
+    assert any("operators are taken from Qwen3-235B" in line for line in text.unknowns(smaller, Cluster(1024)))
     assert any("beyond 768 dies" in line for line in text.unknowns(smaller, Cluster(1024)))
     waiting = replace(step, engine_sequences=8)
     assert any("wait for a place" in line for line in text.unknowns(waiting, PUBLISHED_CLUSTER))
@@ -144,7 +142,7 @@ def test_text_and_json_say_what_is_not_known(true_weights):
 def test_invalid_response_spread_rejected(spread, capsys):
     script = load_script(ROOT / "scripts" / "plan.py")
     assert script.main([*LINE, "--time", f"--response-spread={spread}"]) == 2
-    assert re.match(r"error: --response-spread=\S+ is invalid: a spread lies between 0 and 3", capsys.readouterr().err)
+    assert re.match(r"error: --response-spread=\S+ is invalid: it must lie between 0 and 3", capsys.readouterr().err)
 
 
 def test_the_picture_shows_the_largest_part_and_is_the_same_every_time(tmp_path):
@@ -184,15 +182,15 @@ def test_the_command_prints_numbers_that_add_up(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("nodes", "sentence"),
     [
-        (257, "describes 4112 dies; the model of a step reaches to 4096"),
-        ("<nodes>", "NODES in .* is '<nodes>': give a number from 1 to 4096"),
-        (0, "NODES in .* is '0': give a number from 1 to 4096"),
+        (257, "describes 4112 dies, but the model of a step covers at most 4096"),
+        ("<nodes>", "NODES='<nodes>' in .* is invalid. Set it to a number from 1 to 4096"),
+        (0, "NODES='0' in .* is invalid. Set it to a number from 1 to 4096"),
     ],
 )
 def test_a_bad_cluster_is_one_sentence(tmp_path, nodes, sentence):
     with pytest.raises(ValueError, match=sentence):
         read_cluster(cluster_file(tmp_path, nodes, 16))
-    with pytest.raises(ValueError, match="is no file; give one like"):
+    with pytest.raises(ValueError, match="is invalid: not a file. Set it to one like"):
         read_cluster(tmp_path / "none.env")
 
 
@@ -205,14 +203,14 @@ def test_lengths_beyond_the_configuration_rejected(response, true_weights):
 def test_the_time_of_a_critic_is_not_made_up():
     folder = ("actor_rollout_ref.model.path=/m", "algorithm.adv_estimator=gae")
     config = resolved(compose("deepseek_v3_256die_true_weight", [*folder]))
-    with pytest.raises(ValueError, match="trains a critic, whose time is not modelled"):
+    with pytest.raises(ValueError, match="the time of its critic is not modelled"):
         step_job(config, read_job(config, DEEPSEEK), DEEPSEEK, PUBLISHED_CLUSTER, 78, 1500)
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(capsys, tmp_path):
     script = load_script(ROOT / "scripts" / "plan.py")
     assert script.main([*LINE, "--picture", "step.svg"]) == 2
-    assert re.fullmatch("error: --picture draws the time of a step; give --time too\n", capsys.readouterr().err)
+    assert re.fullmatch("error: --picture draws the time of a step. Add --time\n", capsys.readouterr().err)
     folder = tmp_path / "none"
     assert script.main([*LINE, "--time", "--picture", str(folder / "step.svg")]) == 2
     assert "No such file or directory" in capsys.readouterr().err

@@ -28,7 +28,7 @@ def error(row, constants=None):
 
 
 @pytest.mark.parametrize("row", HELD_OUT, ids=lambda row: row.name)
-def test_a_number_that_is_held_out_is_predicted(row):
+def test_held_out_number_is_predicted(row):
     assert not row.fits
     assert abs(error(row)) <= WITHIN, f"{modelled(row):.1f} for {row.value}"
 

@@ -134,7 +134,7 @@ def test_all_rules_of_a_run_go_on_and_one_that_is_new_begins():
         ({"below": 3}, "m is 7, below 3 for 2 steps"),
         ({"rises_by": 3}, "m is 7, more than 3 times its median for 2 steps"),
         ({"stays_within": 3}, "m is 7, within 3 for 2 steps"),
-        ({"nan": True}, "m is 7, no finite number for 2 steps"),
+        ({"nan": True}, "m is 7, not a finite number for 2 steps"),
     ],
 )
 def test_each_condition_has_its_words(rule, words):
@@ -158,18 +158,18 @@ def test_own_rules_take_the_place_of_the_defaults():
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (3, "give a group such as"),
+        (3, "Set it to a group such as"),
         ({"metric": "m"}, "needs a metric"),
         ({"above": 1}, "needs a metric"),
         ({"metric": "m", "above": 1, "below": 0}, "and one of above"),
-        ({"metric": "m", "above": "much"}, "is 'much'; give a number"),
-        ({"metric": "m", "above": math.inf}, "give a number"),
-        ({"metric": "m", "above": True}, "above is True; give a number"),
-        ({"metric": "m", "above": 1, "for": 0}, "for is 0; give a number of steps"),
-        ({"metric": "m", "above": 1, "for": True}, "for is True; give a number of steps"),
-        ({"metric": "m", "above": 1, "for": 1.5}, "for is 1.5; give a number of steps"),
-        ({"metric": "m", "stays_within": 1}, "over 2 steps or more"),
-        ({"metric": "m", "above": 1, "then": "panic"}, "then is 'panic'; choose one of log"),
+        ({"metric": "m", "above": "much"}, "='much' is invalid. Set it to a number"),
+        ({"metric": "m", "above": math.inf}, "set it to a number"),
+        ({"metric": "m", "above": True}, "above=True is invalid. Set it to a number"),
+        ({"metric": "m", "above": 1, "for": 0}, "for=0 is invalid. Set it to a number of steps"),
+        ({"metric": "m", "above": 1, "for": True}, "for=True is invalid. Set it to a number of steps"),
+        ({"metric": "m", "above": 1, "for": 1.5}, "for=1.5 is invalid. Set it to a number of steps"),
+        ({"metric": "m", "stays_within": 1}, "needs at least 2 steps. Set it to 2 or more"),
+        ({"metric": "m", "above": 1, "then": "panic"}, "then='panic' is invalid. Set it to one of log"),
         ({"metric": "m", "abvoe": 1}, "unknown key alerts.rules.r.abvoe"),
     ],
 )
@@ -246,7 +246,7 @@ def test_thresholds_of_a_guide_fire_at_their_step_once_and_absent_metrics_are_na
         ({"alerts": {}}, "unknown key monitoring_config.alerts, .*did you mean monitoring_config.alerting"),
     ],
 )
-def test_what_a_monitoring_config_cannot_mean_is_one_sentence(given, says):
+def test_invalid_monitoring_config_rejected(given, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         monitored(monitoring_config=given)
     assert "\n" not in str(caught.value)

@@ -120,7 +120,7 @@ def test_answers_go_on_behind_end_tokens_that_are_ignored(tmp_path):
 @pytest.mark.parametrize(("of_tokenizer", "of_generation"), [(6, None), (END, [PAD, 6]), (END, 6)])
 def test_an_engine_with_end_tokens_of_its_own_rejected(tmp_path, of_tokenizer, of_generation):
     ends = run(tmp_path, {"eos_token_id": PAD})
-    with pytest.raises(RunError, match=r"also ends answers at the tokens \[6\], .*Give the engine"):
+    with pytest.raises(RunError, match=r"also ends answers at the tokens \[6\], .*Use the tokenizer"):
         stop_at(SimpleNamespace(), ends, llm_engine(of_tokenizer, of_generation))
 
 
@@ -144,7 +144,7 @@ def test_the_driver_prints_and_uses_the_same_tokens(tmp_path, capsys):
     dress(trainer, [each for each in MIDDLEWARE if each.feature is MEASURE])
     assert capsys.readouterr().out == (
         "Answers end at 2 (tokenizer), 8 (generation_config.json), 9 (generation_config.json).\n"
-        "Answers are drawn by top_k=50, and trained and compared as samples of the whole distribution.\n"
+        "Answers are drawn by top_k=50, but trained and compared as samples of the whole distribution.\n"
     )
     answers = torch.tensor([[5, 9], [5, END], [5, 6]])
     tensors = {"responses": answers, "attention_mask": torch.ones(3, 4), "token_level_scores": torch.zeros(3, 2)}
@@ -176,8 +176,12 @@ def test_samples_are_padded_with_the_tokenizers_token(monkeypatch):
 @pytest.mark.parametrize(
     ("generation", "tokenizer", "says"),
     [
-        ({"eos_token_id": "</s>"}, {"eos_token": "</s>"}, 'eos_token_id="</s>" of .* is invalid: no token'),
-        ({"pad_token_id": 0}, {"eos_token": None}, "neither its tokenizer nor a configuration names a token that ends"),
+        ({"eos_token_id": "</s>"}, {"eos_token": "</s>"}, 'eos_token_id="</s>" of .* is invalid: not a token'),
+        (
+            {"pad_token_id": 0},
+            {"eos_token": None},
+            "neither its tokenizer nor a configuration defines a token that ends",
+        ),
     ],
 )
 def test_a_model_without_an_end_rejected_by_the_check(tmp_path, generation, tokenizer, says):

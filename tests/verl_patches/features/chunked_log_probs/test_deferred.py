@@ -132,5 +132,5 @@ def test_other_labels_rejected():
     labels = torch.zeros(1, 3, dtype=torch.int64)
     logits = DeferredLogits(torch.zeros(1, 3, 2), torch.zeros(5, 2), labels, mock.Mock(), 1)
     assert logits.shape == (1, 3, 5)
-    with pytest.raises(ValueError, match="other labels"):
+    with pytest.raises(ValueError, match="labels from another"):
         logits.log_probs(labels.clone())

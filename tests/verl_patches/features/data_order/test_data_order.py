@@ -97,14 +97,14 @@ def test_without_a_shuffle_the_order_is_the_files():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"rows": 13}, "data.train_files=13 and this run has 12"),
-        ({"batch_size": 4}, "data.train_batch_size=4 and this run has 3"),
-        ({"seed": 8}, "data.seed=8 and this run has 7"),
-        ({"seed": None}, "data.seed=None and this run has 7"),
-        ({"position": 4}, "epoch 1 and row 4, is none of 12 rows"),
-        ({"position": 12}, "epoch 1 and row 12, is none"),
-        ({"epoch": -1}, "epoch -1 and row 3, is none"),
-        ({"epoch": "x"}, "does not say how far"),
+        ({"rows": 13}, "data.train_files=13, but this run has 12"),
+        ({"batch_size": 4}, "data.train_batch_size=4, but this run has 3"),
+        ({"seed": 8}, "data.seed=8, but this run has 7"),
+        ({"seed": None}, "data.seed=None, but this run has 7"),
+        ({"position": 4}, "epoch 1 and row 4, does not exist in 12 rows"),
+        ({"position": 12}, "epoch 1 and row 12, does not exist"),
+        ({"epoch": -1}, "epoch -1 and row 3, does not exist"),
+        ({"epoch": "x"}, "does not record how far"),
     ],
 )
 def test_a_place_of_other_data_rejected(change, sentence):
@@ -112,7 +112,7 @@ def test_a_place_of_other_data_rejected(change, sentence):
     our_loader(12, 3).load_state_dict(state)
     with pytest.raises(DataOrderError, match=sentence):
         our_loader(12, 3).load_state_dict(state | change)
-    with pytest.raises(DataOrderError, match="does not say how far"):
+    with pytest.raises(DataOrderError, match="does not record how far"):
         our_loader(12, 3).load_state_dict({})
 
 

@@ -77,7 +77,7 @@ def test_a_value_that_is_no_path_rejected():
 
 
 def test_missing_folder_and_missing_description(folder, tmp_path):
-    assert "is not a folder" in rejected(tmp_path / "absent")
+    assert "is invalid: not a folder" in rejected(tmp_path / "absent")
     assert "config.json of actor_rollout_ref.model.path cannot be read" in rejected(folder, model_path=tmp_path)
     check(folder, model_path="hdfs://somewhere/model")
 
@@ -85,10 +85,10 @@ def test_missing_folder_and_missing_description(folder, tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("actor_rollout_ref.actor.load_weight=false", "load_weight=False would ignore"),
+        ("actor_rollout_ref.actor.load_weight=false", "load_weight=False is invalid: it would ignore"),
         ("actor_rollout_ref.actor.megatron.use_dist_checkpointing=true", "actor.megatron.use_dist_checkpointing=True"),
         ("actor_rollout_ref.ref.megatron.use_dist_checkpointing=true", "ref.megatron.use_dist_checkpointing=True"),
-        ("actor_rollout_ref.rollout.load_format=auto", "use dummy_megatron"),
+        ("actor_rollout_ref.rollout.load_format=auto", "Set it to dummy_megatron"),
     ],
 )
 def test_other_ways_of_loading_rejected(folder, override, words):
@@ -132,7 +132,7 @@ def test_a_truncated_file_is_named(copied):
 def test_a_quantised_description_rejected(copied, folder):
     quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     rewrite_config(copied, quantization_config=quantised, num_nextn_predict_layers=0)
-    assert "Remove quantization_config and give bf16 weights" in rejected(folder, model_path=copied)
+    assert "Remove quantization_config and use bf16 weights" in rejected(folder, model_path=copied)
 
 
 def test_another_architecture_rejected(copied, folder):
@@ -140,7 +140,7 @@ def test_another_architecture_rejected(copied, folder):
     known = ", ".join(family.architecture for family in families())
     expected = f"['LlamaForCausalLM'], and only {known} can be loaded this way"
     assert expected in rejected(copied)
-    with pytest.raises(ConfigurationError, match="describes architecture LlamaForCausalLM; known are"):
+    with pytest.raises(ConfigurationError, match="for architecture LlamaForCausalLM. Known are"):
         check(folder, model_path=copied)
 
 

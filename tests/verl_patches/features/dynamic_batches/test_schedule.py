@@ -73,7 +73,7 @@ def test_a_forward_only_pass_hands_back_the_order_of_the_batch(lone_rank):
     assert torch.equal(plain["log_probs"], log_probs["log_probs"])
 
 
-def test_an_order_that_is_not_restored_would_be_noticed(lone_rank, monkeypatch):
+def test_unrestored_order_detected(lone_rank, monkeypatch):
     monkeypatch.setattr(dynamic, "_in_order", lambda outputs, places: dynamic._joined(outputs, torch.arange(8)))
     _, ((log_probs, _),) = run(lone_rank, 10)
     assert not torch.equal(log_probs["log_probs"][:, 0], torch.arange(8, device="npu") / 10)
@@ -173,14 +173,17 @@ def test_each_pass_has_verls_keys():
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ("actor_rollout_ref.overlay.exact_loss.enabled=false", "exact_loss.enabled=False weighs alike; set it to True"),
+        (
+            "actor_rollout_ref.overlay.exact_loss.enabled=false",
+            "exact_loss.enabled=False weights equally. Set it to True",
+        ),
         (
             "actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=2",
-            "virtual_pipeline_model_parallel_size=2 is not supported with dynamic batches; set it to null, or",
+            "virtual_pipeline_model_parallel_size=2 is not supported with dynamic batches. Set it to null, or",
         ),
     ],
 )
-def test_what_does_not_go_together_rejected(other, says):
+def test_conflicting_settings_rejected(other, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", [UPDATE, other]))
 

@@ -194,14 +194,14 @@ def test_nothing_to_keep_is_a_failure(tmp_path):
     never = make_trainer(
         tmp_path, f"{FILTER}.on_exhausted=stop_and_save", "trainer.total_epochs=1", chance=lambda row, weight: 1.0
     )
-    with pytest.raises(RunError, match="of 23 prompts that were generated for, 0 qualified by .*=acc, and the 4 of a"):
+    with pytest.raises(RunError, match="of 23 generated prompts, 0 qualified by .*=acc, fewer than the 4 of a"):
         fit(never)
 
 
 def test_a_metric_that_the_reward_does_not_give_is_named_at_the_first_wave(tmp_path):
     trainer = make_trainer(tmp_path, f"{FILTER}.metric=accuracy")
     with pytest.raises(
-        RunError, match="has no accuracy, which algorithm.filter_groups.metric names; it has acc, seq_r"
+        RunError, match="algorithm.filter_groups.metric=accuracy is invalid: the reward function returns acc, seq_r"
     ):
         fit(trainer)
     assert len(trainer.actor_rollout_wg.asked) == 1
@@ -211,7 +211,7 @@ def test_a_metric_that_is_no_number_rejected(tmp_path):
     def reward(data, return_dict=False):
         return {"reward_tensor": torch.zeros(len(data), 4), "reward_extra_info": {"acc": ["seven"] * len(data)}}
 
-    with pytest.raises(RunError, match="acc, which .*metric names, is no number .*'seven'"):
+    with pytest.raises(RunError, match="acc, set in .*metric, is not a number .*'seven'"):
         fit(make_trainer(tmp_path, reward=reward))
 
 
@@ -381,7 +381,7 @@ def test_no_prompt_is_lost_and_none_is_trained_twice_in_an_epoch(sizes, random):
     assert all(rejected[prompt] for prompt in gone)
 
 
-def test_a_surplus_that_is_thrown_away_is_noticed(monkeypatch):
+def test_discarded_surplus_detected(monkeypatch):
     monkeypatch.setattr(PromptQueue, "give_back", lambda self, prompts: None)
     with pytest.raises(AssertionError):
         test_the_steps_are_the_qualified_prompts_in_their_order_cut_into_batches()
@@ -395,7 +395,7 @@ ON = (f"{FILTER}.enable=true",)
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ((f"{FILTER}.metric=null",), f"{FILTER}.metric=null; name what"),
+        ((f"{FILTER}.metric=null",), f"{FILTER}.metric=null is invalid. Set it to"),
         ((f"{FILTER}.lower_bound=0.8", f"{FILTER}.upper_bound=0.2"), "lower_bound=0.8 is above .*upper_bound=0.2"),
         (("reward_model.launch_reward_fn_async=true",), "launch_reward_fn_async=True computes them after"),
         (("trainer.total_training_steps=null",), "needs trainer.total_training_steps, .* trainer.total_epochs=1000"),
@@ -408,7 +408,7 @@ ON = (f"{FILTER}.enable=true",)
         ((f"{FILTER}.lower_bound=.nan",), "lower_bound"),
     ],
 )
-def test_what_the_filter_cannot_do_rejected(overrides, says):
+def test_invalid_filter_settings_rejected(overrides, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", [*ON, *overrides]))
 

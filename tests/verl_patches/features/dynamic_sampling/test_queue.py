@@ -54,7 +54,7 @@ def test_the_epoch_is_that_of_the_next_new_prompt():
     assert len(ours.take(9)) == 3 and ours.take(1) == [] and ours.epoch == 1, "the last epoch has no successor"
 
 
-def test_a_prompt_that_is_not_given_back_is_noticed():
+def test_lost_prompt_detected():
     ours = queue(4, 1)
     ours.take(3)
     assert Counter(ours.take(9)) != Counter(in_order(4, 1))
@@ -63,12 +63,12 @@ def test_a_prompt_that_is_not_given_back_is_noticed():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"rows": 8}, "rows of data.train_files=8 and this run has 7"),
-        ({"seed": 6}, "data.seed=6 and this run has 5"),
-        ({"seed": None}, "data.seed=None and this run has 5"),
-        ({"position": 7}, "epoch 0 and row 7 after 0 returned prompts, is none of 7 rows"),
+        ({"rows": 8}, "rows of data.train_files=8, but this run has 7"),
+        ({"seed": 6}, "data.seed=6, but this run has 5"),
+        ({"seed": None}, "data.seed=None, but this run has 5"),
+        ({"position": 7}, "epoch 0 and row 7 after 0 returned prompts, does not exist in 7 rows"),
         ({"epoch": -1}, "epoch -1 and row 2"),
-        ({"returned": [[0, 7]]}, "after 1 returned prompts, is none"),
+        ({"returned": [[0, 7]]}, "after 1 returned prompts, does not exist"),
         ({"returned": [3]}, "written with algorithm.filter_groups.enable=False"),
     ],
 )

@@ -186,7 +186,7 @@ def test_the_bias_of_a_critic_needs_its_mark_under_sequence_parallelism(two):
         assert (error > NOTICEABLE) == (layout == "tensor2"), (layout, error)
 
 
-def test_a_critic_without_sums_over_ranks_is_noticed(two):
+def test_missing_critic_gradient_sum_detected(two):
     for layout, updates in of_critic(two).items():
         (error,) = updates["not added up"]["errors"]
         assert (error > NOTICEABLE) == (layout != "pipeline2"), (layout, error)

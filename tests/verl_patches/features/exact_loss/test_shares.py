@@ -97,5 +97,5 @@ def test_a_batch_without_a_token_weighs_nothing():
 
 
 def test_a_mode_that_verl_does_not_have_is_named():
-    with pytest.raises(ValueError, match="loss_agg_mode=mean is not known; choose one of token-mean, "):
+    with pytest.raises(ValueError, match="loss_agg_mode=mean is invalid. Set it to one of token-mean, "):
         share("mean", Amounts(1, 1, 1), Amounts(1, 1, 1))

@@ -30,10 +30,10 @@ def settings(enabled: bool = True, noise: bool = True, partial: bool = False) ->
     [
         (job(), settings(noise=False), "needs actor_rollout_ref.overlay.request_noise.enabled=true"),
         (job(), settings(partial=True), "cannot be combined with .*partial_rollout.enabled=true"),
-        (job("async"), settings(), "rollout.mode=async sends them one by one; set it to sync"),
+        (job("async"), settings(), "rollout.mode=async sends them one by one. Set it to sync"),
     ],
 )
-def test_what_cannot_deal_prompts_out_rejected(config, chosen, sentence):
+def test_invalid_first_placement_rejected(config, chosen, sentence):
     with pytest.raises(ConfigurationError, match=sentence) as rejected:
         check(config, chosen)
     assert "first_placement.enabled=true" in str(rejected.value) and "\n" not in str(rejected.value)

@@ -56,7 +56,7 @@ def test_as_transformers_schedules(warmup):
         ({"lr_warmup_steps_ratio": 0.5}, "constant", 0, -1, 0.0),
     ],
 )
-def test_what_is_left_out_is_what_verl_takes(given, style, warmup, total, ratio):
+def test_omitted_values_match_verls_defaults(given, style, warmup, total, ratio):
     assert Schedule.of({"lr": PEAK, **given}) == Schedule(PEAK, style, warmup, total, ratio)
 
 
@@ -122,7 +122,7 @@ def test_a_constant_rate_needs_no_step_and_is_the_configured_one_to_the_bit():
         set_rate(optimizer, optim("linear"), {})
 
 
-def test_a_rate_that_restarts_after_a_resume_is_noticed():
+def test_rate_restarted_by_a_resume_detected():
     """This is the error of a stateful schedule that loses its state."""
     unbroken = rates(optim("linear", lr_warmup_steps=3))
     restarted = [*unbroken[:8], *rates(optim("linear", lr_warmup_steps=3))[: TOTAL - 8]]

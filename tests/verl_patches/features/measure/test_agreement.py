@@ -35,8 +35,8 @@ def test_same_names_give_largest_values(ranks):
 def test_other_names_rejected_with_the_difference(ranks, case, difference):
     """Without the check, `timing_s/values` of one rank is compared with `timing_s/update` of the other."""
     sentence = (
-        f"ranks measured different metrics in one step: compared with rank 0, rank 1 {difference}; give every node the "
-        "same code and settings, which scripts/doctor.py --ray ADDRESS compares"
+        f"ranks measured different metrics in one step: compared with rank 0, rank 1 {difference}. Use the "
+        "same code and settings on every node; scripts/doctor.py --ray ADDRESS compares"
     )
     assert [rank[case] for rank in ranks] == [sentence] * 2
 
@@ -57,4 +57,4 @@ def test_means_are_over_the_tokens_of_all_ranks(ranks, case):
 def test_reported_sums_are_of_the_same_name(ranks):
     assert [rank["sums same"] for rank in ranks] == [{"actor/pg_loss": 3.0, "actor/ppo_kl": 0.75}] * 2
     for rank in ranks:
-        assert rank["sums other"].startswith("actor/kl_loss is reported by 1 of 2 ranks that train together; give ")
+        assert rank["sums other"].startswith("actor/kl_loss is reported by 1 of 2 ranks that train together. Use ")

@@ -115,7 +115,7 @@ def test_a_box_in_a_thought_that_the_prompt_opens_is_none(safe, prompt, right):
     assert judged_together(manager_of(ruled))(data_of(rows, prompt)).sum() == right
 
 
-def test_what_the_reward_raises_is_raised(safe):
+def test_exception_of_the_reward_propagates(safe):
     def raising(**arguments):
         raise ValueError("no")
 

@@ -43,11 +43,13 @@ def test_a_good_run_ends_well_twice(run, tmp_path):
     run(lambda step: {})
 
 
-def test_a_skipped_update_is_said_at_once_and_at_the_end(run, tmp_path, capsys):
+def test_skipped_update_reported_at_once_and_at_the_end(run, tmp_path, capsys):
     with pytest.raises(RunError, match="the run is not valid: 1 update was skipped at step 2") as raised:
         run(lambda step: {"actor/nonfinite_steps": float(step == 2)})
     assert raised.value.reason == "not_valid"
-    assert capsys.readouterr().err == "warning: 1 update was skipped at step 2, because gradients held inf or nan\n"
+    assert (
+        capsys.readouterr().err == "warning: 1 update was skipped at step 2, because gradients contained inf or nan\n"
+    )
     (fault,) = written(tmp_path)
     assert (fault["kind"], fault["step"]) == ("update_skipped", 2)
 

@@ -89,7 +89,7 @@ def test_the_rehearsal_and_the_recomputing_configuration_pass(installed):
         ),
     ],
 )
-def test_what_is_not_translated_rejected_by_name(installed, overrides, says):
+def test_untranslated_keys_rejected_by_name(installed, overrides, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check(*overrides)
     assert "\n" not in str(caught.value)
@@ -105,7 +105,7 @@ def test_another_model_is_left_to_its_own_code(installed, tmp_path):
     no_experts = "actor_rollout_ref.overlay.rollout.expert_parallel_size=1"
     asked = [*VIRTUAL_STAGES, f"{MODEL}.path={tmp_path}"]
     own = [no_experts, *(f"~{MEGATRON}.override_transformer_config.{name}" for name in MODEL_KEYS)]
-    with pytest.raises(ConfigurationError, match="engine=on .* builds DeepSeek-V3 and not the model in "):
+    with pytest.raises(ConfigurationError, match="engine=on .* builds DeepSeek-V3 but not the model in "):
         check(*asked, *own, f"{MINDSPEED.switch}=on")
     check(*asked, *own)
     describe("deepseek_v3")

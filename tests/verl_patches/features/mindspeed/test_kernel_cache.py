@@ -32,14 +32,14 @@ def left_by_a_dead_process(folder: Path, seconds_ago: float) -> Path:
     return folder / "lock"
 
 
-def test_a_lock_that_nobody_holds_is_removed_and_said(kernels, caplog):
+def test_orphaned_lock_removed_and_reported(kernels, caplog):
     lock = left_by_a_dead_process(kernels / "matmul", seconds_ago=3600)
     assert remove_abandoned_locks(kernels) == [lock]
     assert str(lock) in caplog.text
     assert [path.name for path in (kernels / "matmul").iterdir()] == ["matmul.so"]
 
 
-def test_a_lock_that_another_process_holds_stays(kernels):
+def test_lock_of_another_process_stays(kernels):
     lock = kernels / "matmul" / "lock"
     command = [sys.executable, "-c", HOLDS, str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

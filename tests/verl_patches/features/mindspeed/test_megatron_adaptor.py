@@ -19,7 +19,7 @@ def patch(holder, name, old):
     return SimpleNamespace(orig_module=holder, orig_func_name=name, orig_func=old)
 
 
-def test_copies_of_what_mindspeed_replaced_are_put_right(monkeypatch):
+def test_copies_of_functions_replaced_by_mindspeed_are_fixed(monkeypatch):
     def old():
         """Megatron's original."""
 

@@ -64,8 +64,8 @@ def test_options_that_are_off_are_translated_too():
     ("overrides", "says"),
     [
         (["use_fused_swiglu=False", "use_fused_rotary_pos_emb=True"], f"use_fused_swiglu=False .*{OVERLAY}.fused_op"),
-        (["use_flash_attn=False"], "use_flash_attn=False is invalid: sequences are packed"),
-        (["swap_optimizer=7"], "swap_optimizer=7 is invalid: it is a switch. Set it to True or False"),
+        (["use_flash_attn=False"], "use_flash_attn=False is invalid: only the fused attention"),
+        (["swap_optimizer=7"], "swap_optimizer=7 is invalid. Set it to True or False"),
     ],
 )
 def test_option_without_translation_rejected_by_its_key(overrides, says):
@@ -87,5 +87,5 @@ def test_option_of_another_model_names_the_overlays_key(role, name):
 def test_dispatcher_that_mindspeed_is_not_given_rejected(monkeypatch, name, value):
     monkeypatch.setattr("verl_patches.features.mindspeed.feature.is_importable", lambda: True)
     config = composed(f"+{GROUP}.{name}={value}", f"{OVERLAY}.engine=on")
-    with pytest.raises(ConfigurationError, match=f"{name}={value} is not translated for MindSpeed-LLM; set it to"):
+    with pytest.raises(ConfigurationError, match=f"{name}={value} is not translated for MindSpeed-LLM: set it to"):
         check_configuration(config, MODEL)

@@ -28,7 +28,7 @@ def test_one_bad_value_is_named_with_its_rank(lone_rank, bad, where):
     with torch.no_grad():
         chunk.state_dict()[where].view(-1)[-1] = bad
     assert nonfinite_weights([torch.nn.Identity(), chunk]) == [where]
-    with pytest.raises(NonfiniteWeightsError, match=rf"^weights hold inf or nan in {where} \(rank 0\); remedy$"):
+    with pytest.raises(NonfiniteWeightsError, match=rf"^weights contain inf or nan in {where} \(rank 0\); remedy$"):
         check_weights([chunk], "weights", "remedy")
 
 

@@ -19,14 +19,14 @@ def sizes(train, mini, gen_batch=None):
     ("overrides", "updates"),
     [
         (sizes(8, 8), None),
-        (sizes(8, 4), "2 updates of the 8 prompts"),
+        (sizes(8, 4), "splits the 8 prompts of a rollout batch into 2 updates"),
         # verl trains on everything that its loader returns.
-        (sizes(8, 8, gen_batch=16), "2 updates of the 16 prompts"),
+        (sizes(8, 8, gen_batch=16), "splits the 16 prompts of a rollout batch into 2 updates"),
         (sizes(8, 16, gen_batch=16), None),
         # With filtered prompts it trains on train_batch_size of them, whatever the size of a generation batch.
         ([*sizes(8, 8, gen_batch=16), *FILTERED], None),
-        ([*sizes(8, 4, gen_batch=4), *FILTERED], "2 updates of the 8 prompts"),
-        ([*sizes(8, 16, gen_batch=16), *FILTERED], "0.5 updates of the 8 prompts"),
+        ([*sizes(8, 4, gen_batch=4), *FILTERED], "splits the 8 prompts of a rollout batch into 2 updates"),
+        ([*sizes(8, 16, gen_batch=16), *FILTERED], "splits the 8 prompts of a rollout batch into 0.5 updates"),
     ],
 )
 def test_updates_are_counted_by_the_prompts_trained_on(overrides, updates):

@@ -48,7 +48,7 @@ def test_the_loss_finds_its_own_log_probs_without_their_gradient():
     assert torch.equal(old, log_probs[:, 1:4]) and not old.requires_grad
 
 
-def test_measuring_alone_leaves_the_batch_as_it_is():
+def test_measuring_leaves_the_batch_unchanged():
     old, _ = run(False, micro_batch(), torch.randn(2, 5), partial(with_measured_difference, recomputed=False))
     assert old.isnan().all()
     assert step_record.current_record().difference.tokens == 6

@@ -198,14 +198,17 @@ ON = (f"{PENALTY}.enable=true", f"{PENALTY}.len=4")
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ((*ON, f"{PENALTY}.len=0"), "len=0 is no part of the 10 tokens of an answer .* give 1 to 10"),
-        ((*ON, f"{PENALTY}.len=11"), "len=11 is no part of the 10 tokens"),
+        ((*ON, f"{PENALTY}.len=0"), "len=0 is invalid: an answer has 10 tokens .* Set it to 1 to 10"),
+        ((*ON, f"{PENALTY}.len=11"), "len=11 is invalid: an answer has 10 tokens"),
         ((*ON, "reward_model.launch_reward_fn_async=true"), "launch_reward_fn_async=True computes them elsewhere"),
-        (("reward_model.reward_manager=dapo",), "choose naive, which reward_model.overlong_buffer.enable=True gives"),
+        (
+            ("reward_model.reward_manager=dapo",),
+            "Set it to naive, to which reward_model.overlong_buffer.enable=True adds",
+        ),
         ((*ON, f"{PENALTY}.penalty_factor=-1"), "penalty_factor"),
         (
             ("algorithm.overlong_filtering=true", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"),
-            "loss_agg_mode=seq-mean-token-mean takes; choose token-mean",
+            "loss_agg_mode=seq-mean-token-mean takes the mean. Set it to token-mean",
         ),
         (
             (
@@ -213,11 +216,11 @@ ON = (f"{PENALTY}.enable=true", f"{PENALTY}.len=4")
                 "+recipe=ppo",
                 "critic.loss_agg_mode=seq-mean-token-mean",
             ),
-            "whose mean critic.loss_agg_mode=seq-mean-token-mean takes",
+            "of which critic.loss_agg_mode=seq-mean-token-mean takes the mean",
         ),
     ],
 )
-def test_what_cannot_be_rejected(overrides, says):
+def test_invalid_values_rejected(overrides, says):
     with pytest.raises(ConfigurationError, match=says):
         check_configuration(compose("rehearsal", overrides))
 

@@ -220,7 +220,7 @@ def test_tokens_keep_the_log_probs_with_which_they_were_sampled(make, tmp_path, 
 def test_an_answer_that_comes_back_without_its_tokens_is_an_error(make, tmp_path, monkeypatch):
     """A control: the workers start the answers again."""
     monkeypatch.setattr(GoingOn, "_answers", _forgetful(GoingOn._answers))
-    with pytest.raises(ValueError, match="came back without the [0-9]+ tokens that it had"):
+    with pytest.raises(ValueError, match="came back without the [0-9]+ tokens from before"):
         fit(make(tmp_path, *ON, f"{SECTION}.threshold=0.5"))
 
 
@@ -288,7 +288,7 @@ def test_a_checkpoint_of_another_run_rejected(make, tmp_path):
         source.load_state_dict({"epoch": 0, "position": 4})
     source.load_state_dict(state)
     answer = {"tokens": "", "log_probs": "", "segments": [], "finished": False}
-    with pytest.raises(DataOrderError, match="have 1 answers each and this run has actor_rollout_ref.rollout.n=3"):
+    with pytest.raises(DataOrderError, match="have 1 answers each, but this run has actor_rollout_ref.rollout.n=3"):
         source.load_state_dict(state | {"in_flight": [{"prompt": [0, 1], "begun": 1, "answers": [answer]}]})
     with pytest.raises(DataOrderError, match="an answer has 0 tokens, 0 log-probs and 2 tokens"):
         spoilt = answer | {"segments": [[1, 2]]}
@@ -301,8 +301,8 @@ def test_a_checkpoint_of_another_run_rejected(make, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ((f"{SECTION}.threshold=0.4",), "threshold=0.4 is not between 0.5 and 1"),
-        ((f"{SECTION}.threshold=1.5",), "threshold=1.5 is not between 0.5 and 1"),
+        ((f"{SECTION}.threshold=0.4",), "threshold=0.4 is invalid: between 0.5 and 1"),
+        ((f"{SECTION}.threshold=1.5",), "threshold=1.5 is invalid: between 0.5 and 1"),
         ((f"{SECTION}.max_steps=0",), "max_steps"),
         ((f"{CORRECTION}=false",), "rollout_correction.enabled=False takes"),
         (
@@ -313,7 +313,7 @@ def test_a_checkpoint_of_another_run_rejected(make, tmp_path):
         (("algorithm.adv_estimator=remax",), "remax"),
     ],
 )
-def test_what_cannot_go_with_partial_rollouts_rejected(overrides, says):
+def test_settings_incompatible_with_partial_rollout_rejected(overrides, says):
     with pytest.raises((ConfigurationError, SettingsError), match=says) as rejected:
         check_configuration(compose("rehearsal", [*ON, *overrides]))
     assert "\n" not in str(rejected.value)
@@ -324,7 +324,7 @@ def test_skipping_old_log_prob_rejected():
         "actor_rollout_ref.actor.recompute_old_log_prob=false",
         f"{CORRECTION}=false",
     ]
-    with pytest.raises(ConfigurationError, match="recompute_old_log_prob=False does not compute what they are weighed"):
+    with pytest.raises(ConfigurationError, match="recompute_old_log_prob=False does not compute their old log-probs"):
         check_configuration(compose("rehearsal", [*ON, *off]))
 
 

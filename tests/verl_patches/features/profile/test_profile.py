@@ -100,25 +100,25 @@ KEY = "actor_rollout_ref.overlay.profile"
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ([f"{KEY}.steps=[0]"], r"profile.steps=\[0\]: 0 is no whole number of at least 1"),
-        ([f"{KEY}.steps=[1,x]"], r"'x' is no whole number"),
-        ([f"{KEY}.steps=3"], "must be of type list, not 3"),
+        ([f"{KEY}.steps=[0]"], r"profile.steps=\[0\] is invalid: 0 is not a whole number of at least 1"),
+        ([f"{KEY}.steps=[1,x]"], r"'x' is not a whole number"),
+        ([f"{KEY}.steps=3"], "=3 is invalid. Set it to a value of type list"),
         (
             [f"{KEY}.steps=[9]", "trainer.total_training_steps=8"],
             "9 is never reached, trainer.total_training_steps is 8",
         ),
         ([f"{KEY}.steps=[1]", f"{KEY}.ranks=[4]"], r"ranks=\[4\]: 4 is never reached, the last of the dies is 3"),
         ([f"{KEY}.steps=[1]", f"{KEY}.ranks=[]"], "records nothing"),
-        ([f"{KEY}.steps=[1]", f"{KEY}.level=Level3"], "choose one of Level0, Level1, Level2"),
+        ([f"{KEY}.steps=[1]", f"{KEY}.level=Level3"], "Set it to one of Level0, Level1, Level2"),
         ([f"{KEY}.steps=[1]", "actor_rollout_ref.overlay.measure.output_dir=''"], "which is empty"),
     ],
 )
-def test_what_cannot_be_recorded_rejected(overrides, says):
+def test_invalid_record_settings_rejected(overrides, says):
     with pytest.raises((ConfigurationError, SettingsError), match=says):
         check_configuration(compose("rehearsal", overrides))
 
 
-def test_nothing_is_recorded_unless_it_is_asked_for():
+def test_nothing_is_recorded_by_default():
     assert not OverlaySettings().profile.steps
     driver = Driver(OverlaySettings().profile.steps)
     driver.fit(1, 3)

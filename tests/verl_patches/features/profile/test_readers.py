@@ -57,7 +57,7 @@ def test_a_cluster_is_made_of_all_ranks(step, tmp_path):
     assert {row["Index"] for row in rows if row["Type"] == "rank"} == {"0", "1"}
 
 
-def test_a_profile_that_lacks_a_part_is_noticed(step, tmp_path):
+def test_incomplete_profile_detected(step, tmp_path):
     """The control: a rank without its table of steps is not part of any cluster."""
     for rank in step.iterdir():
         made = tmp_path / "step_1" / rank.name

@@ -194,7 +194,7 @@ def test_a_phase_writes_only_what_it_needs():
     assert all(phase.writes <= phase.needs for phase in PHASES.values())
 
 
-def test_what_is_written_while_switched_off_is_copied_afterwards():
+def test_writes_while_off_are_copied_afterwards():
     switch = [False]
     residency = Residency(lambda: switch[0])
     resident = Recorded("actor_params", [])
@@ -226,7 +226,7 @@ def test_copied_bytes_and_one_emptied_cache_a_phase(monkeypatch):
     assert len(emptied) == 2
 
 
-def test_what_both_phases_need_does_not_move():
+def test_state_of_both_phases_does_not_move():
     residency, _, log = full()
     residency.enter("update")
     log.clear()

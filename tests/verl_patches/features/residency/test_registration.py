@@ -60,7 +60,7 @@ def test_host_memory_holds_only_what_no_reshard_writes(generation):
     assert copied[False] - copied[True] == 64 * 4 and copied[True] > 0
 
 
-def test_nobody_generates_with_weights_that_the_engine_loaded_and_that_left_since(generation):
+def test_generation_with_offloaded_initial_weights_rejected(generation):
     residency, _ = registered(rewritten=True)
     generation.require_whole()
     residency.enter("update")

@@ -132,13 +132,13 @@ def test_recorded_memory_is_what_is_there_and_not_what_torch_counts(allocator):
 
 def test_a_pool_that_gets_no_memory_rejected():
     elsewhere = SimpleNamespace(use_memory_pool=contextlib.nullcontext, get_current_usage=lambda: 0)
-    with pytest.raises(RuntimeError, match="the memory pool holds 0 of 4000 bytes"):
+    with pytest.raises(RuntimeError, match="the memory pool has 0 of 4000 bytes"):
         ReservedMemory(elsewhere).move([torch.ones(1000, device="npu").untyped_storage()])
 
 
 @pytest.mark.parametrize("options", ["expandable_segments:True", "page_size:1g, expandable_segments: True"])
 def test_expandable_segments_rejected_in_one_sentence(options, monkeypatch):
     monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", options)
-    with pytest.raises(ConfigurationError, match="rollout_addresses=reserved .*choose released") as rejection:
+    with pytest.raises(ConfigurationError, match="rollout_addresses=reserved .*Set it to released") as rejection:
         ReservedMemory(None)
     assert "\n" not in str(rejection.value)

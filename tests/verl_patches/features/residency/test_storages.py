@@ -105,7 +105,7 @@ def test_unchanged_contents_are_copied_out_once():
     assert copied == [44, 0, 0]
 
 
-def test_a_write_that_nobody_declared_is_not_lost():
+def test_undeclared_write_is_not_lost():
     tensor, constant = on_device(11), on_device(5)
     group = StorageGroup(lambda: [tensor[2:], constant])
     group.offload(changed=False)

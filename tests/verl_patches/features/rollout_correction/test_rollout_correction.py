@@ -69,7 +69,7 @@ def test_verls_loss_has_the_weight_on_every_token(lengths, seed, apart):
     torch.testing.assert_close(*gradients, atol=1e-7, rtol=1e-7)
 
 
-def test_what_lies_behind_an_answer_has_no_weight():
+def test_tokens_after_an_answer_have_no_weight():
     """vLLM's log-prob there is -1 or missing, and an advantage of 0 must not become NaN."""
     batch = drawn([2, 4], seed=3, apart=0.5)
     batch.batch["advantages"][0, 2:] = 0.0
@@ -97,7 +97,7 @@ def test_a_rollout_without_error_changes_nothing_and_the_batch_stays():
     assert not torch.equal(far.batch["advantages"], before) and torch.equal(batch.batch["advantages"], before)
 
 
-def test_what_lies_behind_an_answer_has_no_part():
+def test_tokens_after_an_answer_have_no_part():
     batch = drawn([2, 4], seed=2, apart=0.5)
     _, metrics = corrected(batch, CAP)
     batch.batch["rollout_log_probs"][0, 2:] = -1e9
@@ -146,9 +146,9 @@ def test_the_update_gets_the_corrected_batch_and_reports():
 
 def test_what_it_needs_is_asked_for():
     check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED]))
-    with pytest.raises(ConfigurationError, match="recompute_old_log_prob=False does not compute them; set that to"):
+    with pytest.raises(ConfigurationError, match="recompute_old_log_prob=False does not compute them. Set that to"):
         check_configuration(compose("rehearsal", [SWITCH]))
-    with pytest.raises(ConfigurationError, match="cap=0.5 is below the ratio of a rollout without error"):
+    with pytest.raises(ConfigurationError, match="cap=0.5 is invalid: an exact rollout has the ratio 1"):
         cap = "actor_rollout_ref.overlay.rollout_correction.cap=0.5"
         check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED, cap]))
 

@@ -34,7 +34,7 @@ def settings(enabled: bool = True, windows: bool = True, noise: bool = True, exp
     [
         (job(), settings(noise=False), "needs actor_rollout_ref.overlay.request_noise.enabled=true.*; set it, or"),
         (job(), settings(windows=False), "needs actor_rollout_ref.overlay.dp_sync.enabled=true"),
-        (job(), settings(experts=2), "rollout.expert_parallel_size=2 with .*tensor_model_parallel_size=2 gives one"),
+        (job(), settings(experts=2), "rollout.expert_parallel_size=2 with .*tensor_model_parallel_size=2 makes one"),
         (
             job(enabled=False),
             settings(),
@@ -48,7 +48,7 @@ def settings(enabled: bool = True, windows: bool = True, noise: bool = True, exp
         ),
     ],
 )
-def test_what_cannot_move_requests_rejected(config, chosen, sentence):
+def test_invalid_rollout_rebalance_rejected(config, chosen, sentence):
     with pytest.raises(ConfigurationError, match=sentence) as rejected:
         check(config, chosen)
     assert "rollout_rebalance.enabled=true" in str(rejected.value) and "\n" not in str(rejected.value)

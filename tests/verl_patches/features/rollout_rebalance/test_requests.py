@@ -52,7 +52,7 @@ def moving_requests(draw: st.DrawFn) -> MovingRequest:
 
 @unhurried
 @given(st.lists(moving_requests(), max_size=3))
-def test_what_moves_arrives_as_it_was(requests):
+def test_moved_requests_arrive_unchanged(requests):
     assert decoded(encoded(requests), MovingRequest) == requests
 
 

@@ -42,5 +42,5 @@ def test_a_model_without_such_a_router_rejected(tmp_path):
 
 
 def test_another_value_is_an_error():
-    with pytest.raises(SettingsError, match="router_balance.forced must be of type bool, not 1"):
+    with pytest.raises(SettingsError, match="router_balance.forced=1 is invalid. Set it to a value of type bool"):
         check(f"{ROUTER_BALANCE.switch}=1")

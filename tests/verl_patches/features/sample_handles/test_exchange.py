@@ -57,6 +57,6 @@ def test_answers_that_are_only_looked_at_are_whole_and_nobody_keeps_them(results
         assert result["first"] == [False, False, True]
 
 
-def test_another_order_and_another_sender_are_noticed(results: list[dict]) -> None:
+def test_changed_order_and_sender_detected(results: list[dict]) -> None:
     assert all("input_ids" in result["identity"] for result in results)
     assert results[0]["lengths differ"] and any("input_ids" in result["sender's order"] for result in results)

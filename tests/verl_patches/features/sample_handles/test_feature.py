@@ -29,7 +29,7 @@ JOB = {
         ("reward_model", {"enable": True}, "reward_model.enable=True: a reward model's worker reads"),
     ],
 )
-def test_what_reads_samples_elsewhere_rejected(section, changes, sentence):
+def test_features_that_read_samples_elsewhere_rejected(section, changes, sentence):
     check(JOB, None)
     with pytest.raises(ConfigurationError, match=sentence) as rejected:
         check(JOB | {section: JOB[section] | changes}, None)

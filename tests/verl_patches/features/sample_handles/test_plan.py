@@ -64,7 +64,7 @@ def test_the_example_of_the_module():
         ([0], [], "no worker has sample 0; there are none"),
     ],
 )
-def test_a_sample_that_nobody_has_is_named(ids, generations, sentence):
+def test_missing_sample_is_named(ids, generations, sentence):
     with pytest.raises(SampleHandleError, match=sentence):
         owners(np.array(ids), generations)
 

@@ -78,5 +78,5 @@ def test_what_it_needs_is_asked_for():
     check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED, MEAN]))
     with pytest.raises(ConfigurationError, match="recompute_old_log_prob=False takes the update's own"):
         check_configuration(compose("rehearsal", [SWITCH, MEAN]))
-    with pytest.raises(ConfigurationError, match="loss_agg_mode=token-mean is another; set it to seq-mean-token-mean"):
+    with pytest.raises(ConfigurationError, match="loss_agg_mode=token-mean is another. Set it to seq-mean-token-mean"):
         check_configuration(compose("rehearsal", [SWITCH, RECOMPUTED]))

@@ -157,7 +157,7 @@ def test_no_host_memory_is_taken(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), MemoryError("none left")])
-def test_a_writer_that_fails_is_told_when_it_is_waited_for(tmp_path, monkeypatch, error):
+def test_writer_failure_reported_when_awaited(tmp_path, monkeypatch, error):
     def fails(*arguments):
         raise error
 

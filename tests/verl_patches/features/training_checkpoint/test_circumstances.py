@@ -42,14 +42,16 @@ def test_sizes_of_a_step_are_kept_for_the_life_of_a_run(path):
     check_circumstances(Path("folder"), BEFORE, copy.deepcopy(BEFORE))
     key = path.replace("/", ".")
     now = changed(f"configuration/{path}", 1)
-    with pytest.raises(CheckpointError, match=f"^folder: was trained with {key}=[0-9]+ and this run has 1, so"):
+    with pytest.raises(CheckpointError, match=f"^folder: was trained with {key}=[0-9]+, but this run has 1, so"):
         check_circumstances(Path("folder"), BEFORE, now)
     check_circumstances(Path("folder"), {}, now)  # a checkpoint without this information
 
 
 def test_another_model_is_named_by_its_first_key():
     now = changed("model/hidden_size", 128)
-    with pytest.raises(CheckpointError, match="config.json has hidden_size=64, and the one of .* has 128; give"):
+    with pytest.raises(
+        CheckpointError, match="config.json has hidden_size=64, but .* has 128. Set it to the trained model"
+    ):
         check_circumstances(Path("folder"), BEFORE, now)
     check_circumstances(Path("folder"), BEFORE, changed("model/use_cache", False))
     check_circumstances(Path("folder"), BEFORE, BEFORE | {"model": None})
@@ -73,7 +75,7 @@ def test_another_model_is_named_by_its_first_key():
         ("model/use_cache", False, ""),
     ],
 )
-def test_what_else_differs_is_said_but_places_and_records(path, value, said):
+def test_other_changed_settings_are_warned_about(path, value, said):
     assert differences(BEFORE, changed(path, value)) == said
 
 

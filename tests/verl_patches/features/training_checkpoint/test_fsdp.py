@@ -74,7 +74,7 @@ def test_the_steps_after_a_resume_are_those_of_the_unbroken_run(run, dtype):
         assert found["losses"][0] != found["losses"][1] and len(found["digest"]) > 30
 
 
-def test_a_critic_goes_on_as_the_unbroken_run(run):
+def test_critic_continues_as_the_unbroken_run(run):
     folder, measured = run
     for rank in measured:
         found = rank["critic"]
@@ -87,7 +87,7 @@ def test_a_critic_goes_on_as_the_unbroken_run(run):
 
 @pytest.mark.parametrize("fault", ["no steps", "rate from the beginning"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_faulty_resume_is_noticed(run, dtype, fault):
+def test_faulty_resume_detected(run, dtype, fault):
     for rank in run[1]:
         assert rank[dtype][fault]["digest"] != rank[dtype]["digest"]
 
@@ -122,7 +122,7 @@ def test_the_files_are_those_of_the_models_family(run):
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("placement", AFTER)
-def test_megatron_goes_on_from_it(run, placement):
+def test_megatron_continues_from_it(run, placement):
     folder, _ = run
     full = {state: {} for state in STATES}
     for entry, tensor in states(folder, "two").items():
@@ -134,7 +134,7 @@ def test_megatron_goes_on_from_it(run, placement):
         assert not differences(made, rank_of("qwen2", placement, rank, full))
 
 
-def test_it_goes_on_from_megatrons(run):
+def test_it_continues_from_megatrons(run):
     found, full = states(run[0], "from_megatron"), full_states("qwen2")
     assert len(found) == sum(map(len, full.values()))
     assert all(torch.equal(found[f"{state}/{name}"], full[state][name]) for state in full for name in full[state])

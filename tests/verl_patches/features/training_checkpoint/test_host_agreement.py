@@ -79,7 +79,7 @@ def test_ranks_wait_for_a_slow_writer_of_hours():
 
 def test_a_writer_that_stopped_is_named_on_all_ranks():
     store, exchange = spread(16_000.0, writes=False)
-    says = "rank 1 did not agree on the checkpoint and made no progress for 3600 s; look at the storage of "
+    says = "rank 1 did not agree on the checkpoint and made no progress for 3600 s. Check the storage of "
     with pytest.raises(CheckpointError, match=says):
         exchange("early")
     assert SILENCE_S < store.now < SILENCE_S + 10
@@ -153,7 +153,7 @@ def all_ranks(store, values):
     return told
 
 
-def test_every_rank_gets_what_every_rank_says():
+def test_every_rank_gets_every_ranks_message():
     """This runs over torch's own store, with the values that ranks exchange about their files."""
     values = [("", (f"rank-{rank}", Manifest({"rank": rank}))) for rank in range(4)]
     told = all_ranks(dist.HashStore(), values)

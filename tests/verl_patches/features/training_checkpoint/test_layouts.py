@@ -88,7 +88,7 @@ def test_an_optimizer_whose_memory_is_away_and_that_says_not_where_rejected(tmp_
     made = rank_of("qwen2", ONE, 0, full_states("qwen2"), form="swap")
     for part in made.optimizer.chained_optimizers:
         part.param_to_cpu_states_map = {}
-    with pytest.raises(CheckpointError, match="is not in memory; set trainer.save_freq=-1"):
+    with pytest.raises(CheckpointError, match="is not in memory. Set trainer.save_freq=-1"):
         entries_of(made)
 
 
@@ -168,7 +168,7 @@ def _of_other_steps(folder):
         (_flip, "has SHA-256 .* the file has changed"),
         (_lose, "cannot be read .No such file.*; resume from an older"),
         (_unfinished, "not a complete checkpoint, manifest.json is missing or unfinished"),
-        (_of_other_steps, "say different things of optimizer_steps"),
+        (_of_other_steps, "disagree on optimizer_steps"),
     ],
 )
 def test_a_damaged_checkpoint_rejected_before_anything_is_written(tmp_path, damage, sentence):
@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_rejected_before_anything_is_written(tmp_path, dama
 
 
 def test_another_models_checkpoint_rejected(saved):
-    with pytest.raises(CheckpointError, match="is no tensor of this model; resume with the model that was saved"):
+    with pytest.raises(CheckpointError, match="is not a tensor of this model. Resume with the model"):
         load_training(saved("qwen2", "tp2"), rank_of("deepseek_v3", ONE, 0))
-    with pytest.raises(CheckpointError, match="no file has any part of lm_head.weight|is no tensor of this model"):
+    with pytest.raises(CheckpointError, match="no file has any part of lm_head.weight|is not a tensor of this model"):
         load_training(saved("qwen2_tied", "tp2"), rank_of("qwen2", ONE, 0))

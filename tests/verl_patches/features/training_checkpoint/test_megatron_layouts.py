@@ -53,7 +53,7 @@ def different(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> l
 
 
 @pytest.mark.parametrize(("family", "before", "after"), PAIRS)
-def test_another_layout_goes_on_from_the_same_state(run, family, before, after):
+def test_another_layout_continues_from_the_same_state(run, family, before, after):
     folder, losses = run
     pair = f"{family}/{before} in {after}"
     assert losses[pair] == pytest.approx(losses[f"{family}/{before}"], rel=1e-6)

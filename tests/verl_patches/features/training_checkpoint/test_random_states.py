@@ -33,7 +33,7 @@ def seed_all(seed: int) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("before", [0, 1, 2])
-def test_each_source_goes_on_where_it_was(source, before):
+def test_each_source_continues_from_its_place(source, before):
     draw = SOURCES[source]
     # Not the seed below, at which another test of this process may have left the sources.
     seed_all(3)

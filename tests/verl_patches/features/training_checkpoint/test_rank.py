@@ -31,7 +31,7 @@ def test_other_numbers_of_updates_rejected_with_all_of_them():
 
 
 @pytest.mark.parametrize(("rank", "names"), [(0, ["inner.running_mean"]), (1, []), (2, [])])
-def test_of_all_fsdp_ranks_the_first_writes_what_no_optimizer_updates(rank, names):
+def test_first_fsdp_rank_writes_tensors_without_optimizer(rank, names):
     inner = torch.nn.Module()
     inner.register_buffer("running_mean", torch.ones(2))
     inner.register_buffer("made_again", torch.ones(2), persistent=False)

@@ -127,7 +127,7 @@ def with_critic(trainer):
     return at
 
 
-def test_a_critic_goes_on_with_the_actor(with_critic):
+def test_critic_continues_with_the_actor(with_critic):
     root = saved(with_critic, 3).root
     made = with_critic()
     resume_step(made, "")
@@ -147,12 +147,12 @@ def test_a_checkpoint_whose_critic_is_not_whole_is_passed_over(with_critic, caps
 def test_a_checkpoint_without_a_critic_rejected_where_there_is_one(trainer, with_critic):
     saved(trainer, 2)
     made = with_critic()
-    with pytest.raises(CheckpointError, match="was written without a critic, and algorithm.adv_estimator=gae"):
+    with pytest.raises(CheckpointError, match="was written without a critic, but algorithm.adv_estimator=gae"):
         resume_step(made, "")
     assert not hasattr(made.actor_rollout_wg, "loaded") and made.train_dataloader.place == 0
 
 
-def test_a_run_goes_on_where_it_was_saved(trainer):
+def test_run_continues_from_its_checkpoint(trainer):
     saved(trainer, 2)
     root = saved(trainer, 4).root
     made = trainer()
@@ -307,7 +307,7 @@ def test_a_kill_at_any_write_or_rename_leaves_a_whole_checkpoint(trainer, monkey
     assert sorted(folder.name for folder in root.iterdir() if folder.is_dir()) == ["global_step_4"]
 
 
-def test_a_save_that_begins_with_its_final_name_is_noticed(trainer, monkeypatch, tmp_path):
+def test_save_under_its_final_name_detected(trainer, monkeypatch, tmp_path):
     monkeypatch.setattr("verl_patches.features.training_checkpoint.step_folders._partial", step_folder)
     monkeypatch.setattr(saving, "publish_step", lambda root, step: None)
     monkeypatch.setattr(saving, "set_aside", lambda root, after: [])
@@ -336,7 +336,7 @@ def test_some_steps_and_the_best_are_kept_besides(trainer, capsys):
         root = saved(trainer, step, keep, {} if score is None else {"val/score": score}).root
     assert kept(root) == [2, 4, 7]
     (warning,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert warning.startswith("warning: step 6 has no val/score, so its checkpoint is none of the best")
+    assert warning.startswith("warning: step 6 has no val/score, so its checkpoint is not one of the best")
 
 
 def test_the_one_that_a_run_went_on_from_stays_until_a_newer_one_is_complete(trainer, monkeypatch):
@@ -360,7 +360,7 @@ def test_without_setting_aside_the_branch_that_was_left_would_be_gone_on_from(tr
         test_the_one_that_a_run_went_on_from_stays_until_a_newer_one_is_complete(trainer, monkeypatch)
 
 
-def test_what_a_deletion_left_half_done_goes_with_the_next_checkpoint(trainer):
+def test_next_checkpoint_completes_an_interrupted_deletion(trainer):
     root = saved(trainer, 2).root
     (root / "global_step_1.deleting" / "actor").mkdir(parents=True)
     (root / "global_step_3.partial").mkdir()
@@ -374,8 +374,8 @@ def test_what_a_deletion_left_half_done_goes_with_the_next_checkpoint(trainer):
         (lambda folder: (folder / "manifest.json").unlink(), "not a complete checkpoint"),
         (lambda folder: (folder / "actor" / "manifest.json").unlink(), "not a complete checkpoint"),
         (lambda folder: (folder / "trainer.json").write_text("{}"), "trainer.json: has SHA-256"),
-        (lambda folder: next((folder / "actor").glob("rank*")).write_text("cut"), "missing, or not of 15 bytes"),
-        (lambda folder: next((folder / "actor").glob("rank*")).unlink(), "missing, or not of 15 bytes"),
+        (lambda folder: next((folder / "actor").glob("rank*")).write_text("cut"), "missing, or does not have 15 bytes"),
+        (lambda folder: next((folder / "actor").glob("rank*")).unlink(), "missing, or does not have 15 bytes"),
     ],
 )
 def test_auto_takes_an_older_one_and_says_what_it_skips(trainer, damage, sentence, capsys):
@@ -400,13 +400,15 @@ def test_other_data_and_a_folder_that_is_none_rejected(trainer, tmp_path):
     with pytest.raises(CheckpointError, match="was trained on other data than data.train_files="):
         resume_step(made, "")
     made = trainer(resume_mode="resume_path", resume_from_path=str(root))
-    with pytest.raises(CheckpointError, match="no folder of a checkpoint, which is called global_step_"):
+    with pytest.raises(CheckpointError, match="not the folder of a checkpoint, which is named global_step_"):
         resume_step(made, "")
 
 
 def test_a_folder_that_takes_nothing_is_named(trainer, tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
-    with pytest.raises(CheckpointError, match=r"default_local_dir=.*checkpoints does not take a checkpoint \("):
+    with pytest.raises(
+        CheckpointError, match=r"default_local_dir=.*checkpoints is invalid: it cannot store a checkpoint \("
+    ):
         save_step(trainer(1), CheckpointSettings())
 
 
@@ -423,7 +425,9 @@ def test_a_save_that_fails_is_told_and_the_one_before_it_is_gone_on_from(trainer
             made.actor_rollout_wg.save_checkpoint = full
         else:
             patches.setattr(os, "fsync", full)
-        with pytest.raises(CheckpointError, match="does not take a checkpoint .No space left on device.; choose"):
+        with pytest.raises(
+            CheckpointError, match="is invalid: it cannot store a checkpoint .No space left on device.. Choose"
+        ):
             save_step(made, CheckpointSettings(keep_last=1))
             process_publisher().logged(4, {})
     assert newest_step(made.root) == (2, [])
@@ -473,11 +477,11 @@ def test_other_batches_and_another_model_rejected(trainer, tmp_path):
     save_step(at(2, train_batch_size=8), CheckpointSettings())
     process_publisher().logged(2, {})
     for changed, sentence in (
-        ({"train_batch_size": 16}, "trained with data.train_batch_size=8 and this run has 16.*; set data.train_batch"),
-        ({"train_batch_size": 8, "n": 8}, "trained with actor_rollout_ref.rollout.n=4 and this run has 8"),
+        ({"train_batch_size": 16}, "trained with data.train_batch_size=8, but this run has 16.*. Set data.train_batch"),
+        ({"train_batch_size": 8, "n": 8}, "trained with actor_rollout_ref.rollout.n=4, but this run has 8"),
         (
             {"train_batch_size": 8, "model": 64},
-            "has hidden_size=32, and the one of .*model.path has 64; give the model",
+            "has hidden_size=32, but .*model.path has 64. Set it to the trained model",
         ),
     ):
         made = at(0, **changed)
@@ -502,7 +506,7 @@ def test_a_key_that_one_of_two_models_has_is_named(trainer, tmp_path, first, key
             save_step(made, CheckpointSettings())
             process_publisher().logged(step, {})
     then, now = ("8", "None") if first else ("None", "8")
-    with pytest.raises(CheckpointError, match=f"config.json has {key}={then}, and the one of .* has {now}; give the"):
+    with pytest.raises(CheckpointError, match=f"config.json has {key}={then}, but .* has {now}. Set it to the"):
         resume_step(made, "")
 
 

@@ -45,7 +45,7 @@ def test_a_file_that_appears_late_is_waited_for(tmp_path, monkeypatch):
 
 def test_a_folder_that_takes_no_file_rejected(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="takes no file .Not a directory.; choose another folder"):
+    with pytest.raises(ConfigurationError, match="is invalid: not writable .Not a directory.. Choose another folder"):
         check_shared(tmp_path / "file" / "checkpoints", lambda path: {})
 
 
@@ -75,5 +75,5 @@ def test_space_is_what_is_kept_and_the_one_being_written(tmp_path, monkeypatch, 
     check_space(tmp_path / "not" / "yet" if not there else tmp_path, values, CheckpointSettings(keep_last=kept))
     monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: Usage(fit * size - 1))
     many = "s" if fit > 1 else ""
-    with pytest.raises(ConfigurationError, match=rf"GB free, and {fit} checkpoint{many} of .* GB will be written"):
+    with pytest.raises(ConfigurationError, match=rf"GB free, but {fit} checkpoint{many} of .* GB will be written"):
         check_space(tmp_path, values, CheckpointSettings(keep_last=kept))

@@ -79,5 +79,5 @@ def test_layer_offset_comes_from_the_configuration_where_it_knows():
 
 def test_saving_deepseek_v3_for_huggingface_rejected_and_says_what_can_be_saved():
     assert get_weight_saver(arguments, "Qwen2ForCausalLM") == (("Qwen2ForCausalLM",), {})
-    with pytest.raises(NotImplementedError, match="docs/weights.md says what can be saved"):
+    with pytest.raises(NotImplementedError, match="docs/weights.md lists what can be saved"):
         get_weight_saver(never, "DeepseekV3ForCausalLM")("model", dtype="bfloat16")

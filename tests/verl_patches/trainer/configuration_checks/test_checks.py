@@ -48,20 +48,20 @@ def test_the_rehearsal_configuration_passes():
     [
         (
             ["trainer.n_gpus_per_node=6"],
-            "6 dies cannot hold whole training replicas: TP x PP x CP is 4",
+            "6 dies do not divide into whole training replicas: TP x PP x CP is 4",
         ),
         (
             ["actor_rollout_ref.rollout.tensor_model_parallel_size=3"],
-            "cannot hold whole rollout instances of actor_rollout_ref.rollout.tensor_model_parallel_size=3",
+            "do not divide into whole rollout instances of actor_rollout_ref.rollout.tensor_model_parallel_size=3",
         ),
-        (["actor_rollout_ref.overlay.rollout.expert_parallel_size=3"], "=3 does not cut 4 dies into equal"),
+        (["actor_rollout_ref.overlay.rollout.expert_parallel_size=3"], "=3 does not divide 4 dies into equal"),
         (
             [
                 "trainer.n_gpus_per_node=12",
                 "data.train_batch_size=48",
                 "actor_rollout_ref.overlay.rollout.expert_parallel_size=3",
             ],
-            "=3 does not cut 12 dies .* whole tensor-parallel groups of 2",
+            "=3 does not divide 12 dies .* whole tensor-parallel groups of 2",
         ),
         (["data.train_batch_size=30"], "data.train_batch_size=30 does not divide among 4 dies"),
         (
@@ -78,7 +78,7 @@ def test_the_rehearsal_configuration_passes():
             "recompute_old_log_prob=False is exact only with one update per rollout batch, but .*makes 2 updates",
         ),
         (["actor_rollout_ref.actor.ppo_epochs=2"], "one update per rollout batch, but .*ppo_epochs=2; set it to 1"),
-        (["algorithm.use_kl_in_reward=true"], "use_kl_in_reward=True reads it before the update"),
+        (["algorithm.use_kl_in_reward=true"], "use_kl_in_reward=True needs it before the update"),
         (["actor_rollout_ref.actor.megatron.grad_offload=true"], "grad_offload=True and .*would both move"),
         (
             [
@@ -88,8 +88,8 @@ def test_the_rehearsal_configuration_passes():
             "write=background writes .*residency.enabled=false; set .*checkpoint.write to auto",
         ),
         (["actor_rollout_ref.ref.megatron.param_offload=true"], "ref.megatron.param_offload=True and .*would both"),
-        (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0 has no training log-probs"),
-        (["ray_init.num_cpus=5"], "ray_init.num_cpus=5 is too few .*use at least 6"),
+        (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0 is invalid: training has no such log-probs"),
+        (["ray_init.num_cpus=5"], "ray_init.num_cpus=5 is too low .*Set it to at least 6"),
         (["actor_rollout_ref.actor.optim.min_lr_ratio=0.1"], "min_lr_ratio=0.1 has no effect with .*=constant"),
         ([*GRAPH, PRIVATE_FORMAT], "enable_kv_nz=True gives wrong tokens with chunked prefill"),
         (
@@ -98,7 +98,7 @@ def test_the_rehearsal_configuration_passes():
         ),
     ],
 )
-def test_what_cannot_run_rejected_in_one_sentence(overrides, says):
+def test_invalid_configuration_rejected_in_one_sentence(overrides, says):
     with pytest.raises(ConfigurationError, match=says) as rejection:
         check_configuration(rehearsal(*overrides))
     assert "\n" not in str(rejection.value)
@@ -151,7 +151,7 @@ def test_reserved_addresses_do_not_go_with_expandable_segments(options, addresse
 
 def test_a_larger_generation_batch_makes_several_updates():
     config = rehearsal("+data.gen_batch_size=64")
-    with pytest.raises(ConfigurationError, match="makes 2 updates of the 64 prompts"):
+    with pytest.raises(ConfigurationError, match="splits the 64 prompts of a rollout batch into 2 updates"):
         check_configuration(config)
 
 
@@ -162,7 +162,7 @@ def test_slots_cover_workers_and_verls_own_actors():
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["trainer.n_gpus_per_node=6"], "error: 6 dies cannot hold"),
+        (["trainer.n_gpus_per_node=6"], "error: 6 dies do not divide"),
         (["actor_rollout_ref.overlay.residency.enable=true"], "enable"),
         (
             ["+actor_rollout_ref.overlay.residency.enable=true"],

@@ -26,7 +26,7 @@ def test_large_job_in_graphs_on_few_dies_of_a2_rejected():
     with pytest.raises(ConfigurationError) as caught:
         check_chip(given, A2)
     said = str(caught.value)
-    assert "torchair_graph_config.enabled=true is invalid: experts lie on 8 dies of an Atlas A2" in said
+    assert "torchair_graph_config.enabled=true is invalid: experts are on 8 dies of an Atlas A2" in said
     assert "+graph=off" in said and "\n" not in said
     check_chip(config(SCALED, "+graph=off"), A2)
 

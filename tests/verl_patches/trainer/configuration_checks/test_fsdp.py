@@ -75,7 +75,7 @@ def test_the_configuration_is_the_published_command_line():
     check_configuration(configuration)
 
 
-def test_a_setting_that_is_not_the_published_one_would_be_noticed():
+def test_unpublished_setting_detected():
     """The control of the test above, for each line: another value gives another configuration."""
     others = [f"{line.partition('=')[0]}={OTHERS.get(line.partition('=')[2], 7)}" for line in PUBLISHED]
     configuration, changed = plain(), plain(*others)
@@ -84,7 +84,7 @@ def test_a_setting_that_is_not_the_published_one_would_be_noticed():
         assert reduce(getitem, key, configuration) != reduce(getitem, key, changed), line
 
 
-def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
+def test_megatron_configuration_is_not_mistaken_for_fsdp():
     assert backend_of(compose(NAME, [MODEL])) == "fsdp"
     assert backend_of(compose("rehearsal", [MODEL])) == backend_of({}) == "megatron"
 
@@ -97,7 +97,7 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ("actor_rollout_ref.overlay.mindspeed.engine=auto", "mindspeed.engine=auto is for Megatron, .*; set it to off"),
         ("actor_rollout_ref.overlay.measure.verify_weights=true", "verify_weights=True .* find stale weights; set"),
         ("actor_rollout_ref.overlay.rollout.expert_parallel_size=2", "expert_parallel_size=2 is for Megatron"),
-        ("actor_rollout_ref.ref.strategy=fsdp2", "ref.strategy=fsdp2 is not .*strategy=fsdp, .*; set it to fsdp$"),
+        ("actor_rollout_ref.ref.strategy=fsdp2", "ref.strategy=fsdp2 is invalid: .* Set it to .*strategy=fsdp$"),
         ("reward_model.strategy=fsdp2", "strategy=fsdp2 is invalid: it should be 'fsdp'"),
         ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron is invalid: .*trains with FSDP; for Megatron"),
         (
@@ -108,20 +108,20 @@ def test_a_megatron_configuration_is_not_taken_for_one_of_fsdp():
         ("actor_rollout_ref.actor.fsdp_config.fsdp_size=2", "fsdp_size=2 is invalid"),
         ("critic.model.use_remove_padding=true", "critic.model.use_remove_padding=true is invalid"),
         ("actor_rollout_ref.model.lora_rank=8", "lora_rank=8 is invalid"),
-        (f"{ULYSSES}=2", "=2 cuts sequences whose padding is removed alone; set .*use_remove_padding to true"),
+        (f"{ULYSSES}=2", "=2 only splits sequences without padding. Set .*use_remove_padding to true"),
         (f"{REFERENCE}=2", "ref.ulysses_sequence_parallel_size=2 is not .*=1, .*; set it to 1"),
         ("critic.ulysses_sequence_parallel_size=2", "critic.ulysses_sequence_parallel_size=2 is invalid"),
         ("+actor_rollout_ref.actor.recompute_old_log_prob=false", "recompute_old_log_prob=false is invalid"),
         ("actor_rollout_ref.actor.optim.warmup_style=linear", "warmup_style=linear is invalid"),
-        ("actor_rollout_ref.rollout.n=1", "rollout.n=1 gives algorithm.adv_estimator=grpo one response"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "8 dies cannot hold whole rollout instances"),
+        ("actor_rollout_ref.rollout.n=1", "rollout.n=1 is invalid: algorithm.adv_estimator=grpo compares"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "8 dies do not divide into whole rollout instances"),
         ("trainer.device=cuda", "trainer.device=cuda is invalid: it should be 'npu'"),
         ("data.train_batch_size=100", "data.train_batch_size=100 does not divide among 8 dies"),
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=24", "=24 does not divide the 40 sequences"),
         ("+trainer.savefreq=5", "unknown key trainer.savefreq, .*did you mean trainer.save_freq"),
     ],
 )
-def test_what_cannot_run_is_one_sentence(override, says):
+def test_invalid_job_rejected_in_one_sentence(override, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_configuration(compose(NAME, [MODEL, override]))
     assert "\n" not in str(caught.value)
@@ -149,11 +149,11 @@ def test_dapo_is_a_recipe_on_fsdp_too():
     [
         ("trainer.total_training_steps=null", "enable=True needs trainer.total_training_steps"),
         ("reward_model.launch_reward_fn_async=true", "launch_reward_fn_async=True computes them after"),
-        ("reward_model.overlong_buffer.len=129", "len=129 is no part of the 128 tokens of an answer"),
+        ("reward_model.overlong_buffer.len=129", "len=129 is invalid: an answer has 128 tokens"),
         ("algorithm.filter_groups.metrics=acc", "unknown key algorithm.filter_groups.metrics, .*filter_groups.metric"),
     ],
 )
-def test_what_cannot_go_with_dapo_is_one_sentence(override, says):
+def test_settings_incompatible_with_dapo_rejected(override, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_configuration(compose(NAME, [MODEL, "+recipe=dapo", STEPS, f"++{override}"]))
     assert "\n" not in str(caught.value)
@@ -166,8 +166,11 @@ FSDP2 = "actor_rollout_ref.actor.strategy=fsdp2"
     ("override", "says"),
     [
         ("actor_rollout_ref.actor.use_torch_compile=true", "use_torch_compile=true compiles .*; set it to false"),
-        (f"{ULYSSES}=3", "8 dies cannot hold whole groups of .*ulysses_sequence_parallel_size=3, .*a divisor of 8"),
-        (GAE, "ulysses_sequence_parallel_size=4 has not been run with a critic .*; set it to 1"),
+        (
+            f"{ULYSSES}=3",
+            "8 dies do not divide into whole groups of .*ulysses_sequence_parallel_size=3, .*a divisor of 8",
+        ),
+        (GAE, "ulysses_sequence_parallel_size=4 is not tested with a critic .*. Set it to 1"),
         # 128 prompts x 5 answers in two updates of 64 prompts: each of the two groups of dies has 160 sequences.
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64", "=64 does not divide the 160 sequences"),
     ],
@@ -191,15 +194,18 @@ def test_fsdp2_is_one_key_for_all_models():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("actor_rollout_ref.ref.strategy=fsdp", "ref.strategy=fsdp is not .*strategy=fsdp2, .*; set it to fsdp2"),
+        ("actor_rollout_ref.ref.strategy=fsdp", "ref.strategy=fsdp is invalid: .* Set it to .*strategy=fsdp2"),
         ("critic.strategy=fsdp", "critic.strategy=fsdp is not .*strategy=fsdp2"),
         ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is invalid"),
-        ("actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params=1", "=1 is read by strategy fsdp alone, .*;"),
-        ("+critic.model.fsdp_config.wrap_policy.disable=true", "critic.*wrap_policy.disable=true is read by strategy"),
+        ("actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params=1", "=1 is read only by strategy fsdp, .*."),
+        (
+            "+critic.model.fsdp_config.wrap_policy.disable=true",
+            "critic.*wrap_policy.disable=true is read only by strategy",
+        ),
         ("+actor_rollout_ref.ref.fsdp_config.mixed_precision={buffer_dtype: bf16}", "ref.*buffer_dtype=bf16 is read"),
     ],
 )
-def test_what_fsdp2_does_not_read_is_one_sentence(override, says):
+def test_keys_unused_by_fsdp2_reported_in_one_sentence(override, says):
     with pytest.raises(ConfigurationError, match=says) as caught:
         check_configuration(compose(NAME, [MODEL, FSDP2, GAE, override]))
     assert "\n" not in str(caught.value)
@@ -217,7 +223,7 @@ def test_a_critic_begins_as_the_actor_and_with_its_micro_batches():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("critic.model.path=null", "critic.model.path is not set; give a folder"),
+        ("critic.model.path=null", "critic.model.path is not set. Set it to a folder"),
         ("critic.ppo_micro_batch_size_per_gpu=24", "critic.ppo_micro_batch_size_per_gpu=24 does not divide the 40"),
         ("critic.ppo_micro_batch_size_per_gpu=null", "critic.ppo_micro_batch_size_per_gpu=None does not divide the 40"),
         ("critic.ppo_micro_batch_size=8", "ppo_micro_batch_size=8 is invalid: .*set ppo_micro_batch_size_per_gpu"),
@@ -225,12 +231,15 @@ def test_a_critic_begins_as_the_actor_and_with_its_micro_batches():
         ("critic.ppo_mini_batch_size=48", "not a multiple of critic.ppo_mini_batch_size=48"),
         ("critic.ppo_mini_batch_size=1", "=1 prompts x 5 responses do not divide among 8 training replicas"),
         ("critic.rollout_n=4", "critic.rollout_n=4 is not actor_rollout_ref.rollout.n=5"),
-        ("critic.strategy=fsdp2", "critic.strategy=fsdp2 is not .*strategy=fsdp, .*; set it to fsdp$"),
+        ("critic.strategy=fsdp2", "critic.strategy=fsdp2 is invalid: .* Set it to .*strategy=fsdp$"),
         ("critic.model.fsdp_config.fsdp_size=2", "critic.model.fsdp_config.fsdp_size=2 is invalid"),
         ("critic.model.lora_rank=8", "critic.model.lora_rank=8 is invalid"),
         ("critic.optim.min_lr_ratio=0.1", "min_lr_ratio=0.1 is invalid: .*reads none"),
         ("+critic.optim.lrr=0.1", "unknown key critic.optim.lrr, .*did you mean critic.optim.lr"),
-        ("critic.checkpoint.contents=[model]", "critic.checkpoint.contents=.* is not what a checkpoint holds"),
+        (
+            "critic.checkpoint.contents=[model]",
+            "critic.checkpoint.contents=.* is invalid: a checkpoint has other contents",
+        ),
     ],
 )
 def test_a_critic_that_cannot_run_is_one_sentence(override, says):
@@ -250,7 +259,9 @@ def test_a_critic_of_another_vocabulary_rejected(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(SMALLEST | {"vocab_size": size}))
     paths = [f"actor_rollout_ref.model.path={tmp_path}/actor", f"critic.model.path={tmp_path}/critic"]
-    with pytest.raises(ConfigurationError, match="has a vocabulary of 101 and the actor's model one of 100"):
+    with pytest.raises(
+        ConfigurationError, match="is invalid: its vocabulary is 101, but the critic reads the actor's tokens with 100"
+    ):
         check_configuration(compose(NAME, [*paths, GAE]))
     check_configuration(compose(NAME, paths))  # no critic is read
 
@@ -275,13 +286,15 @@ def test_token_limit_below_a_sequence_is_rejected(group, switch, limit):
         dynamic = [f"actor_rollout_ref.{group}.{switch}={on}", f"{key}={tokens}"]
         check_configuration(compose(NAME, [MODEL, *lengths, *dynamic, *more]))
 
-    with pytest.raises(ConfigurationError, match=f"{key}=3072 is less than the 4096 tokens .*give at least 4096, or"):
+    with pytest.raises(
+        ConfigurationError, match=f"{key}=3072 is less than the 4096 tokens .*Set it to at least 4096, or"
+    ):
         check(3072)
     check(4096)
     check(3072, "false")
     shared = (f"{ULYSSES}=2", "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2")
     check(2048, "true", *shared)
-    with pytest.raises(ConfigurationError, match="=2047 .* on 2 dies that share a sequence; give at least 2048"):
+    with pytest.raises(ConfigurationError, match="=2047 .* on 2 dies that share a sequence. Set it to at least 2048"):
         check(2047, "true", *shared)
 
 
@@ -312,7 +325,7 @@ def test_heads_of_key_and_value_are_divided_or_repeated(key):
     for heads, size in ((4, 2), (4, 12)):
         check(heads, size)
     for heads, size in ((4, 3), (4, 6)):
-        says = rf"{key}={size} neither divides the model's {heads} heads of key and value nor is a multiple of them; "
+        says = rf"{key}={size} neither divides the model's {heads} key-value heads nor is a multiple of them; "
         with pytest.raises(ConfigurationError, match=says) as caught:
             check(heads, size)
         assert "\n" not in str(caught.value)
@@ -323,7 +336,7 @@ def test_heads_of_key_and_value_are_divided_or_repeated(key):
     [
         (
             "actor_rollout_ref.actor.megatron.seed=1",
-            "is not in this configuration and belongs to Megatron; take it away",
+            "is not in this configuration and belongs to Megatron. Remove it",
         ),
         ("actor_rollout_ref.actor.fsdp_config.model_dtype=fp32", "belongs to FSDP; .*write [+]actor_rollout_ref"),
         ("trainer.savefreq=1", "unknown key trainer.savefreq"),

@@ -72,7 +72,7 @@ def test_a_tracker_whose_package_is_absent_rejected():
     ],
 )
 def test_a_tracker_without_a_login_rejected_and_with_one_it_is_not(name, remedy, logins, packages, monkeypatch):
-    with pytest.raises(ConfigurationError, match=f"trainer.logger has {name}, which has no login here; {remedy}"):
+    with pytest.raises(ConfigurationError, match=f"trainer.logger has {name}, which has no login here: {remedy}"):
         check_trackers(logging_to("console", name))
     for login in logins:
         with monkeypatch.context() as variables:
@@ -111,7 +111,7 @@ def test_trackers_that_stay_offline_need_no_login(packages):
 def test_the_models_folder_must_be_there(tmp_path):
     reward = setting("custom_reward_function.path", OUR_RULES)
     said = rejection(reward, f"actor_rollout_ref.model.path={tmp_path}/model", model_is_there=True)
-    assert f"model.path={tmp_path}/model is no folder with a config.json" in said
+    assert f"model.path={tmp_path}/model is invalid: not a folder with a config.json" in said
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     check_machine(compose("rehearsal", [reward, f"actor_rollout_ref.model.path={tmp_path}/model"]))
@@ -127,11 +127,11 @@ def test_the_models_folder_must_be_there(tmp_path):
         (
             "{}",
             None,
-            "/模型: its tokenizer has no chat template, .*; take an instruct model, or put a chat_template.jinja",
+            "/模型 is invalid: its tokenizer has no chat template, .* Set it to an instruct model, or put a",
         ),
         ('{"chat_template": null}', None, "its tokenizer has no chat template"),
-        ("no json", None, "tokenizer_config.json cannot be read as an object of JSON .*; copy the model again"),
-        ("[1]", None, "tokenizer_config.json cannot be read as an object of JSON"),
+        ("no json", None, "tokenizer_config.json is not a readable JSON object .*. Copy the model again"),
+        ("[1]", None, "tokenizer_config.json is not a readable JSON object"),
     ],
 )
 def test_the_models_tokenizer_must_have_a_chat_template(tmp_path, tokenizer, beside, says):
@@ -152,13 +152,22 @@ def test_the_models_tokenizer_must_have_a_chat_template(tmp_path, tokenizer, bes
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["custom_reward_function.path=/nosuch.py"], "custom_reward_function.path=/nosuch.py is no file"),
+        (["custom_reward_function.path=/nosuch.py"], "custom_reward_function.path=/nosuch.py is not a file"),
         (["custom_reward_function.name=nosuch"], "custom_reward_function.name=nosuch is not defined in"),
-        (["+custom_reward_function.reward_kwargs.rule=nosuch"], "rule=nosuch is no rule; choose one of boxed, subst"),
-        (["+custom_reward_function.reward_kwargs.ruel=boxed"], "ruel is no argument of compute_score .*mean rule?"),
-        (["+custom_reward_function.reward_kwargs.zzz=1"], "zzz is no argument of compute_score .*it takes data_so"),
-        (["+custom_reward_function.reward_kwargs.time_limit_s=0"], "time_limit_s=0 is invalid: it is no time"),
-        (["+custom_reward_function.reward_kwargs.time_limit_s=true"], "time_limit_s=True is invalid: it is no time"),
+        (
+            ["+custom_reward_function.reward_kwargs.rule=nosuch"],
+            "rule=nosuch is invalid. Set it to one of boxed, subst",
+        ),
+        (["+custom_reward_function.reward_kwargs.ruel=boxed"], "ruel is not an argument of compute_score .*mean rule?"),
+        (["+custom_reward_function.reward_kwargs.zzz=1"], "zzz is not an argument of compute_score .*it takes data_so"),
+        (
+            ["+custom_reward_function.reward_kwargs.time_limit_s=0"],
+            "time_limit_s=0 is invalid. Set it to a number of seconds",
+        ),
+        (
+            ["+custom_reward_function.reward_kwargs.time_limit_s=true"],
+            "time_limit_s=True is invalid. Set it to a number of seconds",
+        ),
     ],
 )
 def test_a_reward_that_cannot_be_called_rejected(overrides, says):
@@ -173,9 +182,9 @@ def test_a_reward_of_the_users_own(tmp_path):
         ("def score(data_source, x=1): return 1.0", "score", "{x:1}", ""),
         ("from math import sqrt as score", "score", "{x:1}", ""),
         ("if True:\n    score = abs", "score", "{x:1}", ""),
-        ("def score(data_source): return 1.0", "score", "{x:1}", "reward_kwargs.x is no argument of score"),
+        ("def score(data_source): return 1.0", "score", "{x:1}", "reward_kwargs.x is not an argument of score"),
         ("def other(): pass", "score", "{}", "name=score is not defined"),
-        ("def score(", "score", "{}", "cannot be read as Python"),
+        ("def score(", "score", "{}", "is not readable Python"),
     ]:
         file.write_text(text)
         overrides = [f"custom_reward_function.path={file}", f"custom_reward_function.name={name}"]
@@ -208,7 +217,7 @@ def test_acl_graphs_do_not_go_with_the_second_stage_of_the_task_queue(monkeypatc
 
 def test_a_python_that_ray_cannot_start_workers_with_rejected(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/data/o'neil/bin/python")
-    with pytest.raises(ConfigurationError, match="/data/o'neil/bin/python, and Ray starts no workers from there"):
+    with pytest.raises(ConfigurationError, match="Ray cannot start workers from /data/o'neil/bin/python"):
         check_interpreter()
     monkeypatch.setattr(sys, "executable", "/data/of a team/bin/python")
     check_interpreter()

@@ -30,7 +30,7 @@ def check(model, *overrides):
     [
         (TINY, [f"{TRANSFORMER}.num_layer_list=[5,5]"], r"num_layer_list=\[5, 5\] adds up to 10 layers, .* has 3"),
         (TINY, [f"{TRANSFORMER}.num_layer_list=[3]"], r"num_layer_list=\[3\] has length 1, .* makes 2 stages"),
-        (TINY | {"num_hidden_layers": 24}, [], r"num_layer_list=\[2, 1\] adds up to 3 layers, and the model has 24"),
+        (TINY | {"num_hidden_layers": 24}, [], r"num_layer_list=\[2, 1\] adds up to 3 layers, but the model has 24"),
         (TINY, [f"{TRANSFORMER}.num_layer_list=[3,0]"], "num_layer_list.1=0 is invalid"),
         (TINY, [f"{TRANSFORMER}.num_layer_list=null"], "pipeline_model_parallel_size=2 does not divide the model's 3"),
         (TINY | {"num_attention_heads": 3}, [], "actor.megatron.tensor_model_parallel_size=2 does not divide .* 3 att"),
@@ -42,7 +42,7 @@ def check(model, *overrides):
         (
             QWEN2 | {"num_attention_heads": 12, "num_key_value_heads": 3},
             [*BY_VERL, f"{MEGATRON}.tensor_model_parallel_size=1", f"{ROLLOUT}.tensor_model_parallel_size=2"],
-            "rollout.tensor_model_parallel_size=2 neither divides the model's 3 heads of key and value nor is a mult",
+            "rollout.tensor_model_parallel_size=2 neither divides the model's 3 key-value heads nor is a mult",
         ),
         (TINY | {"n_routed_experts": 255}, [], "puts the model's 255 experts on 2 ranks"),
         (
@@ -62,28 +62,28 @@ def check(model, *overrides):
             [f"{ROLLOUT}.max_num_batched_tokens=16", f"{ROLLOUT}.enable_chunked_prefill=true"],
             "max_num_batched_tokens=16 is less than .*enable_chunked_prefill=False",
         ),
-        (TINY, GRAPHS[:1], "free_cache_engine=True does not go with graphs"),
+        (TINY, GRAPHS[:1], "free_cache_engine=True is not supported with graphs"),
         (TINY, GRAPHS, "ACL graphs, which vLLM-Ascend does not have for deepseek_v3"),
         (
             QWEN2,
             [*BY_VERL, *GRAPHS, f"{TORCHAIR}.enabled=true"],
             "torchair's graphs, which vLLM-Ascend has for DeepSeek-V3 and",
         ),
-        (TINY, [f"{TORCHAIR}.enabled=true"], "enforce_eager=True and torchair_graph_config.enabled=True ask"),
-        (TINY, [f"{TORCHAIR}.graph_batch_sizes=[8]"], r"graph_batch_sizes=\[8\] is valid only with enabled=True"),
+        (TINY, [f"{TORCHAIR}.enabled=true"], "enforce_eager=True and torchair_graph_config.enabled=True contradict"),
+        (TINY, [f"{TORCHAIR}.graph_batch_sizes=[8]"], r"graph_batch_sizes=\[8\] is only valid with enabled=True"),
         (TINY, [f"{TORCHAIR}.enable_kvnz=true"], "did you mean .*torchair_graph_config.enable_kv_nz"),
         (TINY, [f"{ADDITIONAL}.dynamic_eplb=true"], "dynamic_eplb=true is invalid: .*resharding"),
         (
             TINY,
             [f"+{ROLLOUT}.engine_kwargs.vllm.max_seqs=8"],
-            "no argument of vLLM's engine; did you mean .*max_num_seqs",
+            "no such argument of vLLM's engine; did you mean .*max_num_seqs",
         ),
         (
             TINY,
             [f"+{ROLLOUT}.engine_kwargs.vllm.dtype=float16"],
-            "given .* by verl already; set .*rollout.dtype instead",
+            "already passed .* by verl; set .*rollout.dtype instead",
         ),
-        (TINY, [f"+{ROLLOUT}.engine_kwargs.vllm.enable_sleep_mode=true"], "by verl already; take it away"),
+        (TINY, [f"+{ROLLOUT}.engine_kwargs.vllm.enable_sleep_mode=true"], "by verl; remove it"),
         (
             TINY,
             [f"+{TRANSFORMER}.num_moe_expert=4"],
@@ -96,19 +96,23 @@ def check(model, *overrides):
                 "actor_rollout_ref.model.enable_gradient_checkpointing=true",
                 "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity=full",
             ],
-            "activations_checkpoint_method=null; full recomputation needs it",
+            "activations_checkpoint_method=null is invalid: full recomputation needs it",
         ),
-        (QWEN2, BY_VERL[:1], "moe_tp_extend_ep=True is for models that the overlay builds, and verl builds Qwen2.5; "),
+        (
+            QWEN2,
+            BY_VERL[:1],
+            "moe_tp_extend_ep=True is invalid: it is only for models that the overlay builds, and verl builds Qwen2.5",
+        ),
         (
             QWEN2,
             [*BY_VERL[1:], f"{TRANSFORMER}.num_layer_list=[2,1]"],
-            r"num_layer_list=\[2, 1\] adds up to 3 layers, and the model has 4",
+            r"num_layer_list=\[2, 1\] adds up to 3 layers, but the model has 4",
         ),
-        (QWEN2, [*BY_VERL[1:], f"{TRANSFORMER}.num_layer_list=[3,1]"], rf"take the key away with ~{TRANSFORMER}.num"),
+        (QWEN2, [*BY_VERL[1:], f"{TRANSFORMER}.num_layer_list=[3,1]"], rf"Remove the key with ~{TRANSFORMER}.num"),
         (TINY, [f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=null"], "rollout.log_prob_micro_batch_size_per_gpu=null"),
     ],
 )
-def test_what_does_not_fit_rejected_in_one_sentence(model, overrides, says):
+def test_misfit_rejected_in_one_sentence(model, overrides, says):
     with pytest.raises(ConfigurationError, match=says) as rejection:
         check(model, *overrides)
     assert "\n" not in str(rejection.value)
@@ -126,7 +130,7 @@ def test_what_does_not_fit_rejected_in_one_sentence(model, overrides, says):
         (TINY, [f"+{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=8", f"+{ROLLOUT}.engine_kwargs.vllm.dtype=null"]),
     ],
 )
-def test_what_fits_passes(model, overrides):
+def test_fitting_job_passes(model, overrides):
     check(model, *overrides)
 
 

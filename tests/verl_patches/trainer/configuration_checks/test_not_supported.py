@@ -65,5 +65,5 @@ def test_argument_of_the_engine_is_rejected_and_named_on_the_page(name):
     assert f"{ENGINE}.{name}=" in (ROOT / PAGE).read_text()
     for harmless in (*NOT_SUPPORTED[name][0], "null"):
         check(f"+{ENGINE}.{name}={harmless}")
-    with pytest.raises(ConfigurationError, match=rf"{name}=.* is invalid: .*Take it away; {PAGE}"):
+    with pytest.raises(ConfigurationError, match=rf"{name}=.* is invalid: .*Remove it; {PAGE}"):
         check(f"+{ENGINE}.{name}=other")

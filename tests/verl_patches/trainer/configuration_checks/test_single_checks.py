@@ -135,7 +135,7 @@ def fully_sharded(**changes):
         ("mixed_precision", {"buffer_dtype": "bf16"}),
     ],
 )
-def test_what_fsdp2_does_not_read_is_rejected_everywhere(place, group, value):
+def test_keys_unused_by_fsdp2_rejected_everywhere(place, group, value):
     assert said(check_strategies, fully_sharded()) == ""
     config = fully_sharded(**{f"{place}__fsdp_config__{group}": value})
     key = f"{place}.fsdp_config.{group}.{next(iter(value))}".replace("__", ".")
@@ -149,7 +149,7 @@ def test_what_fsdp2_does_not_read_is_rejected_everywhere(place, group, value):
 def test_strategies_are_the_actors(name):
     config = fully_sharded(**{f"{name.replace('.', '__')}__strategy": "fsdp"})
     assert said(check_strategies, config).startswith(
-        f"{name}.strategy=fsdp is not actor_rollout_ref.actor.strategy=fsdp2"
+        f"{name}.strategy=fsdp is invalid: a job has one strategy. Set it to actor_rollout_ref.actor.strategy=fsdp2"
     )
 
 
@@ -169,7 +169,7 @@ def test_token_limit_holds_the_longest_row(group, sharing, least):
 
     assert checked(least) == "" == checked(1, dynamic=False)
     sentence = checked(least - 1)
-    assert sentence.startswith(f"actor_rollout_ref.{group}.") and f"give at least {least}" in sentence
+    assert sentence.startswith(f"actor_rollout_ref.{group}.") and f"Set it to at least {least}" in sentence
 
 
 @pytest.mark.parametrize("engine, there, rejected", [("on", False, True), ("auto", True, True), ("auto", False, False),
@@ -184,7 +184,7 @@ def test_critic_is_not_trained_through_mindspeed(tmp_path, monkeypatch, engine, 
         "critic": own | {"model": {"path": str(tmp_path)}},
         "actor_rollout_ref": {"actor": actor, "overlay": overlay},
     }
-    assert ("has not been run through MindSpeed-LLM" in said(critic._check_megatron, config)) == rejected
+    assert ("is not tested with MindSpeed-LLM" in said(critic._check_megatron, config)) == rejected
 
 
 @pytest.mark.parametrize("width, rejected", [(48, False), (47, True), (32, True)])

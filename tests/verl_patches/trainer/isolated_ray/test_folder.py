@@ -84,7 +84,7 @@ def test_a_run_that_lives_keeps_its_folder(base, holder):
     assert not Path(outer).exists() and not (Path("/dev/shm") / memory).exists()
 
 
-def test_what_only_looks_like_a_run_is_left_alone(base):
+def test_lookalike_of_a_run_is_left_alone(base):
     (base / "run-abcdefgh").mkdir(mode=0o700)
     elsewhere = base / "elsewhere"
     elsewhere.mkdir(mode=0o700)
@@ -111,7 +111,7 @@ def test_a_folder_of_another_user_is_left_alone(base, holder):
 
 
 def test_a_place_that_takes_no_folder_is_named():
-    with pytest.raises(FolderError, match="no private folder can be made in /proc/nowhere"):  # noqa: SIM117
+    with pytest.raises(FolderError, match="no private folder can be created in /proc/nowhere"):  # noqa: SIM117
         with private_folder("run", "/proc/nowhere"):
             pass
 

@@ -156,7 +156,7 @@ def test_a_checkpoint_of_a_loop_that_publishes_none_gets_its_name(monkeypatch, c
         trainer.init_workers()
         trainer.fit()
     assert order == ["saved", ("published", 3)]
-    assert "warning: Recipe has a loop of its own" in capsys.readouterr().out
+    assert "warning: Recipe has its own loop" in capsys.readouterr().out
 
 
 def test_the_end_of_a_run_waits_for_its_last_checkpoint():

@@ -50,10 +50,10 @@ FILES = {
     "one row": table(ROWS[:1]),
 }
 REJECTED = {
-    "no rows": (table().slice(0, 0), "holds no rows"),
-    "fewer rows than a batch": (table(ROWS[:3]), "hold 3 rows, fewer than data.train_batch_size=4"),
+    "no rows": (table().slice(0, 0), "the file has no rows"),
+    "fewer rows than a batch": (table(ROWS[:3]), "the data has 3 rows, fewer than data.train_batch_size=4"),
     "no prompt": (table().drop_columns(["prompt"]), "column prompt: it is missing"),
-    "a prompt of text": (with_column("prompt", ["1+1"] * 8), "it is no chat"),
+    "a prompt of text": (with_column("prompt", ["1+1"] * 8), "it is not a chat"),
     "a prompt of text in a list": (with_column("prompt", [["1+1"]] * 8), "a message lacks role or content"),
 }
 
@@ -116,7 +116,7 @@ def test_files_together_must_fill_a_batch(tmp_path, monkeypatch):
     files = written(tmp_path, table(ROWS[:3]), "a.parquet"), written(tmp_path, table(ROWS[3:]), "b.parquet")
     check_configured_files(configured(*files, batch=8))
     assert len(trained_on(tmp_path, monkeypatch, *files, batch=8)["data_source"]) == 8
-    with pytest.raises(DataError, match="hold 8 rows, fewer than data.gen_batch_size=9"):
+    with pytest.raises(DataError, match="the data has 8 rows, fewer than data.gen_batch_size=9"):
         check_configured_files(configured(*files, batch=8) | {"gen_batch_size": 9})
 
 

@@ -20,8 +20,8 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     Whole,
 )
 
-_KEPT = "the checkpoint that a run goes on from is kept until a newer one is complete; set it to false"
-_NO_HDFS = "checkpoints are written to trainer.default_local_dir alone; take it away"
+_KEPT = "the resumed checkpoint is kept until a newer one is complete; set it to false"
+_NO_HDFS = "checkpoints are only written to trainer.default_local_dir; remove it"
 
 
 class Reweighting(Group):
@@ -93,7 +93,7 @@ class RayInit(Group):
     timeline_json_file: Name | None = None
     temp_dir: Name | None = None
     object_store_memory: Annotated[int, Field(ge=75 * 2**20)] | None = Field(
-        default=None, description="give bytes, at least 78643200, which is Ray's smallest, or null"
+        default=None, description="set it to bytes, at least 78643200, Ray's minimum, or null"
     )
 
 

@@ -19,7 +19,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     Whole,
 )
 
-TopK = Annotated[int, Field(ge=-1, le=LARGEST, description="give a number of tokens, or -1 for all of them")]
+TopK = Annotated[int, Field(ge=-1, le=LARGEST, description="set it to a number of tokens, or -1 for all of them")]
 
 
 class LayerNames(Group):
@@ -135,7 +135,7 @@ class Generation(Group):
     log_prob_max_token_len_per_gpu: Count = 16384
     seed: Seed | None = None
     stop_token_ids: list[Whole] | None = Field(
-        default=None, description="give the ids of further tokens that end an answer"
+        default=None, description="set it to ids of further tokens that end an answer"
     )
     limit_images: CountOrNone = None
 

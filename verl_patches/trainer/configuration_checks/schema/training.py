@@ -29,7 +29,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
 
 
 class Profile(Group):
-    use_profile: Literal[False] = Field(description="verl's profiler records CUDA only, nothing of an NPU")
+    use_profile: Literal[False] = Field(description="verl's profiler records only CUDA")
     profile_ranks: list[Whole] | None
     step_start: Annotated[int, Field(ge=-1)]
     step_end: Annotated[int, Field(ge=-1)]

@@ -12,7 +12,7 @@ Count = Annotated[int, Field(ge=1, le=LARGEST)]
 CountOrNone = Count | None
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST)]
-Frequency = Annotated[int, Field(ge=-1, le=LARGEST, description="give a number of steps, or -1 for never")]
+Frequency = Annotated[int, Field(ge=-1, le=LARGEST, description="set it to a number of steps, or -1 for never")]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
@@ -27,9 +27,9 @@ Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 KlEstimator = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 Backend = Literal["console", "tensorboard", "wandb", "tracking", "mlflow", "swanlab", "vemlp_wandb", "clearml"]
 
-MEGATRON = "this configuration trains with Megatron; for FSDP choose one that has actor_rollout_ref.actor.fsdp_config"
+MEGATRON = "this configuration trains with Megatron; for FSDP use one that has actor_rollout_ref.actor.fsdp_config"
 PAGE = "docs/not-supported.md"
-SEE = f"{PAGE} says what to use"
+SEE = f"see {PAGE} for alternatives"
 SHARED = f"training and rollout share their dies; {SEE}"
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     why="verl copies rollout.seed into every request, which then samples with the same noise at every step, and gives "
     "all data-parallel engines one seed",
     upstream="https://github.com/verl-project/verl/pull/2646",
-    remove_when="verl seeds the engine and not the requests",
+    remove_when="verl seeds the engine, not the requests",
     relies_on=["vllm.sampling_params:SamplingParams"],
 )
 def init(
@@ -55,7 +55,7 @@ def init(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.__init__",
     feature=ANSWER_ENDS,
     evidence="executed",
-    why="verl cuts answers by the generation configuration alone, and vLLM stops at the tokenizer's end token too",
+    why="verl cuts answers only by the generation configuration, but vLLM also stops at the tokenizer's end token",
     upstream="https://github.com/volcengine/verl/issues/212",
     remove_when="the pinned verl takes the ends of answers from its engine",
     relies_on=["vllm.sampling_params:SamplingParams.update_from_generation_config"],
@@ -82,8 +82,8 @@ def init_with_end_tokens(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
     feature=ANSWER_ENDS,
     evidence="executed",
-    why="verl cuts answers at the end tokens of the generation configuration, behind which it trains on padding where "
-    "the engine stopped at another, and ends in a TypeError where it names none",
+    why="verl cuts answers at the end tokens of the generation configuration: it trains on padding where the engine "
+    "stopped at another token, and fails with a TypeError where it defines none",
     upstream="https://github.com/volcengine/verl/issues/212",
     remove_when="the pinned verl takes the ends of answers from its engine",
     inside=["measure", "whole_weights", "partial_rollout", "request_noise"],
@@ -126,8 +126,8 @@ def generate_sequences(
     feature=MEASURE,
     evidence="executed",
     why="verl at the cluster's commit asks vLLM for the log-probs of its samples and drops them; without them nothing "
-    "shows how far rollout and training are apart; and verl 0.4.0 returns those of the draw, which are others than "
-    "training's where top-k, top-p or min-p take tokens away",
+    "shows how far rollout and training differ; and verl 0.4.0 returns those of the draw, which differ from "
+    "training's where top-k, top-p or min-p remove tokens",
     upstream="https://github.com/verl-project/verl/pull/1712",
     remove_when="the cluster's verl returns rollout_log_probs",
 )
@@ -155,9 +155,9 @@ def generate_sequences_with_log_probs(
 @wrap(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
     feature=PARTIAL_ROLLOUT,
-    why="vLLM's generate ends with its last answer, and begins every one anew",
+    why="vLLM's generate ends with its last answer, and begins every answer anew",
     upstream="not forwarded: verl has partial rollouts in its asynchronous trainers only",
-    remove_when="the pinned verl's synchronous rollout can leave answers and take them up",
+    remove_when="the pinned verl's synchronous rollout can suspend and continue answers",
     outside=["measure", "whole_weights"],
 )
 def generate_sequences_in_parts(
@@ -176,9 +176,9 @@ def generate_sequences_in_parts(
 @wrap(
     "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd:vLLMRollout.generate_sequences",
     feature=REQUEST_NOISE,
-    why="verl gives vLLM one set of sampling parameters for all prompts, and every prompt has a seed of its own",
+    why="verl passes vLLM one set of sampling parameters for all prompts, but every prompt has its own seed",
     upstream="not forwarded: part of this project's features",
-    remove_when="vLLM gives every request random numbers of its own",
+    remove_when="vLLM gives every request its own random numbers",
     outside=["measure", "whole_weights"],
 )
 def generate_sequences_with_seeds(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     "vllm.v1.sample.ops.topk_topp_sampler:random_sample",
     feature=TEMPERATURE,
     evidence="executed",
-    why="the probabilities from which tokens are drawn exist here alone, and the draw overwrites them",
+    why="the probabilities from which tokens are drawn exist only here, and the draw overwrites them",
     upstream="https://github.com/vllm-project/vllm/pull/21398",
     remove_when="the pinned vLLM has logprobs_mode and verl sets processed_logprobs",
 )

@@ -11,9 +11,10 @@ from verl_plugin.features.megatron_core.feature import MEGATRON_CORE
 @wrap(
     "megatron.core.optimizer.optimizer_config:is_te_min_version",
     feature=MEGATRON_CORE,
-    why="without TransformerEngine the version is None, and comparing it is a TypeError, so that "
-    "`use_precision_aware_optimizer` cannot be set, although the optimizer of `optimizer_cpu_offload` takes it without "
-    "TransformerEngine. `OptimizerConfig.__post_init__` calls it by name, and verl builds that class itself",
+    why="without TransformerEngine the version is None and comparing it is a TypeError, so "
+    "`use_precision_aware_optimizer` cannot be set, although the optimizer of `optimizer_cpu_offload` supports it "
+    "without TransformerEngine. `OptimizerConfig.__post_init__` calls it by name, and verl builds that class "
+    "itself",
     upstream="docs/upstream/megatron-core-hybrid-optimizer-resume.md",
     remove_when="the pinned Megatron-core compares versions only where TransformerEngine is installed",
     relies_on=(

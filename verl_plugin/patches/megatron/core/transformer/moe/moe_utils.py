@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 @wrap(
     "megatron.core.transformer.moe.moe_utils:router_gating_linear",
     feature=MEGATRON_CORE,
-    why="its autograd function asks whether `te_general_gemm` is None, and the module has no such name without "
-    "TransformerEngine: a NameError for every router. `Router.gating` calls it directly, and MoELayer builds its "
+    why="its autograd function checks whether `te_general_gemm` is None, but without TransformerEngine the module has "
+    "no such name: a NameError for every router. `Router.gating` calls it directly, and MoELayer builds its "
     "router without a spec",
     upstream="https://github.com/NVIDIA/Megatron-LM/pull/3763",
     remove_when="the pinned Megatron-core has #3763 (main since 2026-03-19, in neither core_r0.16.0 nor 0.16.1)",
