@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compare two checkpoints bit for bit: HuggingFace FP8, HuggingFace BF16, Megatron shards, in any pair.
 
-FP8 weights are compared by their bfloat16 values. Two training checkpoints are compared by everything that they hold; a
-training checkpoint and a HuggingFace folder by the float32 weights, rounded to the folder's types. More in
-docs/weights.md.
+FP8 weights are compared by their bfloat16 values. Two training checkpoints are compared by everything that they hold,
+those of the stack 2026 by their weights; a training checkpoint and a HuggingFace folder by the float32 weights, rounded
+to the folder's types. More in docs/weights.md.
 
 Example:
     python scripts/verify_ckpt.py DeepSeek-V3 SHARDS
@@ -24,8 +24,8 @@ if __name__ == "__main__":
 from post_training.checkpoint.command_line import INTERRUPTED, add_workers_option  # noqa: E402
 from post_training.checkpoint.layout_options import add_layout_options, layout_form  # noqa: E402
 from post_training.checkpoint.shard_conversion import Comparison, compare_checkpoints  # noqa: E402
+from post_training.checkpoint.trained_weights import is_training_checkpoint  # noqa: E402
 from post_training.checkpoint.training_comparison import compare_trained  # noqa: E402
-from post_training.checkpoint.training_export import is_training_checkpoint  # noqa: E402
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.interrupts import acknowledged  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402

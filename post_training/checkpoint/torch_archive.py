@@ -3,6 +3,7 @@
 `torch.load` unpickles, so a file can make it call any function, and `weights_only=True` does not prevent that in
 torch 2.5 (CVE-2025-32434). Here the pickle is only inspected: the few functions that rebuild tensors are our own, and
 everything else that it names (arguments, optimizer classes) becomes an `Inert` object. Tensors are located, not loaded.
+A DTensor becomes a `StoredPart`.
 """
 
 import io
@@ -12,6 +13,8 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +43,36 @@ _STORAGES = {
 _DTYPES = {name: dtype for dtype, name in _STORAGES.items()}
 
 
-class Inert:
-    """Replaces an object of an archive that is not needed; it ignores everything that the pickle does with it."""
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """What one rank held of a DTensor.
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.content: Any = None
+    Attributes:
+        tensor: the rank's elements.
+        shape: of the whole tensor.
+        dimension: along which it is cut over ranks; None if each rank has all of it.
+    """
+
+    tensor: StoredTensor
+    shape: tuple[int, ...]
+    dimension: int | None
+
+
+class Inert:
+    """Replaces an object of an archive that is not needed; it ignores everything that the pickle does with it.
+
+    Attributes:
+        arguments: of its class or function.
+        content: its state, if it has one.
+    """
+
+    arguments: tuple[Any, ...]
+    content: Any
+
+    def __new__(cls, *arguments: Any, **_: Any) -> "Inert":  # a pickle may create objects without __init__
+        made = super().__new__(cls)
+        made.arguments, made.content = arguments, None
+        return made
 
     def __call__(self, *_: Any, **__: Any) -> "Inert":
         return self
@@ -82,6 +110,16 @@ def read_archive(path: Path) -> Any:
         raise CheckpointError(f"{path}: its pickle is damaged ({error!r})") from error
 
 
+class _DTensor:
+    """Stands for the class of DTensors."""
+
+
+@cache
+def _inert(name: str) -> type[Inert]:
+    """Return a class of inert objects with the name of the class in whose place it stands."""
+    return type(name, (Inert,), {})
+
+
 class _LocatingUnpickler(pickle.Unpickler):
     """Builds dictionaries, lists and numbers, and locates tensors; calls no function of the pickle."""
 
@@ -98,9 +136,13 @@ class _LocatingUnpickler(pickle.Unpickler):
             return _plain_dictionary
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return self._locate
-        if (module, name) in (("torch._utils", "_rebuild_parameter"), ("torch._tensor", "_rebuild_from_type_v2")):
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
             return _unwrapped
-        return Inert
+        if (module, name) == ("torch._tensor", "_rebuild_from_type_v2"):
+            return self._from_type
+        if name == "DTensor" and module.startswith("torch.distributed."):
+            return _DTensor
+        return _inert(name)
 
     def persistent_load(self, reference: tuple) -> StoredTensor:
         _, dtype, key, _, count = reference
@@ -120,6 +162,18 @@ class _LocatingUnpickler(pickle.Unpickler):
         name, extra = struct.unpack("<HH", header[26:30])
         return entry.header_offset + 30 + name + extra
 
+    def _from_type(self, rebuild: Any, kind: Any, arguments: tuple, state: Any) -> Any:
+        """Locate the elements of a DTensor, whose tensor is in its state."""
+        if kind is not _DTensor:
+            return _unwrapped(rebuild, kind, arguments, state)
+        slots = state[1] if isinstance(state, tuple) else state
+        placements = slots["_spec"].content["placements"]
+        cut = [_dimension(self.path, placement) for placement in placements]
+        dimensions = [each for each in cut if each is not None]
+        if len(dimensions) > 1:
+            raise CheckpointError(f"{self.path}: a tensor is cut along several dimensions of its mesh")
+        return StoredPart(slots["_local_tensor"], tuple(arguments[2]), dimensions[0] if dimensions else None)
+
     def _locate(self, storage: StoredTensor, start: int, shape: tuple, stride: tuple, *_: Any) -> StoredTensor:
         contiguous = torch.empty(shape, device="meta").stride()
         count = torch.Size(shape).numel()
@@ -131,6 +185,17 @@ class _LocatingUnpickler(pickle.Unpickler):
 def _plain_dictionary(*_: Any) -> dict[Any, Any]:
     """Replace a defaultdict, which MindSpeed-LLM's converter saves: a lookup would call its factory."""
     return {}
+
+
+def _dimension(path: Path, placement: Inert) -> int | None:
+    """Return the dimension that a placement of a DTensor cuts; None if each rank has the whole tensor."""
+    kind = type(placement).__name__
+    if kind == "Replicate":
+        return None
+    if kind != "Shard":
+        raise CheckpointError(f"{path}: a tensor is placed as {kind}, of which no rank has a part of the weight")
+    found = placement.content if placement.content is not None else placement.arguments
+    return int(found["dim"] if isinstance(found, dict) else found[0])
 
 
 def _unwrapped(*arguments: Any) -> Any:

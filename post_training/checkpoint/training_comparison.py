@@ -1,7 +1,6 @@
 """Compares a training checkpoint bit for bit with another one, or with a HuggingFace folder of the same model."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,15 @@ from post_training.checkpoint.regions import Region
 from post_training.checkpoint.shard_conversion import Comparison
 from post_training.checkpoint.source import HFTensor, Source
 from post_training.checkpoint.step_files import TRAINER_NAME
-from post_training.checkpoint.training_export import is_training_checkpoint, model_folder
-from post_training.checkpoint.training_files import MASTER, WEIGHT, open_training_files
+from post_training.checkpoint.trained_weights import (
+    described_model,
+    is_of_verl,
+    is_training_checkpoint,
+    model_folder,
+    open_weights,
+)
+from post_training.checkpoint.training_files import open_training_files
+from post_training.layouts.layout import Table
 from post_training.models.families import table_for
 
 
@@ -39,8 +45,8 @@ class RoundedRegion(Region):
 def compare_trained(paths: tuple[Path, Path], config_folder: Path | None, workers: int) -> Comparison:
     """Compare two checkpoints, at least one of which is a training checkpoint.
 
-    For two training checkpoints the whole optimizer state is compared; for one and a HuggingFace folder the float32
-    weights, rounded to the folder's types.
+    For two training checkpoints of the stack 2025 the whole optimizer state is compared, for others only the weights;
+    with a HuggingFace folder, float32 weights are rounded to its types.
 
     Args:
         paths: the two checkpoints.
@@ -54,9 +60,10 @@ def compare_trained(paths: tuple[Path, Path], config_folder: Path | None, worker
     config = next(filter(None, (given, *map(_config, paths))), None)
     if config is None:
         raise CheckpointError(f"{paths[0]}: does not name its model. Pass --hf-dir with its config.json")
-    shapes = table_for(config).shapes
+    table = table_for(config)
     both = all(map(is_training_checkpoint, paths))
-    sources = [_tensors(path, shapes, all_states=both) for path in paths]
+    whole = both and not any(map(is_of_verl, paths))
+    sources = [_states(path, table) if whole else _weights(path, table) for path in paths]
     if not both:
         held = next(found for path, found in zip(paths, sources, strict=True) if not is_training_checkpoint(path))
         sources = [_rounded_like(found, held) for found in sources]
@@ -75,6 +82,9 @@ def _config(path: Path) -> dict[str, Any] | None:
     """Return the model's configuration that a checkpoint contains, or None."""
     if (path / CONFIG_NAME).is_file():
         return read_json(path / CONFIG_NAME)
+    described = described_model(path)
+    if described is not None:
+        return read_json(described / CONFIG_NAME)
     state = (path if (path / TRAINER_NAME).is_file() else path.parent) / TRAINER_NAME
     try:
         return json.loads(state.read_text()).get("model")
@@ -82,17 +92,18 @@ def _config(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]], all_states: bool) -> dict[str, HFTensor]:
-    """Return the tensors by name; for a training checkpoint with `all_states`, by state and name."""
-    if not is_training_checkpoint(path):
-        return dict(open_huggingface(path).source(list(shapes)).tensors)
-    files = open_training_files(model_folder(path), shapes)
-    if not all_states:
-        states = [files.sources[state].tensors for state in (WEIGHT, MASTER) if state in files.sources]
-        return {name: tensor for state in states for name, tensor in state.items()}
+def _weights(path: Path, table: Table) -> dict[str, HFTensor]:
+    """Return the weights of a checkpoint by name."""
+    if is_training_checkpoint(path):
+        return dict(open_weights(model_folder(path), table).tensors)
+    return dict(open_huggingface(path).source(list(table.shapes)).tensors)
+
+
+def _states(path: Path, table: Table) -> dict[str, HFTensor]:
+    """Return all tensors of a training checkpoint of the stack 2025, by state and name."""
     return {
         f"{state}/{name}": replace(tensor, name=f"{state}/{name}")
-        for state, source in files.sources.items()
+        for state, source in open_training_files(model_folder(path), table.shapes).sources.items()
         for name, tensor in source.tensors.items()
     }
 

@@ -1,10 +1,11 @@
 """Exports a training checkpoint as a HuggingFace folder: the float32 weights, rounded once to the model's type.
 
-Works for every family that has a sharding spec, since a checkpoint holds weights by their HF names. Tensors are read in
-slices; no model is built.
+Works for every family that has a sharding spec, and for checkpoints of both stacks (`trained_weights`). Tensors are
+read in slices; no model is built.
 """
 
 import json
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import torch
@@ -16,18 +17,19 @@ from post_training.checkpoint.huggingface import CONFIG_NAME, read_json
 from post_training.checkpoint.outputs import CopiedFile, OutputFile, TextFile
 from post_training.checkpoint.shard_conversion import grouped
 from post_training.checkpoint.source import HFTensor, Source
-from post_training.checkpoint.step_files import ACTOR, complete_manifest
-from post_training.checkpoint.training_files import MASTER, WEIGHT, open_training_files
+from post_training.checkpoint.trained_weights import model_folder, open_weights
 from post_training.layouts.layout import Slice
 from post_training.models.families import family_of, table_for
 
+_TYPE_KEYS = ("torch_dtype", "dtype")  # the second is transformers 5's
+_EMBEDDING = "model.embed_tokens.weight"
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class RoundedSource(Source):
     """Weights of a training checkpoint: those in `master` are read in the type `rounded`, all others as stored."""
 
-    def __init__(self, name: str, tensors: list[HFTensor], master: set[str], rounded: torch.dtype) -> None:
+    def __init__(self, name: str, tensors: list[HFTensor], master: AbstractSet[str], rounded: torch.dtype) -> None:
         super().__init__(name, tensors)
         self._master, self._rounded = master, rounded
 
@@ -45,27 +47,6 @@ class RoundedSource(Source):
             out.copy_(whole)
 
 
-def is_training_checkpoint(folder: Path) -> bool:
-    """Return whether this is the folder of a step, or of the model inside it, as training saves it."""
-    return _holds_ranks(folder) or _holds_ranks(folder / ACTOR)
-
-
-def model_folder(folder: Path) -> Path:
-    """Return the folder of the trained model: `folder` itself, or the one inside the folder of a step.
-
-    Raises:
-        CheckpointError: the step is not complete.
-    """
-    if _holds_ranks(folder):
-        return folder
-    complete_manifest(folder)
-    return folder / ACTOR
-
-
-def _holds_ranks(folder: Path) -> bool:
-    return any(folder.glob("rank-*-of-*.safetensors"))
-
-
 def trained_to_huggingface(
     folder: Path, model: Path, output: Path, file_bytes: int, checksums: dict[str, str]
 ) -> Conversion:
@@ -73,8 +54,8 @@ def trained_to_huggingface(
 
     Args:
         folder: of a step, or of the model inside it.
-        model: a folder with the model's config.json, whose `torch_dtype` determines the type, and with the files to
-            copy; its weights are ignored.
+        model: a folder with the model's config.json, whose `torch_dtype` (transformers 5: `dtype`) determines the
+            type, and with the files to copy; its weights are ignored.
         output: folder to write.
         file_bytes: upper bound of a file's size, unless a single tensor is larger.
         checksums: known SHA-256 of source files, by name.
@@ -84,18 +65,18 @@ def trained_to_huggingface(
     """
     actor = model_folder(folder)
     config = read_json(model / CONFIG_NAME)
-    named = config.get("torch_dtype")
+    key = next((name for name in _TYPE_KEYS if name in config), _TYPE_KEYS[0])
+    named = config.get(key)
     if named not in TYPES:
         raise CheckpointError(
-            f"{model / CONFIG_NAME}: torch_dtype={named!r} is invalid. Set it to the type to write, one of "
-            f"{', '.join(TYPES)}"
+            f"{model / CONFIG_NAME}: {key}={named!r} is invalid. Set it to the type to write, one of {', '.join(TYPES)}"
         )
     table = table_for(config)
-    files = open_training_files(actor, table.shapes)
-    master, others = (files.sources[state].tensors if state in files.sources else {} for state in (MASTER, WEIGHT))
-    source = RoundedSource(str(actor), list({**others, **master}.values()), set(master), TYPES[named])
+    weights = open_weights(actor, table)
+    source = RoundedSource(str(actor), list(weights.tensors.values()), weights.updated, TYPES[named])
     written = grouped([whole_record(source, name, shape) for name, shape in table.shapes.items()], file_bytes)
-    config = {key: value for key, value in config.items() if key != "quantization_config"}
+    config = {name: value for name, value in config.items() if name != "quantization_config"}
+    config[key] = str(source.dtype(_EMBEDDING)).removeprefix("torch.")  # a checkpoint may have less than its model
     if "num_nextn_predict_layers" in config:
         config["num_nextn_predict_layers"] = 0  # such layers are not trained, so there are none to write
     carried: list[OutputFile] = [CopiedFile(path.name, path) for path in carried_files(model)]

@@ -42,17 +42,34 @@ def fsdp_shards(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[in
         ValueError: a tensor is sharded in a way that bounds cannot express, or packed experts are not sharded by
             expert.
     """
-    shards: list[Shard] = []
-    for name, value in state.items():
-        bounds = _bounds(name, value)
-        packed = _PACKED.match(name)
-        if any(start >= stop for start, stop in bounds):
-            continue  # more ranks than rows
-        if packed:
-            shards += _experts(name, packed["prefix"], packed["weight"], bounds, tuple(value.shape))
-        elif (published := published_name(name)) in shapes:
-            shards.append(Shard(published, bounds, name))
-    return shards
+    return [
+        shard
+        for name, value in state.items()
+        for shard in part_shards(name, _bounds(name, value), tuple(value.shape), shapes)
+    ]
+
+
+def part_shards(
+    name: str, bounds: Slice, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Shard]:
+    """Yield the shards in a rank's part of one tensor of the `state_dict`.
+
+    Args:
+        name: of the tensor.
+        bounds: of the part.
+        shape: of the whole tensor.
+        shapes: of the model's HuggingFace tensors.
+
+    Raises:
+        ValueError: packed experts are not sharded by expert.
+    """
+    packed = _PACKED.match(name)
+    if any(start >= stop for start, stop in bounds):
+        return  # more ranks than rows
+    if packed:
+        yield from _experts(name, packed["prefix"], packed["weight"], bounds, shape)
+    elif (published := published_name(name)) in shapes:
+        yield Shard(published, bounds, name)
 
 
 def _bounds(name: str, value: torch.Tensor) -> Slice:

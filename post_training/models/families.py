@@ -236,13 +236,23 @@ def _field(config: Any, name: str) -> Any:
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
+_OF_TRANSFORMERS_5 = {"num_experts": "num_local_experts"}
+
+
 def table_for(config: Any) -> Table:
     """Return the sharding spec of a model, by its transformers config or the mapping of its config.json.
 
     Raises ValueError for an architecture without a spec, or for a variant that its spec does not describe.
     """
     family = family_of(config)
-    return _described(family, family.table, config if isinstance(config, Mapping) else config_values(config))
+    return _described(
+        family, family.table, _published(config) if isinstance(config, Mapping) else config_values(config)
+    )
+
+
+def _published(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config.json under published names; transformers 5 writes its own for some of them."""
+    return {name: config[own] for name, own in _OF_TRANSFORMERS_5.items() if own in config} | dict(config)
 
 
 def config_values(config: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from post_training.arguments import absolute
-from post_training.checkpoint.training_export import is_training_checkpoint
+from post_training.checkpoint.trained_weights import is_training_checkpoint
 from post_training.environment_files import read_environment
 from verl_patches.features.training_checkpoint.step_folders import newest_step, saved_steps, step_folder
 

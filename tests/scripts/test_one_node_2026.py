@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from post_training.checkpoint.complete_files import write_complete
 from tests.scripts.test_documents import commands
 from tests.scripts.test_one_node import ONE_CARD, PROBLEMS, ROOT, machine, words
-from verl_plugin.resume.step_folders import write_complete
 
 __all__ = ["machine"]  # a fixture of the other file
 

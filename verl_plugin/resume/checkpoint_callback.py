@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
-from verl_plugin.resume.step_folders import write_complete
+from post_training.checkpoint.complete_files import write_complete
 
 
 class CompleteCheckpoint(CheckpointCallback):

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from post_training.checkpoint.complete_files import withdraw_complete
 from verl_plugin.engines import extend_engine, has_engine
 from verl_plugin.resume.loading import AnyLayoutManager
 from verl_plugin.resume.ranks import fsdp2_rank
-from verl_plugin.resume.step_folders import withdraw_complete
 
 
 class ReplacedWhole:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
-from post_training.checkpoint.durable import write_text_durably
+from post_training.checkpoint.complete_files import check_files
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.step_files import TRAINER_NAME, complete_manifest
 
-COMPLETE_NAME = "complete.json"
-"""Written last, with the size of every file."""
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 """verl's own file beside the folders, by which trainer.resume_mode=auto finds one."""
 _FOLDER = re.compile(r"global_step_(\d+)")
-
-
-def write_complete(folder: Path) -> None:
-    """Mark a step's folder as complete, with the size of every file in it."""
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    sizes.pop(COMPLETE_NAME, None)
-    write_text_durably(folder / COMPLETE_NAME, json.dumps({"files": sizes}, indent=1) + "\n")
-
-
-def withdraw_complete(folder: Path) -> None:
-    """Remove that mark before the folder's files are replaced."""
-    (folder / COMPLETE_NAME).unlink(missing_ok=True)
 
 
 def check_complete(folder: Path) -> int:
@@ -42,25 +26,8 @@ def check_complete(folder: Path) -> int:
     if (folder / TRAINER_NAME).is_file():  # of the stack 2025
         complete_manifest(folder)
         return int(found[1])
-    for name, size in _sizes(folder).items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{folder} is not complete: {name} is missing")
-        if path.stat().st_size != size:
-            raise CheckpointError(f"{folder} is not complete: {name} has {path.stat().st_size} bytes instead of {size}")
+    check_files(folder)
     return int(found[1])
-
-
-def _sizes(folder: Path) -> Mapping[str, int]:
-    try:
-        sizes = json.loads((folder / COMPLETE_NAME).read_text())["files"]
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{folder} is not complete: it has no {COMPLETE_NAME}, which is written last, so its save was interrupted"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder} is not complete: {COMPLETE_NAME} cannot be read") from error
-    return sizes
 
 
 def newest_complete(checkpoints: Path, logged: int | None = None) -> tuple[Path | None, list[str]]:

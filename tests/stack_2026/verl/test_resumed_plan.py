@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from post_training.checkpoint.complete_files import write_complete
 from post_training.processes.command import SignalFlag
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.preflight import PreflightError
 from rehearsal.stack_2026.plan import Options, make_plan
 from rehearsal.stack_2026.stages import Rehearsal
-from verl_plugin.resume.step_folders import write_complete
 
 FROM = "trainer.resume_from_path"
 

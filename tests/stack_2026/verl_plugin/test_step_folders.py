@@ -2,6 +2,7 @@
 
 import pytest
 
+from post_training.checkpoint.complete_files import withdraw_complete, write_complete
 from post_training.checkpoint.files import CheckpointError
 from verl_plugin.resume.checks import ENGINES, KEYS, resume_problems
 from verl_plugin.resume.step_folders import (
@@ -9,8 +10,6 @@ from verl_plugin.resume.step_folders import (
     check_complete,
     newest_complete,
     tracked_step,
-    withdraw_complete,
-    write_complete,
 )
 
 
