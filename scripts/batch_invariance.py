@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         _check(options)
-        check_machine(options.emulate, 1)
+        check_machine(options.emulate, 1, "2026")
     except (EngineError, InferenceError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -51,9 +51,11 @@ from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
 from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from scripts.inference.models import (  # noqa: E402
+    STACKS,
     InferenceError,
     Model,
     check_machine,
+    check_stack,
     described,
     engine_environment,
     exported,
@@ -113,6 +115,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--rule", default="boxed", metavar="NAME", help=rule)
     output = "folder to write (default: outputs/evaluation/TIME)"
     parser.add_argument("--output", type=Path, metavar="DIR", help=output)
+    stack = "versions of upstream: docs/stacks.md (default: %(default)s)"
+    parser.add_argument("--stack", choices=STACKS, default="2025", metavar="NAME", help=stack)
     parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="dies per engine (default: 1)")
     parser.add_argument("--memory-share", type=float, default=0.8, help="share of a die's memory (default: 0.8)")
@@ -129,7 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reward, rule = _reward(options)
         questions = read_questions(options.data, options.instruction)[: options.limit or None]
         tokenized = [_tokenized(model, questions, options) for model in models]
-        check_machine(options.emulate, options.tensor_parallel)
+        check_stack(options.stack)
+        check_machine(options.emulate, options.tensor_parallel, options.stack)
         output = _output(options)
     except (InferenceError, DataError, RewardError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -309,7 +314,7 @@ def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work:
         json.dumps({"engine": engine, "prompts": tokenized.prompts, "sampling": sampling})
     )
     node = f"evaluate.{os.getpid()}"
-    environment = engine_environment(folder, options.emulate, options.tensor_parallel, node)
+    environment = engine_environment(folder, options.emulate, options.tensor_parallel, node, options.stack)
     command = [sys.executable, str(_WORKER), str(work / "request.json"), str(work / "answers.json")]
     try:
         status = run_to_the_end(command, environment, ROOT, log, run.signals)

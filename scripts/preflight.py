@@ -2,8 +2,8 @@
 r"""Check a job before it asks for an NPU.
 
 Runs every check of a start, the plan of memory and disks, the checks of this node against the cluster's file, a test of
-two of its dies, and the job itself on at most 8 emulated dies: train, kill, resume, validate, export, evaluate; with
---stack 2026 train, kill, resume and validate, and the metrics of the first step.
+two of its dies, and the job itself on at most 8 emulated dies: train, kill, resume, validate, export, evaluate. With
+--stack 2026 it also prints the metrics of the first step, and the evaluation's score has to be the validation's.
 
 Examples, on any machine; the training gets the same overrides:
     python scripts/preflight.py --cluster FILE \
@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import shlex
 import shutil
@@ -53,7 +54,8 @@ from post_training.processes.command import Interrupted, SignalFlag, run_to_the_
 from post_training.processes.logs import last_error  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from rehearsal.jobs import JOBS, scale_of  # noqa: E402
-from rehearsal.scaled_down_job import ScaledDownJob  # noqa: E402
+from rehearsal.scaled_down_job import ScaledDownJob, TrainedJob  # noqa: E402
+from rehearsal.stack_2026.jobs import JOBS as JOBS_2026  # noqa: E402
 from rehearsal.stack_2026.scaled_down_job import ScaledDownJob2026  # noqa: E402
 from scripts import doctor  # noqa: E402
 from scripts.health_checks.device_test import check_device  # noqa: E402
@@ -65,6 +67,7 @@ from verl_plugin.jobs import check_job, compose_job  # noqa: E402
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 _MODEL, _CHECKPOINTS = "actor_rollout_ref.model.path", "trainer.default_local_dir"
 _SIGNALLED = 128
+_SAME_SCORE = 1e-6  # means of the same scores, summed in other orders
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ def _stages(options: argparse.Namespace, given: list[str], signals: SignalFlag) 
     for name, about, look in (*cheap, *emulated):
         begun = time.monotonic()
         why_not = "" if len(stages) < len(cheap) else _why_not(options, command, stages)
-        if name == "evaluation" and not why_not and _reads_images(options.config_name):
+        if name == "evaluation" and not why_not and _reads_images(options):
             why_not = "evaluate.py does not support images"
         state, said = (LEFT_OUT, why_not) if why_not else look()
         stages.append(_shown(Stage(name, about, state, said, time.monotonic() - begun)))
@@ -196,7 +199,8 @@ def _emulation(options: argparse.Namespace, given: list[str], signals: SignalFla
     return scaled.proof(), [
         ("scaled_down_job", "the job on at most 8 emulated dies: trained, killed, continued, and compared bit for bit",
          ends_well("scaled_down_job", scaled.proof)),
-        ("validation", "metrics of the scaled-down job's validation after its last step", lambda: _validation(scaled)),
+        ("validation", "metrics of the scaled-down job's validation after its last step",
+         lambda: _validation(scaled, scaled.run / "run.log")),
         ("export", "the scaled-down job's last checkpoint as a HuggingFace folder", ends_well("export", scaled.export)),
         ("evaluation", "answers of the export, judged by the job's reward", ends_well("evaluation", scaled.evaluation)),
     ]  # fmt: skip
@@ -213,14 +217,21 @@ def _emulation_2026(
         ("first_step", "metrics of the scaled-down job's first step, to compare the cluster's with",
          lambda: _first_step(scaled)),
         ("validation", "metrics of the scaled-down job's validation after its last step",
-         lambda: _validation_result(scaled.validated(), scaled.run)),
+         lambda: _validation(scaled, scaled.run)),
+        ("export", "the scaled-down job's last checkpoint as a HuggingFace folder",
+         lambda: _run(scaled.export(), options.output / "export.log", signals)),
+        ("evaluation", "greedy answers of the export have the validation's score",
+         lambda: _same_score(scaled, _run(scaled.evaluation(), options.output / "evaluation.log", signals))),
     ]  # fmt: skip
 
 
-def _reads_images(config_name: str) -> bool:
+def _reads_images(options: argparse.Namespace) -> bool:
     """Return whether the scaled-down job's model reads images."""
-    job = JOBS.get(config_name)
-    model_type = job.model_type if job else scale_of(config_name).model_type
+    if options.stack == "2026":
+        model_type = JOBS_2026[options.config_name].model
+    else:
+        job = JOBS.get(options.config_name)
+        model_type = job.model_type if job else scale_of(options.config_name).model_type
     return any(family.reads_images for family in families() if model_type in family.model_types)
 
 
@@ -320,17 +331,32 @@ def _run(command: Sequence[str], log: Path, signals: SignalFlag) -> tuple[str, s
     return FAILED, f"{last_error(log)}\nwhole log: {log}"
 
 
-def _validation(scaled: ScaledDownJob) -> tuple[str, str]:
-    """Return the validation's result, after removing files of an earlier preflight in this folder."""
+def _validation(scaled: TrainedJob, place: Path) -> tuple[str, str]:
+    """Return the validation's metrics, or where to look if there are none.
+
+    Removes files of an earlier preflight in this folder.
+    """
     scaled.forget()
-    return _validation_result(scaled.validated(), scaled.unbroken / "run.log")
-
-
-def _validation_result(found: dict[str, Any], place: Path) -> tuple[str, str]:
-    """Return the metrics of a validation, or where to look if there are none."""
+    found = scaled.validated()
     if not found:
         return FAILED, f"the last step has no metric of a validation; see {place}"
     return PASSED, "\n".join(f"{name} = {value}" for name, value in found.items())
+
+
+def _same_score(scaled: ScaledDownJob2026, ended: tuple[str, str]) -> tuple[str, str]:
+    """Return the result of an evaluation, which fails if its score is not the validation's."""
+    if ended[0] != PASSED:
+        return ended
+    try:
+        scores = scaled.scores()
+    except ValueError as error:
+        return FAILED, str(error)
+    if scores is None:
+        return PASSED, f"not compared with the validation, whose reward has reward_kwargs\n{ended[1]}"
+    evaluated, validated = scores
+    if not math.isclose(evaluated, validated, abs_tol=_SAME_SCORE):
+        return FAILED, f"the export's greedy answers score {evaluated:.4g}, the run's validation {validated:.4g}"
+    return PASSED, f"greedy answers score {evaluated:.4g}, as in the run's validation\n{ended[1]}"
 
 
 def _first_step(scaled: ScaledDownJob2026) -> tuple[str, str]:

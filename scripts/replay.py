@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record, _ = read_record(options.folder)
         dies = record.dies if options.dies is None else options.dies
         _check(options, record, dies)
-        check_machine(options.emulate, dies)
+        check_machine(options.emulate, dies, "2026")
     except (RecordError, ReplayError, InferenceError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

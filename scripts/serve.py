@@ -42,8 +42,10 @@ from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
 from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from scripts.inference.models import (  # noqa: E402
+    STACKS,
     InferenceError,
     check_machine,
+    check_stack,
     described,
     engine_environment,
     exported,
@@ -70,6 +72,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--memory-share", type=finite(above=0, highest=1), default=0.8, help=share)
     output = "folder of the log (default: outputs/serving/TIME)"
     parser.add_argument("--output", type=Path, metavar="DIR", help=output)
+    stack = "versions of upstream: docs/stacks.md (default: %(default)s)"
+    parser.add_argument("--stack", choices=STACKS, default="2025", metavar="NAME", help=stack)
     parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU")
     return parser.parse_args(arguments)
 
@@ -81,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = find_model(options.model)
         _check_length(model.folder or described(model), options.max_model_len)
         key = _key(options)
-        check_machine(options.emulate, options.tensor_parallel)
+        check_stack(options.stack)
+        check_machine(options.emulate, options.tensor_parallel, options.stack)
         _check_port(options.host, options.port)
         output = absolute(options.output or ROOT / "outputs" / "serving" / datetime.now().strftime("%Y%m%d-%H%M%S"))
         output.mkdir(parents=True, exist_ok=True)
@@ -96,10 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tempfile.TemporaryDirectory(dir=output, prefix=".work.") as work,
         ):
             folder = model.folder or exported(model, Path(work) / "model")
-            environment = engine_environment(folder, options.emulate, options.tensor_parallel, node) | key
+            environment = (
+                engine_environment(folder, options.emulate, options.tensor_parallel, node, options.stack) | key
+            )
             print(f"Starting {model.name}; log: {log}", flush=True)
             command = _command(options, folder, model.name)
-            run_to_the_end(command, environment, ROOT, log, signals, check=_Announcement(options, model.name))
+            run_to_the_end(command, environment | key, ROOT, log, signals, check=_Announcement(options, model.name))
     except Interrupted:
         print("The server and its processes have ended.")
         return 0

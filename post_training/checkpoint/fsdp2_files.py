@@ -65,7 +65,7 @@ def rank_files(folder: Path) -> list[Path]:
 
 
 class _Place:
-    """Where in a tensor the next rank's part begins.
+    """Row of a tensor at which the next rank's part begins.
 
     Ranks have consecutive parts. With replicas (`fsdp_size` below the number of ranks) they begin anew once the parts
     of the ranks so far make up the tensor.

@@ -45,7 +45,7 @@ _DTYPES = {name: dtype for dtype, name in _STORAGES.items()}
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """What one rank held of a DTensor.
+    """One rank's part of a DTensor.
 
     Attributes:
         tensor: the rank's elements.

@@ -6,6 +6,7 @@ which stands for its newest checkpoint.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -13,14 +14,44 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay.pins import Pins
 from post_training.arguments import absolute
-from post_training.checkpoint.trained_weights import is_training_checkpoint
+from post_training.checkpoint.trained_weights import is_of_verl, is_training_checkpoint, model_folder
 from post_training.environment_files import read_environment
 from verl_patches.features.training_checkpoint.step_folders import newest_step, saved_steps, step_folder
+from verl_plugin.resume.step_folders import newest_complete
 
 ROOT = Path(__file__).resolve().parents[2]
 _ENVIRONMENTS = ROOT / "scripts" / "env"
 _MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Settings of a stack by which its engines differ from another stack's.
+
+    Attributes:
+        python: the interpreter that scripts/rehearse.sh or scripts/test.sh sets up.
+        dies: the file of variables for a job on real dies.
+        emulated: the file of variables for emulated dies.
+        strict: variables that a rehearsal adds to that file.
+    """
+
+    python: str
+    dies: str
+    emulated: str
+    strict: dict[str, str]
+
+
+STACKS = {
+    "2025": Stack(".venv/bin/python", "one_node.env", "rehearsal.env", {}),
+    "2026": Stack(
+        ".venv-2026/bin/python",
+        "one_node_2026.env",
+        "rehearsal_2026.env",
+        {"NPU_EMULATOR_STRICT": "1", "NPU_EMULATOR_DEFERRED_COLLECTIVES": "1"},
+    ),
+}
 
 
 class InferenceError(Exception):
@@ -57,11 +88,14 @@ def find_model(given: str) -> Model:
             f"--model={folder} is invalid: not a folder. Set it to a model's folder, an export, or a checkpoint"
         )
     folder = newest_checkpoint(folder)
-    if is_training_checkpoint(folder):
+    trained = is_training_checkpoint(folder)
+    if trained and not is_of_verl(folder):
         return Model(name, folder, None)
     for inside in (folder, folder / "actor", folder / "actor" / "huggingface"):
         if (inside / "config.json").is_file() and any(inside.glob("*.safetensors")):
             return Model(name, folder, inside)
+    if trained:
+        return Model(name, folder, None)
     raise InferenceError(
         f"--model={folder} is invalid: neither config.json with .safetensors nor a checkpoint of a training. Set it to "
         "one of them, or to a run's folder"
@@ -78,25 +112,48 @@ def newest_checkpoint(folder: Path) -> Path:
         if saved_steps(root):
             step, incomplete = newest_step(root)
             if step is None:
+                newest, _ = newest_complete(root)  # of the stack 2026
+                if newest is not None:
+                    return newest
                 raise InferenceError(f"--model={folder} is invalid: no checkpoint is complete: {incomplete[0]}")
             return step_folder(root, step)
     return folder
 
 
 def described(checkpoint: Model) -> Path:
-    """Return the folder with the model's config.json and tokenizer, for a checkpoint that is not exported yet."""
+    """Return the folder with the model's config.json and tokenizer, for a checkpoint that is not exported yet.
+
+    Raises:
+        ValueError: the checkpoint is not complete, or its model is not here.
+    """
     from scripts.export_hf import model_of_run
 
+    model_folder(checkpoint.given)
     return model_of_run(checkpoint.given)
 
 
-def check_machine(emulate: bool, dies: int) -> None:
+def check_stack(stack: str) -> None:
+    """Raise InferenceError if the vLLM that is installed here is another stack's."""
+    try:
+        installed = importlib.metadata.version("vllm").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return  # a workspace has it as source
+    for name in STACKS.keys() - {stack}:
+        pinned = Pins.read(stack=name).of_module("vllm")
+        if pinned is not None and installed == pinned.release:
+            raise InferenceError(
+                f"--stack={stack} is invalid: {sys.executable} has vLLM {installed}, of the stack {name}. Set it to "
+                f"{name}, or start this with {STACKS[stack].python}"
+            )
+
+
+def check_machine(emulate: bool, dies: int, stack: str) -> None:
     """Raise InferenceError if this machine has no NPUs for the request."""
     emulated = importlib.util.find_spec("npu_emulator") is not None
     if emulate:
         if not emulated:
             raise InferenceError(
-                f"{sys.executable} has no emulated NPU. Use .venv/bin/python, which scripts/rehearse.sh sets up"
+                f"{sys.executable} has no emulated NPU. Use {STACKS[stack].python}, which scripts/rehearse.sh sets up"
             )
         return
     if emulated:
@@ -124,7 +181,7 @@ def exported(model: Model, folder: Path) -> Path:
     return folder
 
 
-def engine_environment(folder: Path, emulate: bool, dies: int, node: str) -> dict[str, str]:
+def engine_environment(folder: Path, emulate: bool, dies: int, node: str, stack: str) -> dict[str, str]:
     """Return the environment variables of a process that runs an engine on the model in `folder`.
 
     Args:
@@ -132,15 +189,17 @@ def engine_environment(folder: Path, emulate: bool, dies: int, node: str) -> dic
         emulate: whether to use emulated dies that are large enough for the weights.
         dies: number of emulated dies.
         node: name of the emulated node.
+        stack: of the packages that are installed here.
     """
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
     if not emulate:
-        job = read_environment(_ENVIRONMENTS / "one_node.env")
+        job = read_environment(_ENVIRONMENTS / STACKS[stack].dies)
         job.pop("CANN_ENV")
         return {name: os.environ.get(name, value) for name, value in job.items()} | own
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return own | read_environment(_ENVIRONMENTS / "rehearsal.env") | {
+    variables = read_environment(_ENVIRONMENTS / STACKS[stack].emulated)
+    return own | variables | STACKS[stack].strict | {
         "NPU_EMULATOR_DEVICES": str(dies),
         "NPU_EMULATOR_CAPACITY_MB": str(1024 + 3 * weights // _MIB),
         "NPU_EMULATOR_NODE": node,

@@ -255,18 +255,23 @@ def greedy_of_transformers(folder, prompts, tokens):
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_vllm_ascend_answers_as_transformers_does(qwen, tmp_path, dies):
-    """In bfloat16 a near tie may be decided either way, after which all tokens differ."""
+    check_answers(qwen, tmp_path / "out", "--tensor-parallel", str(dies))
+
+
+def check_answers(qwen, output, *options):
+    """Evaluate a model. In bfloat16 a near tie may be decided either way, after which all tokens differ."""
     command = [sys.executable, "scripts/evaluate.py", "--emulate", "--model", qwen, "--data", PROBLEMS]
-    command += ["--n", "3", "--max-tokens", "6", "--output", tmp_path / "out", "--tensor-parallel", str(dies)]
+    command += ["--n", "3", "--max-tokens", "6", "--output", output, *options]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    content = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    content = json.loads((output / "evaluation.json").read_text())
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(qwen)
     answers = [each["answers"]["model"] for each in content["questions"]]
     prompts = [
-        tokenizer.apply_chat_template(each["messages"], add_generation_prompt=True) for each in content["questions"]
+        tokenizer.apply_chat_template(each["messages"], add_generation_prompt=True, return_dict=False)
+        for each in content["questions"]
     ]
     expected = [tokenizer.decode(tokens) for tokens in greedy_of_transformers(qwen, prompts, 6)]
     equal = [each["greedy"]["text"] == text for each, text in zip(answers, expected, strict=True)]

@@ -60,7 +60,7 @@ def test_dies_of_another_job_are_not_taken(qwen, tmp_path, monkeypatch, capsys, 
     devices = [tmp_path / f"davinci{number}" for number in range(2)]
     monkeypatch.setattr(claimed_dies, "devices_of_dies", lambda root: devices)
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(program, "check_machine", lambda emulate, dies: None)
+    monkeypatch.setattr(program, "check_machine", lambda *_: None)
     monkeypatch.setattr(program, "run_to_the_end", lambda *_, **__: pytest.fail("nothing is started"))
     line = ["--model", str(qwen), "--output", str(tmp_path / "out"), "--tensor-parallel", "2"]
     line += [] if program is serve else ["--data", str(PROBLEMS)]
@@ -73,6 +73,10 @@ def test_dies_of_another_job_are_not_taken(qwen, tmp_path, monkeypatch, capsys, 
 
 @pytest.mark.slow
 def test_trained_model_answers_openais_client(qwen, tmp_path):
+    check_answers(qwen, tmp_path)
+
+
+def check_answers(qwen, tmp_path, *options):
     """Greedy answers equal transformers', except for near ties in bfloat16; without the key there are none; Ctrl-C
     leaves nothing behind."""
     from openai import AuthenticationError, OpenAI
@@ -85,6 +89,7 @@ def test_trained_model_answers_openais_client(qwen, tmp_path):
         port = free.getsockname()[1]
     command = [sys.executable, "scripts/serve.py", "--emulate", "--model", f"tiny={qwen}", "--port", str(port)]
     command += ["--api-key-file", str(tmp_path / "key"), "--output", str(tmp_path / "out"), "--max-model-len", "64"]
+    command += options
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     watchdog = threading.Timer(600, server.kill)
     watchdog.start()
@@ -108,7 +113,7 @@ def test_trained_model_answers_openais_client(qwen, tmp_path):
     left = [path for path in Path("/dev/shm").iterdir() if re.search(rf"serve\.{server.pid}\b", path.name)]
     assert not left
     tokenizer = AutoTokenizer.from_pretrained(qwen)
-    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True) for chat in chats]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     expected = [tokenizer.decode(each, skip_special_tokens=True) for each in greedy_of_transformers(qwen, prompts, 4)]
     equal = [each.choices[0].message.content == text for each, text in zip(answers, expected, strict=True)]
     assert sum(equal) >= 0.7 * len(equal) and len(set(expected)) > 3, (answers, expected)

@@ -11,6 +11,7 @@ from post_training.checkpoint.manifest import Manifest
 from post_training.checkpoint.training_files import MASTER, entry_name, file_name, write_file
 from post_training.layouts.layout import whole_slice
 from scripts import export_hf, verify_ckpt
+from tests.post_training.checkpoint.verl_files import save_fsdp2
 from tests.post_training.data.small_processor import SPECIAL, small_processor
 from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
 from verl_patches.features.training_checkpoint.fsdp_rank import FullyShardedRank
@@ -65,6 +66,25 @@ def test_export_has_the_weights_and_the_processor(tmp_path, monkeypatch):
     text = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>x<|im_end|>\n"
     loaded = AutoProcessor.from_pretrained(tmp_path / "out")
     inputs = loaded(text=[text], images=[Image.new("RGB", (84, 56), "red")], return_tensors="pt")
+    exported = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        assert torch.equal(exported(**inputs).logits, model(**inputs).logits)
+
+
+def test_ranks_of_a_model_that_reads_images_are_exported(tmp_path):
+    """The vision tower's convolution has five dimensions, of which FSDP2 cuts the first."""
+    processor = small_processor()
+    model = small_model(processor)
+    model.config.torch_dtype = torch.float32
+    model.config.save_pretrained(tmp_path / "model")
+    checkpoint = save_fsdp2(model, tmp_path / "run", ranks=3)
+    arguments = [str(checkpoint), str(tmp_path / "out"), "--hf-dir", str(tmp_path / "model")]
+    assert run_tool(export_hf.parse_arguments(arguments), export_hf.plan) == 0
+    inputs = processor(
+        text=["<|im_start|><|vision_start|><|image_pad|><|vision_end|>x<|im_end|>"],
+        images=[Image.new("RGB", (84, 56), "red")],
+        return_tensors="pt",
+    )
     exported = Qwen2_5_VLForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
         assert torch.equal(exported(**inputs).logits, model(**inputs).logits)
