@@ -69,9 +69,6 @@ def _separate_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if at(config, key):
             reason = f"training dies that generate too were not run with {MODE_KEY}={SEPARATE}"
             yield invalid(key, True, reason, "false")
-    if (strategy := at(config, f"{_ACTOR}.strategy")) != "fsdp2":
-        reason = f"whole steps with {MODE_KEY}={SEPARATE} were run on FSDP2 alone"
-        yield invalid(f"{_ACTOR}.strategy", strategy, reason, "fsdp2")
     yield from _update_problems(config)
     level = at(config, LOG_LEVEL_KEY) or os.environ.get(LOG_LEVEL)
     if level not in _QUIET:
@@ -106,16 +103,22 @@ def _update_problems(config: Mapping[str, Any]) -> Iterator[str]:
     elif steps * mini != batch:
         reason = f"{_BATCH}={batch} is not {steps} times {_MINI}={mini}, an optimizer step each"
         yield invalid(_SYNC_STEP, steps, reason, f"{batch // mini}, or {_BATCH} to {steps * mini}")
-    elif steps > 1:
-        yield from () if at(config, _BYPASS) else _copy_problems(config, steps)
-        reason = "whole steps were run with one optimizer step between weight updates alone"
-        yield invalid(_SYNC_STEP, steps, reason, f"1, and {_MINI} to {batch}")
+    elif at(config, _BYPASS):
+        reason = f"{MODE_KEY}={SEPARATE} was only run with old log-probs of its own forward"
+        yield invalid(_BYPASS, True, reason, "false")
+    else:
+        yield from _copy_problems(config, steps)
 
 
 def _copy_problems(config: Mapping[str, Any], steps: int) -> Iterator[str]:
     """Reject what verl cannot copy: docs/upstream/verl-separate-async-offloaded-weights.md."""
+    if at(config, f"{_ACTOR}.strategy") == "megatron":
+        key = f"{_ACTOR}.megatron.use_distributed_optimizer"
+        if not at(config, key):
+            yield invalid(key, at(config, key), f"{MODE_KEY}={SEPARATE} copies that optimizer's buffers", "true")
+        return
     for name, lost in _ON_HOST.items():
         key = f"{_ACTOR}.fsdp_config.{name}"
-        if at(config, key):
+        if steps > 1 and at(config, key):
             reason = f"with {_SYNC_STEP}={steps} verl keeps no copy of weights on the host, and {lost}"
             yield invalid(key, True, reason, "false")
