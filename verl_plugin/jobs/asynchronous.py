@@ -99,7 +99,7 @@ def _update_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """
     steps, batch, mini = (at(config, key) for key in (_SYNC_STEP, _BATCH, _MINI))
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        yield invalid(_SYNC_STEP, steps, "it is no count", "a whole number from 1 on")
+        yield invalid(_SYNC_STEP, steps, "not a count", "a whole number, at least 1")
     elif steps * mini != batch:
         reason = f"{_BATCH}={batch} is not {steps} times {_MINI}={mini}, an optimizer step each"
         yield invalid(_SYNC_STEP, steps, reason, f"{batch // mini}, or {_BATCH} to {steps * mini}")
