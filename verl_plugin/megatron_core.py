@@ -110,8 +110,29 @@ class SequenceParallelNorm:
 class WithoutTransformerEngine(BridgeOfTransformers5):
     """Builds a bridge's model from Megatron-core's own layers, and gives their parameters the names that it maps."""
 
+    _skips_experts = False
+
     def _build_base_config(self, **kwargs: Any) -> Any:
         return super()._build_base_config(**{**kwargs, **_WITHOUT_KERNELS})
+
+    def load_weights(self, models: list[nn.Module], weights_path: str, memory_efficient: bool = False) -> None:
+        """As upstream, with whole experts on tensor parallel ranks too.
+
+        mbridge knows an expert by TransformerEngine's name of the parameter. Ours it would cut over the tensor parallel
+        ranks, each of which has other experts if these are whole (`expert_tensor_parallel_size=1`).
+        """
+        self._skips_experts = self.mpu.tp_size > self.mpu.etp_size
+        try:
+            super().load_weights(models, weights_path, memory_efficient)
+        finally:
+            skipped, self._skips_experts = self._skips_experts, False
+        for model in models if skipped else ():
+            parameters = model.state_dict()
+            for local, mapped in self._weight_name_mapping_mcore_local_to_global(model).items():
+                if _EXPERT.search(local):
+                    names = self._weight_name_mapping_mcore_to_hf(mapped)
+                    weights = [self.safetensor_io.load_one_hf_weight(name) for name in names]
+                    parameters[local].copy_(self._weight_to_mcore_format(local, weights))
 
     def _get_transformer_layer_spec(self, vp_stage: int | None = None) -> Any:
         self.has_vp_stage = True
@@ -134,7 +155,8 @@ class WithoutTransformerEngine(BridgeOfTransformers5):
         first = 0
         if consider_ep and self.mpu.ep_size > 1:
             first = self.config.num_moe_experts // self.mpu.ep_size * self.mpu.ep_rank
-        return {local: self._renamed(name, first) for local, name in names.items()}
+        skipped = {local for local in names if self._skips_experts and _EXPERT.search(local)}
+        return {local: self._renamed(name, first) for local, name in names.items() if local not in skipped}
 
     def _renamed(self, name: str, first_expert: int) -> str:
         found = _EXPERT.search(name)

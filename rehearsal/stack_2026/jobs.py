@@ -88,8 +88,7 @@ def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
     transformer = f"{_ACTOR}.megatron.override_transformer_config"
     yield f"{transformer}.moe_permute_fusion=false"
     stages = 2 if job.cluster and dies % 2 == 0 else 1
-    # mbridge cannot load latent attention, nor whole experts, into these layers under tensor parallelism, so only
-    # experts are spread over these few dies.
+    # Whole steps of these layers have only been run with experts spread over dies.
     yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies // stages}"
     if job.cluster:

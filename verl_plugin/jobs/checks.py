@@ -24,6 +24,7 @@ from verl_plugin.alltoallv.settings import (
 )
 from verl_plugin.batch_invariance.checks import invariance_model_problems, invariance_problems
 from verl_plugin.heartbeats.settings import hang_problems
+from verl_plugin.jobs.asynchronous import asynchronous_problems, rollout_dies
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.jobs.images import image_problems
 from verl_plugin.jobs.tokenizers import tokenizer_problems
@@ -83,7 +84,7 @@ def check_job(config: Any, model: Mapping[str, Any] | None = None) -> dict[str, 
 
 
 def dies_of(config: Mapping[str, Any]) -> int:
-    """Return the number of dies that a job runs on."""
+    """Return the number of dies that a job trains on."""
     return int(config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"])
 
 
@@ -100,6 +101,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         yield invalid(f"{_ROLLOUT}.gpu_memory_utilization", share, "not a share", "a number between 0 and 1")
     yield from _batch_problems(config)
+    yield from asynchronous_problems(config)
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
     yield from _worker_problems(config)
@@ -133,7 +135,7 @@ def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[str]:
     dies = dies_of(config)
-    yield from _instance_problems(config, dies)
+    yield from _instance_problems(config, *rollout_dies(config))
     if strategy != "megatron":
         yield from _replica_problems(config, dies)
         return
@@ -156,9 +158,9 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
         yield invalid(_MEGATRON_COUNTS[3], ep, reason, f"a divisor of {dies // (etp * pp) or 1}")
 
 
-def _instance_problems(config: Mapping[str, Any], dies: int) -> Iterator[str]:
+def _instance_problems(config: Mapping[str, Any], dies: int, node: int) -> Iterator[str]:
     """Check that a vLLM instance's TP x DP dies are on one node, or are whole nodes: verl starts a server on each."""
-    node, rollout = config["trainer"]["n_gpus_per_node"], at(config, _ROLLOUT)
+    rollout = at(config, _ROLLOUT)
     tp, dp, ep = (rollout[f"{name}_parallel_size"] for name in ("tensor_model", "data", "expert"))
     size, tp_key = tp * dp, f"{_ROLLOUT}.tensor_model_parallel_size"
     key, value, others = (f"{_ROLLOUT}.data_parallel_size", dp, tp) if dp > 1 else (tp_key, tp, 1)

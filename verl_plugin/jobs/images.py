@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import pyarrow
+import pyarrow.parquet
 
 from post_training.models.families import ModelFamily
 from post_training.report.run_folder import at
 from verl_plugin.sentences import invalid
+from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, SEPARATE
 
 _ACTOR, _REF, _MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "ref", "model"))
 _STRATEGY, _PACKED = f"{_ACTOR}.strategy", f"{_MODEL}.use_remove_padding"
 _TOWERS = "actor_rollout_ref.rollout.engine_kwargs.vllm.mm_encoder_tp_mode"
+_FILES, _VIDEOS = ("data.train_files", "data.val_files"), "data.video_key"
+_RESUME = "trainer.resume_mode"
+_TURNS = "actor_rollout_ref.rollout.multi_turn"
+# Keys with which an agent loop calls tools, and their values without one.
+_TOOLS = (
+    ("actor_rollout_ref.rollout.agent.default_agent_loop", "single_turn_agent"),
+    (f"{_TURNS}.function_tool_path", None),
+    (f"{_TURNS}.tool_config_path", None),
+)
 _ULYSSES = tuple(f"{part}.fsdp_config.ulysses_sequence_parallel_size" for part in (_ACTOR, _REF))
 
 
@@ -31,3 +45,28 @@ def image_problems(config: Mapping[str, Any], family: ModelFamily) -> Iterator[s
     towers = at(config, _TOWERS)
     if towers not in (None, "weights"):
         yield invalid(_TOWERS, towers, "alltoallv splits the vision tower over tensor parallel ranks", "weights")
+    for key, without in _TOOLS:
+        if (tool := at(config, key)) != without:
+            reason = "with images only one turn without tools was rehearsed, and no tool that returns pictures"
+            yield invalid(key, tool, reason, "null" if without is None else without)
+    if at(config, MODE_KEY) == SEPARATE:
+        yield invalid(MODE_KEY, SEPARATE, "images were not rehearsed with dies that only generate", ONE_FORWARD)
+    if (resumed := at(config, _RESUME)) != "disable":
+        yield invalid(_RESUME, resumed, "no run with images has been resumed", "disable")
+    yield from _video_problems(config)
+
+
+def _video_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error for each file on this machine with a column of videos."""
+    column = at(config, _VIDEOS) or "videos"  # verl's default
+    for key in _FILES:
+        files = at(config, key) or []
+        for file in [files] if isinstance(files, str) else files:
+            path = Path(str(file)).expanduser()
+            try:
+                names = pyarrow.parquet.read_schema(path).names if path.is_file() else []
+            except (pyarrow.ArrowException, OSError):
+                continue  # the check of data names it
+            if column in names:
+                reason = f"{file} has that column, and videos were not rehearsed"
+                yield invalid(_VIDEOS, column, reason, "the name of no column, and leave the videos out")

@@ -51,6 +51,8 @@ class Case:
         recomputes: Whether the backward pass recomputes layers.
         micro: Samples per micro batch; 0 for micro batches of 24 tokens.
         stages: Number of pipeline stages.
+        tensor: Number of tensor parallel ranks, which also share each sample's tokens (sequence parallelism).
+        whole: Whether these ranks have whole experts, each its own, instead of a part of every expert.
         given: "random" experts, or the "preferred" ones that the model itself chooses.
         extended: Whether the engine has this project's replay.
         reference: Whether a second model, which is not trained, is built in the same process after the first.
@@ -64,6 +66,8 @@ class Case:
     recomputes: bool = False
     micro: int = 2
     stages: int = 1
+    tensor: int = 1
+    whole: bool = False
     given: str = "random"
     extended: bool = True
     reference: bool = False
@@ -87,6 +91,14 @@ REPLAYED = {
         Case("megatron", "deepseek", recomputes=True),
         Case("megatron", "qwen3moe", recomputes=True, stages=2),
         Case("fsdp2", "qwen3moe", recomputes=True, micro=1),
+        Case("megatron", "qwen3moe", tensor=2, micro=1),
+        Case("megatron", "deepseek", tensor=2, recomputes=True, reference=True),
+        Case("megatron", "qwen3moe", tensor=2, whole=True, recomputes=True),
+        Case("megatron", "deepseek", tensor=2, whole=True, micro=0),
+    ],
+    4: [
+        Case("megatron", "qwen3moe", tensor=2, recomputes=True),
+        Case("megatron", "deepseek", tensor=2, micro=0),
     ],
 }
 COMPARED = {
@@ -97,10 +109,14 @@ COMPARED = {
         Case("fsdp2", "deepseek", mode="disabled", given="preferred"),
         Case("megatron", "deepseek", given="preferred"),
     ],
-    2: [],
+    2: [
+        Case("megatron", "qwen3moe", mode="disabled", tensor=2, whole=True),
+        Case("megatron", "deepseek", mode="disabled", given="preferred", tensor=2),
+    ],
+    4: [],
 }
 # verl without this project's engine extensions.
-UPSTREAM = {1: [Case("megatron", "qwen3moe", extended=False)], 2: []}
+UPSTREAM = {1: [Case("megatron", "qwen3moe", extended=False)], 2: [], 4: []}
 
 
 def experts_of(model: Any, generator: torch.Generator) -> list[torch.Tensor]:
@@ -180,11 +196,14 @@ def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
         "use_remove_padding": case.packed,
     }
     if case.backend == "megatron":
+        cut = 1 if case.whole else case.tensor
         recomputation = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
         settings: Any = McoreEngineConfig(
             vanilla_mbridge=True,
             use_distributed_optimizer=case.distributed,
-            expert_model_parallel_size=dist.get_world_size() // case.stages,
+            tensor_model_parallel_size=case.tensor,
+            expert_tensor_parallel_size=cut,
+            expert_model_parallel_size=dist.get_world_size() // case.stages // cut,
             pipeline_model_parallel_size=case.stages,
             override_transformer_config=recomputation if case.recomputes else {},
             **common,
@@ -210,7 +229,7 @@ def engine_of(folder: Path, case: Case, trains: bool = True) -> Any:
 
 
 def gradient_of(engine: Any, case: Case) -> torch.Tensor | None:
-    """Return the embedding's gradient after the update, or None if another rank has it."""
+    """Return this rank's rows of the embedding's gradient after the update, or None if another rank has them."""
     if case.backend == "fsdp2":
         gradient = engine.module.get_input_embeddings().weight.grad
         return (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
@@ -266,7 +285,10 @@ def found_of(folder: Path, case: Case, expected: Expected) -> dict[str, Any]:
             found[name] = furthest(log_probs_of(output), [getattr(expected, name)[index] for index in own])
         found["metrics"] = {name: values[0] for name, values in update["metrics"].items()}
     if gradient is not None:
-        found["gradient"] = ((gradient - expected.gradient).abs().max() / expected.gradient.abs().max()).item()
+        wanted = expected.gradient
+        if case.tensor > 1:
+            wanted = wanted.chunk(case.tensor)[parallel_state.get_tensor_model_parallel_rank()]
+        found["gradient"] = ((gradient - wanted).abs().max() / wanted.abs().max()).item()
     return found
 
 

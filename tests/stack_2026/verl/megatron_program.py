@@ -1,7 +1,8 @@
 """Compare Megatron-core's models, as `verl_plugin.megatron_core` builds them, with transformers and the checkpoint.
 
 Every rank of a group runs this program, and experts are spread over all of them; with `--tensor` the ranks use tensor
-and sequence parallelism instead. The first rank prints the results as JSON, by model.
+and sequence parallelism instead, and with `--whole` both: experts are spread and not cut. The first rank prints the
+results as JSON, by model.
 """
 
 import json
@@ -82,12 +83,14 @@ def compare(folder: Path) -> dict[str, float]:
     }
 
 
-def main(folders: list[str], tensor: bool) -> None:
+def main(folders: list[str], tensor: bool, whole: bool) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
-    cut, spread = (dist.get_world_size(), 1) if tensor else (1, dist.get_world_size())
+    world = dist.get_world_size()
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=cut, expert_model_parallel_size=spread, expert_tensor_parallel_size=cut
+        tensor_model_parallel_size=world if tensor or whole else 1,
+        expert_model_parallel_size=1 if tensor else world,
+        expert_tensor_parallel_size=world if tensor else 1,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     results = {Path(folder).name: compare(Path(folder)) for folder in folders}
@@ -98,4 +101,7 @@ def main(folders: list[str], tensor: bool) -> None:
 
 
 if __name__ == "__main__":
-    main([argument for argument in sys.argv[1:] if argument != "--tensor"], "--tensor" in sys.argv)
+    options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    main(
+        [argument for argument in sys.argv[1:] if argument not in options], "--tensor" in options, "--whole" in options
+    )

@@ -24,9 +24,13 @@ def checkpoints(tmp_path_factory) -> list[Path]:
     return make_checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
-@pytest.mark.parametrize(("dies", "options"), [(1, []), (2, []), (2, ["--tensor"])], ids=["one", "experts", "tensor"])
+@pytest.mark.parametrize(
+    ("dies", "options"),
+    [(1, []), (2, []), (2, ["--tensor"]), (2, ["--whole"])],
+    ids=["one", "experts", "tensor", "tensor and whole experts"],
+)
 def test_megatron_core_equals_transformers(checkpoints, dies, options):
-    compared = checkpoints[1:] if dies == 2 and not options else checkpoints  # no EP without experts
+    compared = checkpoints if dies == 1 or options == ["--tensor"] else checkpoints[1:]  # no EP without experts
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.verl.megatron_program"]
     command += [*options, *map(str, compared)]
