@@ -454,5 +454,6 @@ def test_twenty_steps_learn_the_arithmetic(launcher, overrides, tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rewards = [step["critic/score/mean"] for step in steps]
     print(rewards)
-    # With an unchanged policy, one step's mean over 256 answers varies by about 0.05.
-    assert len(rewards) == 20 and mean(rewards[-3:]) > mean(rewards[:3]) + 0.3
+    # With an unchanged policy, one step's mean over 256 answers varies by about 0.05, so the difference of two means of
+    # three steps varies by about 0.04.
+    assert len(rewards) == 20 and mean(rewards[-3:]) > mean(rewards[:3]) + 0.2

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -460,10 +461,10 @@ def test_the_scaled_job_is_exact_and_reads_every_key(scaled_run):
     assert unread(keys | never_read, folder / "reads") == never_read
 
 
-def learned(step: dict[str, float]) -> dict[str, float]:
-    """Return the metrics that do not depend on the engine that runs a request."""
-    apart = ("timing", "perf/", "memory/", "rollout/", "overlay/", "collectives/", "training/rollout_")
-    return {name: value for name, value in step.items() if not name.startswith(apart) and "seconds" not in name}
+def first_answers(run: Path) -> Counter[tuple[str, str]]:
+    """Return the prompts and answers of a run's first step."""
+    rows = map(json.loads, (run / "answers" / "1.jsonl").read_text().splitlines())
+    return Counter((row["input"], row["output"]) for row in rows)
 
 
 def slot_steps_bound(steps: list[dict[str, float]]) -> float:
@@ -471,8 +472,12 @@ def slot_steps_bound(steps: list[dict[str, float]]) -> float:
 
 
 @pytest.mark.exhaustive
-def test_requests_that_change_engines_leave_training_as_it_is(mla_inputs, tmp_path):
-    """Answers have all kinds of lengths here, because the end token is likelier at some positions."""
+def test_only_requests_that_change_engines_may_answer_otherwise(mla_inputs, tmp_path):
+    """Answers have all kinds of lengths here, because the end token is likelier at some positions.
+
+    The new engine computes a request's tokens again, all at once, which in bfloat16 rounds differently. In float32,
+    which the graphs of DeepSeek-V3 do not take, tokens are equal (test_engines.py of rollout_rebalance).
+    """
     model = shutil.copytree(mla_inputs[0], tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     end = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
@@ -488,14 +493,17 @@ def test_requests_that_change_engines_leave_training_as_it_is(mla_inputs, tmp_pa
     for moves in ("true", "false"):
         (run := tmp_path / moves).mkdir()
         enabled = f"actor_rollout_ref.overlay.rollout_rebalance.enabled={moves}"
-        runs.append(run_scaled_job(TRUE, run, model, mla_inputs[1], *given, enabled))
+        answers = f"+trainer.rollout_data_dir={run}/answers"
+        runs.append(run_scaled_job(TRUE, run, model, mla_inputs[1], *given, enabled, answers))
         assert_exact(runs[-1], 3)
     moved, stayed = runs
     slots = [sum(step["rollout/slot_steps"] for step in run) for run in runs]
     print([step["rollout/moved_requests"] for step in moved], slots, bound := slot_steps_bound(moved))
     assert min(step["rollout/moved_requests"] for step in moved) >= 2 and "rollout/moved_requests" not in stayed[0]
     assert bound <= slots[0] < 0.9 * slots[1]
-    assert [learned(step) for step in moved] == [learned(step) for step in stayed] and len(learned(moved[0])) > 40
+    first, second = (first_answers(tmp_path / moves) for moves in ("true", "false"))
+    assert first.total() == second.total() == 32
+    assert (first - second).total() <= moved[0]["rollout/moved_requests"]
 
 
 @pytest.mark.slow
