@@ -1,6 +1,7 @@
 """Bridges with which mbridge 0.15.1 reads configurations of transformers 5, which keeps some of its keys elsewhere.
 
-Bridges that derive from these work with Megatron-core's own layers and with MindSpeed's.
+Bridges that derive from these work with Megatron-core's own layers and with MindSpeed's. The defects are in
+docs/upstream/mbridge-transformers-5.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Skips updates whose gradients, or their norm, are not finite, in verl's engine for Megatron-core.
 
-verl 0.9.1 skips such an update with FSDP, but not with Megatron in bfloat16: inf and NaN reach the weights. This module
-extends verl's engine `megatron` on NPUs; if one rank has such a gradient, no rank steps.
+verl 0.9.1 skips such an update with FSDP, but not with Megatron in bfloat16: inf and NaN reach the weights
+(docs/upstream/verl-megatron-nonfinite-gradients.md). This module extends verl's engine `megatron` on NPUs; if one rank
+has such a gradient, no rank steps.
 
     actor_rollout_ref.model.external_lib=[verl_plugin.finite_steps,...]
 

@@ -4,6 +4,8 @@ mbridge 0.15.1 cannot read a configuration of transformers 5, with which verl 0.
 package registry: it and Megatron-LM (core_r0.16.0 of both) are checkouts on PYTHONPATH.
 
     actor_rollout_ref.model.external_lib=verl_plugin.mindspeed
+
+DeepSeek-V3 needs `tensor_model_parallel_size=1`: docs/upstream/mindspeed-duplicated-linear.md.
 """
 
 import mindspeed.megatron_adaptor  # noqa: F401  (before Megatron-core, which mbridge imports)

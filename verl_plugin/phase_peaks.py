@@ -63,6 +63,7 @@ class PhasePeaks:
         if tu.get(data, key="update_lr_scheduler", default=False):
             found = self._largest()
             if self.is_mp_src_rank_with_outputs():  # type: ignore[attr-defined]  # of the engine
+                # Not the integers themselves: docs/upstream/verl-metric-types.md.
                 output["metrics"] |= {
                     name: Metric(value=float(value), aggregation=AggregationType.MAX) for name, value in found.items()
                 }

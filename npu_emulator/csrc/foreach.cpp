@@ -17,7 +17,7 @@ bool has_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == a
 
 // Which types aclnnForeachCopy converts: ops-nn at v9.1.0, foreach/foreach_copy/op_host/foreach_copy_def.cpp. Its kernel
 // (op_kernel/foreach_cast.h) rounds to the nearest even number, as torch does. The releases before 9.1.0 convert nothing;
-// op-plugin asks for no conversion there.
+// op-plugin asks for no conversion there. Beyond types it asks for nothing: docs/upstream/op-plugin-foreach-copy.md.
 bool copies(at::ScalarType from, at::ScalarType to) {
   return from == to || (from == at::kFloat && has_16_bits(to)) || (has_16_bits(from) && to == at::kFloat);
 }

@@ -106,8 +106,12 @@ class Exchange:
 
     Attributes:
         leg: its name in errors.
-        slots: 1 runs the buckets one after the other; 2 packs a bucket while the previous one travels.
+        slots: 1 runs the buckets one after the other; 2 packs a bucket while the previous one travels, which buckets
+            that pass bytes on do not allow.
         progress: called after every bucket that arrived, for the hang detector.
+
+    Raises:
+        ValueError: several slots, and a bucket passes bytes on.
     """
 
     leg: str
@@ -118,6 +122,11 @@ class Exchange:
     slots: int
     device: torch.device
     progress: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        # What a bucket passes on came with the one before it, which has to be in the only receive buffer still.
+        if self.slots > 1 and any(step.forward is not None for step in self.buckets):
+            raise ValueError(f"slots={self.slots} is invalid: the {self.leg} passes bytes on. Set it to 1.")
 
     def run(self, attempt: Attempt) -> int:
         """Run all buckets and return the bytes of staging memory used.
@@ -148,7 +157,7 @@ class Exchange:
     def _launch(self, number: int, attempt: Attempt, staging: Staging) -> dist.Work:
         slot, step = number % self.slots, self.buckets[number]
         attempt.step(f"{self._where(number)}, ", pack, self.source, step.send, staging.send[slot])
-        # Forwarding needs a single slot: the previous bucket is still in the buffer into which this one will arrive.
+        # With one slot the previous bucket is still in the buffer into which this one will arrive.
         attempt.step(f"{self._where(number)}, ", pass_on, step.forward, staging.receive[slot], staging.send[slot])
         return dist.all_to_all_single(
             staging.receive[slot][: step.receive.size],

@@ -19,7 +19,15 @@ import numpy as np
 from post_training.reshard.overlaps import Overlaps, positions, rank_sets, running, widths
 from post_training.reshard.plan import Transfers, in_stream_order
 from post_training.reshard.rank_plan import Joined, Turns, own_transfers
-from post_training.reshard.schedule import ALIGNMENT, Bucket, ChunkTable, Direction, cut_streams, equal_streams
+from post_training.reshard.schedule import (
+    ALIGNMENT,
+    Bucket,
+    BucketError,
+    ChunkTable,
+    Direction,
+    cut_streams,
+    equal_streams,
+)
 
 _DIRECT, _ENTERING, _PASSED_ON = range(3)
 """The kinds of bytes that a rank sends to another one in a bucket, in this order."""
@@ -45,14 +53,11 @@ class Load:
         """Return the smallest number of buckets with which staging stays within `bucket_bytes`.
 
         Raises:
-            ValueError: a bucket cannot hold a row of each stream.
+            BucketError: a bucket cannot hold a row of each stream.
         """
         available = bucket_bytes - self.streams * (self.widest_row + ALIGNMENT)
         if self.bytes and available <= 0:
-            raise ValueError(
-                f"reshard bucket_bytes={bucket_bytes} is too small: {self.streams} streams with rows of up to "
-                f"{self.widest_row} bytes need more than {bucket_bytes - available} bytes"
-            )
+            raise BucketError(bucket_bytes, self.streams, self.widest_row)
         return -(-self.bytes // available) if self.bytes else 0
 
 

@@ -24,10 +24,11 @@ from post_training.reshard.failure import (
 )
 from post_training.reshard.overlaps import LayoutError, Layouts
 from post_training.reshard.plan import Plan, Transfers, make_plan
-from post_training.reshard.schedule import bucket_count, schedule, shard_origins
+from post_training.reshard.schedule import BucketError, bucket_count, schedule, shard_origins
 from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
 
+BUCKET_KEY = "actor_rollout_ref.overlay.reshard.bucket_bytes"
 PLANNING_COLLECTIVES = 3
 """Object collectives of the first run: tensor types, whether every rank can continue, and the digest of the plan."""
 
@@ -133,7 +134,7 @@ class Resharder:
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         if bucket_bytes <= 0:
-            raise ValueError(f"reshard bucket_bytes={bucket_bytes} is invalid. Set it to a positive number")
+            raise ValueError(f"{BUCKET_KEY}={bucket_bytes} is invalid: a bucket has bytes. Set it to 1 or more.")
         self._train_tensors, self._rollout_tensors = train_tensors, rollout_tensors
         self._train_layouts, self._rollout_layouts = train_layouts, rollout_layouts
         self._group, self._castable, self._progress = group, castable, progress
@@ -215,7 +216,7 @@ class Resharder:
         plan = make_plan(
             self._train_layouts, self._rollout_layouts, lambda name: wire_types[name].itemsize, node_of=nodes
         )
-        counts = [bucket_count(leg, world_size, self._bucket_bytes // self._slots) for leg in (plan.remote, plan.relay)]
+        counts = [self._bucket_count(leg, world_size) for leg in (plan.remote, plan.relay)]
         agree_on_plan(f"{plan.digest} {counts}", self._group)
         origins = shard_origins(train), shard_origins(rollout)
         traffic = plan.remote.between(world_size) + plan.relay.between(world_size)
@@ -246,6 +247,14 @@ class Resharder:
             expert_received=_expert_bytes(plan, (plan.remote, plan.relay), lambda leg: leg.target == rank),
             expert_copied=_expert_bytes(plan, (plan.local,), lambda leg: leg.target == rank),
         )
+
+    def _bucket_count(self, leg: Transfers, world_size: int) -> int:
+        try:
+            return bucket_count(leg, world_size, self._bucket_bytes // self._slots)
+        except BucketError as error:
+            raise ValueError(
+                f"{BUCKET_KEY}={self._bucket_bytes} is invalid: {error}. Set it to {error.least * self._slots} or more."
+            ) from error
 
     def _agree_on_types(self) -> tuple[Types, Types]:
         """Return the types of training's tensors and of the rollout's."""

@@ -97,10 +97,26 @@ def shard_origins(shards: Iterable[Shard]) -> np.ndarray:
     return np.array(rows, dtype=np.int64).reshape(-1, 2)
 
 
+class BucketError(ValueError):
+    """A bucket cannot hold one row of each of its streams. The text names no key: callers know who set the size.
+
+    Attributes:
+        least: bytes of the smallest bucket that can.
+    """
+
+    def __init__(self, bucket_bytes: int, streams: int, widest_row: int) -> None:
+        super().__init__(
+            f"a bucket of {bucket_bytes} bytes cannot hold a row of up to {widest_row} bytes for each of {streams} "
+            "streams"
+        )
+        self.least = streams * (widest_row + ALIGNMENT) + 1
+
+
 def bucket_count(transfers: Transfers, world_size: int, bucket_bytes: int) -> int:
     """Return how many buckets keep every rank's staging within `bucket_bytes` in each direction.
 
-    Raises ValueError if the bucket cannot hold one row for every peer.
+    Raises:
+        BucketError: the bucket cannot hold one row for every peer.
     """
     return buckets_of_traffic(transfers.between(world_size), int(_row_bytes(transfers).max(initial=0)), bucket_bytes)
 
@@ -116,10 +132,7 @@ def buckets_of_traffic(traffic: np.ndarray, widest_row: int, bucket_bytes: int) 
     # A cut moves to the start of its row, so the part of a peer can grow by one row, and by its alignment.
     room = bucket_bytes - peers * (widest_row + ALIGNMENT)
     if room <= 0:
-        raise ValueError(
-            f"reshard bucket_bytes={bucket_bytes} is too small: {peers} peers with rows of up to "
-            f"{widest_row} bytes need more than {bucket_bytes - room} bytes"
-        )
+        raise BucketError(bucket_bytes, peers, widest_row)
     return -(-busiest // room)
 
 

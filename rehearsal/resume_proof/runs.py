@@ -128,8 +128,10 @@ def train_killed(shrunk: Shrunk, place: str, point: Point, signals: SignalFlag) 
             done.append(time.monotonic())
 
     status = shrunk.train(place, kill, False, signals)
-    if not done or status == 0:
+    if not done:
         raise ProofError(f"the run ended with {status} before {point}", folder / "run.log")
+    if status == 0:
+        raise ProofError(f"the run ended with 0 although the signal was sent to {point}", folder / "run.log")
     (folder / STOP_NAME).unlink()
     (folder / REACHED_NAME).unlink()
     step, _ = newest_step(folder / "checkpoints")

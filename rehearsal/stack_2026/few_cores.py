@@ -7,11 +7,11 @@ here it takes the core from the process that is to write the message. So the rea
 Then every wake-up counts, and vLLM's writer loses some. Its socket holds one message, and ZeroMQ checks only every
 millisecond whether that has gone. A message sent before then is dropped, and its reader sleeps on: five seconds with
 vLLM-Ascend. So the writer checks each time. Messages sent before a reader has subscribed are still lost, so a reader
-looks again after half a second.
+looks again after half a second. (vLLM's pull request 45224 and vLLM-Ascend's 14181 look again after five.)
 
 verl's agent loop hands each finished answer to TransferQueue in three requests, each with sockets and threads of its
-own. An answer takes 8 ms of a core, but 3 ms if eight answers share a request. So answers that end while others are
-being sent go together.
+own (docs/upstream/transfer-queue-request-sockets.md). An answer takes 8 ms of a core, but 3 ms if eight answers share a
+request. So answers that end while others are being sent go together.
 
 verl's engine of Megatron-core pads three tensors in each pass, sample by sample: 37 ms of a core for 64 samples, and
 3 ms if they are split into samples once.

@@ -13,7 +13,8 @@ from post_training.report.metrics import read_entries, read_records
 PROBABILITY_DIFFERENCE = "training/rollout_probs_diff_max"
 PROBABILITY_DIFFERENCE_MEAN = "training/rollout_probs_diff_mean"
 # Mean over answers of the distance between an answer's mean log-prob in the rollout and in training. If weights do not
-# arrive, these differ, while probabilities are all close to 0.
+# arrive, these differ, while probabilities are all close to 0. Single tokens have no limit, because of DeepSeek-V3:
+# docs/upstream/vllm-ascend-mla-prefill-type.md.
 LOG_PROB_DIFFERENCE = "rollout_corr/log_ppl_abs_diff"
 _TOKENS = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean")
 # Stages that the reports know by another name than verl has for them.

@@ -25,7 +25,8 @@ from post_training.command_parser import CommandParser
 from post_training.processes.command import Interrupted, SignalFlag
 from tests.mutations.drawn import draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
-from tests.mutations.workbench import OTHER_ENVIRONMENT, Outcome, Verdict, Workbench, of_other_stack
+from tests.mutations.selection import of_other_stack
+from tests.mutations.workbench import OTHER_ENVIRONMENT, Outcome, Verdict, Workbench
 
 RESULTS = ROOT / "outputs" / "mutations"
 LIST_SHARE, SAMPLE_SHARE = 1.0, 0.9
@@ -133,7 +134,7 @@ def try_all(console: Console, faults: Sequence[Fault], limit_s: float) -> dict[F
     Raises:
         FaultError: one of those tests fails there too, or needs a stack that is not set up.
     """
-    needed = [fault for fault in faults if of_other_stack(fault.tiers[0])]
+    needed = [fault for fault in faults if any(of_other_stack(tier) for tier in fault.tiers)]
     if needed and not (ROOT / OTHER_ENVIRONMENT).exists():
         raise FaultError(
             f'The tests of "{needed[0].name}" need {OTHER_ENVIRONMENT}/. Run bash scripts/test.sh --stack 2026 first.'

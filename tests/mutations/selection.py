@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fast_tier import MOST_SECONDS_OF_A_FILE, measured
+
+# The tests of the stack 2026, which need its environment, and the package that they alone test.
+OTHER_TESTS, _PLUGIN = "tests/stack_2026", "verl_plugin"
 
 # Tests to run, by the file's area, if those next to it do not kill the mutant.
 _SWITCHES = "tests/overlay/test_real_switches.py"
@@ -18,6 +22,7 @@ AREAS: dict[str, tuple[str, ...]] = {
     "post_training": ("tests/post_training", _SWITCHES, "tests/worker_processes"),
     "rehearsal": ("tests/rehearsal",),
     "scripts": ("tests/scripts",),
+    _PLUGIN: (OTHER_TESTS,),
     "verl_patches": ("tests/verl_patches", _SWITCHES, "tests/worker_processes", "tests/rehearsal/test_rehearsal.py"),
     "vllm_ascend_patches": ("tests/vllm_ascend_patches", _SWITCHES, "tests/worker_processes"),
     "vllm_patches": ("tests/vllm_patches", _SWITCHES, "tests/worker_processes"),
@@ -50,7 +55,8 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     2. The folder that mirrors the file's.
     3. The tests of the whole area.
 
-    A tier that adds nothing is left out. If no test names the module, the first tier has the mirrored folder and the
+    A tier that adds nothing is left out, and one with tests of both stacks is two, that of the file's stack first,
+    because each stack has its environment. If no test names the module, the first tier has the mirrored folder and the
     tests that contain names defined by the module. If that is nothing at all, it has the area's cheap tests.
     """
     path = Path(file)
@@ -65,15 +71,33 @@ def tiers(file: str, root: Path) -> tuple[tuple[str, ...], ...]:
     found: list[tuple[str, ...]] = []
     for tier in candidates:
         tier = tuple(selector for selector in tier if (root / selector).exists())
-        if tier and tier not in found:
-            found.append(tier)
+        for other in sorted((False, True), key=lambda other: other != _is_of_other_stack(path)):
+            part = tuple(selector for selector in tier if of_other_stack([selector]) is other)
+            if part and part not in found:
+                found.append(part)
     return tuple(found)
 
 
-def _folder(path: Path) -> Path:
-    """Return the test folder that mirrors a file's; the emulator's packages are two folders deeper than their tests."""
+def of_other_stack(selectors: Sequence[str]) -> bool:
+    """Return whether tests belong to the stack 2026, which needs its own environment."""
+    return any(selector == OTHER_TESTS or selector.startswith(f"{OTHER_TESTS}/") for selector in selectors)
+
+
+def _is_of_other_stack(path: Path) -> bool:
+    return path.parts[0] == _PLUGIN or path.parts[:2] == ("rehearsal", "stack_2026")
+
+
+def _folder(path: Path, root: Path) -> Path:
+    """Return the test folder that mirrors a file's.
+
+    The emulator's packages are two folders deeper than their tests. The plugin's packages have a folder in that of the
+    stack 2026, or share one.
+    """
     if path.parts[:2] == _SOURCES:
         return Path("tests", "npu_emulator", *path.parent.parts[3:])
+    if path.parts[0] == _PLUGIN:
+        own = Path(OTHER_TESTS, *path.parent.parts[1:])
+        return own if path.parent.parts[1:] and (root / own).is_dir() else Path(OTHER_TESTS, _PLUGIN)
     return Path("tests", *path.parent.parts)
 
 
@@ -82,7 +106,7 @@ def _same_name(path: Path, root: Path) -> list[Path]:
 
     In the mirrored folder the name may also have a suffix.
     """
-    folder = _folder(path)
+    folder = _folder(path, root)
     found = sorted(each.relative_to(root) for each in (root / folder).glob(f"test_{path.stem}_*.py"))
     while len(folder.parts) > 1:
         if (root / folder / f"test_{path.stem}.py").exists():
@@ -93,7 +117,7 @@ def _same_name(path: Path, root: Path) -> list[Path]:
 
 def _mirrored(path: Path, root: Path) -> tuple[str, ...]:
     """Return the nearest test folder, from the file's mirror upwards, that has a test; () if that is the whole area."""
-    folder = _folder(path)
+    folder = _folder(path, root)
     while len(folder.parts) > 2:
         if (root / folder).is_dir() and any((root / folder).rglob("test_*.py")):
             return (str(folder),)

@@ -17,7 +17,7 @@ from tests.mutations import cheapest_first, selection, workbench
 from tests.mutations.__main__ import Results, choose, parse_arguments
 from tests.mutations.drawn import _changes_something, draw
 from tests.mutations.fault import ROOT, Fault, FaultError, read_list
-from tests.mutations.selection import _using, tiers
+from tests.mutations.selection import _using, of_other_stack, tiers
 from tests.mutations.workbench import Outcome, Verdict, Workbench
 
 SOURCE = "def double(x):\n    return 2 * x\n"
@@ -220,6 +220,30 @@ def test_a_module_that_no_test_names_is_near_to_those_that_hold_its_names():
     assert "tests/npu_emulator/test_documented_rules.py" in nearest
     nearest, *_ = tiers("npu_emulator/msprof.py", ROOT)
     assert "tests/npu_emulator/test_profiler.py" in nearest
+
+
+@pytest.mark.parametrize(
+    ("file", "test"),
+    [
+        ("verl_plugin/alltoallv/transfer.py", "tests/stack_2026/verl_plugin/test_control.py"),
+        ("verl_plugin/rollout/experts.py", "tests/stack_2026/rollout/test_experts.py"),
+        ("verl_plugin/engines.py", "tests/stack_2026/heartbeats/test_engines.py"),
+        ("rehearsal/stack_2026/records.py", "tests/stack_2026/verl/test_records.py"),
+    ],
+)
+def test_module_of_the_stack_2026_is_near_to_its_tests(file, test):
+    """Its own stack comes first; tests of both stacks share no tier, as each needs its environment."""
+    found = tiers(file, ROOT)
+    assert of_other_stack(found[0]) and test in found[0]
+    for tier in found:
+        assert len({of_other_stack([selector]) for selector in tier}) == 1, tier
+    if file.startswith("verl_plugin"):
+        assert found[-1] == ("tests/stack_2026",) and of_other_stack(found[-1])
+
+
+def test_module_of_both_stacks_asks_its_own_stack_first():
+    found = tiers("post_training/reshard/handover.py", ROOT)
+    assert [of_other_stack(tier) for tier in found[:2]] == [False, True]
 
 
 def test_untested_module_is_near_the_cheap_tests_of_its_folder(tmp_path):

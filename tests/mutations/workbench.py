@@ -17,14 +17,15 @@ from sysconfig import get_path
 from post_training.processes.command import SignalFlag, run_to_the_end
 from rehearsal.environment import environment_of
 from tests.mutations.fault import ROOT, Fault, FaultError
+from tests.mutations.selection import of_other_stack
 
 # pytest's exit codes: 1, a test failed; 2, a test file could not be imported; 3, importing ended the process; 4, a
 # conftest.py could not be imported. A run on the unchanged tree tells 3 and 4 from errors that were there before.
 _GREEN, _RED = 0, (1, 2, 3, 4)
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+?\.py(?:::\w+)*)", re.MULTILINE)
 _CHEAPEST_FIRST = "tests.mutations.cheapest_first"
-# The other stack's tests, the environment that scripts/test.sh makes for them, and the chip that they emulate.
-_OTHER_TESTS, OTHER_ENVIRONMENT, _OTHER_CHIP = "tests/stack_2026", ".venv-2026", "a2"
+# The environment that scripts/test.sh makes for the other stack's tests, and the chip that they emulate.
+OTHER_ENVIRONMENT, _OTHER_CHIP = ".venv-2026", "a2"
 # Packages that set-up installs from the tree, and that Python imports when it starts.
 _INSTALLED_FROM = "npu_emulator/src"
 _COMPILED_FROM = "npu_emulator/csrc"
@@ -211,11 +212,6 @@ class Workbench:
         )
         if done.returncode:
             raise FaultError(f"The fault does not compile: {(done.stdout + done.stderr)[-2000:]}")
-
-
-def of_other_stack(selectors: Sequence[str]) -> bool:
-    """Return whether tests belong to the stack 2026, which needs its own environment."""
-    return any(selector.startswith(f"{_OTHER_TESTS}/") for selector in selectors)
 
 
 def _link_what_is_missing(source: Path, target: Path) -> None:

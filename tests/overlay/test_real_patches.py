@@ -31,6 +31,7 @@ LATER_PINS = Pins.read(stack="2026")
 LATER_PATCHES = make_plan(load(LATER_PINS.patch_packages())).patches
 NAMED = [pytest.param(patch, id=patch.label) for patch in PATCHES]
 LATER = [pytest.param(patch, id=patch.label) for patch in LATER_PATCHES]
+INDEX = REPOSITORY / DRAFTS / "README.md"
 CHANGED = [pytest.param(patch, id=patch.label) for patch in PATCHES if patch.target in depends_on(patch)]
 
 
@@ -92,14 +93,33 @@ def test_text_without_the_statement_detected(upstream):
     assert standing.complaint(upstream) is not None
 
 
-def test_every_draft_belongs_to_a_patch_or_a_plugin():
-    """The plugin of verl 0.9.1 also makes corrections in subclasses; their docstrings name the draft."""
+def test_every_draft_belongs_to_a_patch_or_a_module():
+    """Subclasses of the plugin, the rehearsal and the emulator also repair or meet defects; they name the draft."""
     drafts = {f"{DRAFTS}{file.name}" for file in (REPOSITORY / DRAFTS).glob("*.md") if file.name != "README.md"}
     named = {patch.upstream for patch in (*PATCHES, *LATER_PATCHES) if patch.upstream.startswith(DRAFTS)}
-    for file in (REPOSITORY / "verl_plugin").rglob("*.py"):
+    places = ("verl_plugin/**/*.py", "rehearsal/**/*.py", "npu_emulator/csrc/*.cpp")
+    for file in (file for place in places for file in REPOSITORY.glob(place)):
         named |= set(re.findall(rf"{re.escape(DRAFTS)}[\w-]+\.md", file.read_text()))
     assert drafts == named
     assert [standing.complaint(draft) for draft in drafts] == [None] * len(drafts)
+
+
+def test_every_draft_is_in_the_list():
+    listed = re.findall(r"^\| \[([\w-]+)\]\(\1\.md\) \| (?:2025|2026|both) \| .+ \|$", INDEX.read_text(), re.MULTILINE)
+    drafts = sorted(file.stem for file in INDEX.parent.glob("*.md") if file != INDEX)
+    assert listed == drafts
+
+
+def test_every_draft_says_what_where_and_how():
+    """Version, function, what this project does instead, a reproduction with its output, and a change."""
+    for file in INDEX.parent.glob("*.md"):
+        text = file.read_text()
+        if file == INDEX:
+            continue
+        assert re.search(r"^\| (?:Package|Packages) \| .*\d", text, re.MULTILINE), file
+        assert re.search(r"^\| (?:Patch(?:es)?|Subclass(?:es)?)? ?[Hh]ere \| .+ \|$", text, re.MULTILINE), file
+        assert "\n## Reproduction\n" in text and "\n## Proposed change\n" in text, file
+        assert re.search(r"^    \S|```diff", text, re.MULTILINE), f"{file} has no output of a run"
 
 
 def test_the_document_is_current():

@@ -124,7 +124,8 @@ def test_the_unbroken_run_is_of_this_command_and_begins_in_an_empty_folder(tmp_p
     [
         (True, [-9, 0], 3),
         (False, [-9, 0], "the run ended with -9 before"),
-        (True, [0, 0], "the run ended with 0 before"),
+        (True, [0, 0], "the run ended with 0 although the signal was sent to worker"),
+        (False, [0, 0], "the run ended with 0 before"),
         (True, [-9, 1], "the resumed run ended with 1"),
     ],
 )

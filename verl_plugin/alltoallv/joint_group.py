@@ -1,4 +1,7 @@
-"""A process group over several worlds: verl's trainers are one world, and each rollout replica is another."""
+"""A process group over several worlds: verl's trainers are one world, and each rollout replica is another.
+
+vLLM-Ascend's communicator for this has no uneven all-to-all: docs/upstream/vllm-ascend-pyhccl-collectives.md.
+"""
 
 from __future__ import annotations
 

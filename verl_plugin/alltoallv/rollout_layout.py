@@ -4,7 +4,7 @@ Version 0.23 differs in four things. MLA's first projections are one weight, and
 Qwen2.5-VL's vision tower. The experts of a layer are kept transposed, as `w13_weight` (experts, hidden, gate|up) and
 `w2_weight` (experts, width, hidden); the layouts have them in the order of the files. And `wake_up` replaces those
 parameters by views of the same memory in the order of the files, which kernels cannot take: upstream makes new
-transposed copies of them after each update.
+transposed copies of them after each update (vllm-ascend's issue 11548; its main has pull request 13012).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 SETTINGS_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.alltoallv"
+VERL_BUCKET_KEY = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 EXTENSION_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls"
 EXTENSION = "verl_plugin.alltoallv.worker.AlltoallvExtension"
 LIBRARY_KEY = "actor_rollout_ref.model.external_lib"

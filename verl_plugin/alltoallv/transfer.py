@@ -22,8 +22,10 @@ from post_training.layouts.regions import Regions, SideRegions, regions_of, roll
 from post_training.models.families import config_values, table_for
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.handover import Exporter, HandoverError, HandoverReport, without_memory
+from post_training.reshard.schedule import BucketError
 from verl_plugin.alltoallv.control import Abandon, Begin, Description, Inquiry, TakeMemory
 from verl_plugin.alltoallv.rollout_layout import fitted
+from verl_plugin.alltoallv.settings import SETTINGS_KEY, VERL_BUCKET_KEY, AlltoallvSettings
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,20 @@ class WeightTransfer:
             store=self._store,
             node_of=_nodes(reports, common.settings.dies_per_node),
         )
-        manifest = exporter.prepare()
+        try:
+            manifest = exporter.prepare()
+        except BucketError as error:  # on every rank, as all count all streams
+            raise HandoverError(self._bucket_problem(common.settings, error)) from error
         if self._inquiry is not None:
             self._inquiry.ask(manifest)
         return exporter
+
+    def _bucket_problem(self, settings: AlltoallvSettings, error: BucketError) -> str:
+        """Return why the bucket is too small, under the key that sets its size."""
+        own = self._bucket_bytes is None
+        key = f"{SETTINGS_KEY}.bucket_megabytes" if own else VERL_BUCKET_KEY
+        size = settings.bucket_megabytes if self._bucket_bytes is None else self._bucket_bytes >> 20
+        return f"{key}={size} is invalid: {error}. Set it to {-(-error.least >> 20)} or more."
 
     def _layouts(
         self, reports: Sequence[_Report], table: Table, common: Description, serving: Sequence[int]

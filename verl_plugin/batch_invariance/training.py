@@ -33,6 +33,7 @@ def install() -> torch.library.Library:
     Raises:
         ImportError: the package of the operators is missing.
     """
+    # Upstream's own mode only warns: docs/upstream/vllm-ascend-batch-invariant-missing.md.
     try:
         import batch_invariant_ops  # noqa: F401
     except ImportError as error:

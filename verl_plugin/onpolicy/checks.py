@@ -33,8 +33,14 @@ _READERS = (
     _OPEN,
 )
 _READING_ESTIMATORS = ("optimal_token_baseline", "tir_optimal_token_baseline")
-# Groups that are passed on to the model, in which dropout can be set.
-_MODEL_GROUPS = (f"{_MODEL}.override_config", f"{_MODEL}.lora", f"{_ACTOR}.megatron.override_transformer_config")
+# Groups that are passed on to the model, in which dropout can be set. verl takes the second in place of the first, if
+# there is one: docs/upstream/verl-model-overrides.md.
+_MODEL_GROUPS = (
+    f"{_MODEL}.override_config",
+    f"{_MODEL}.override_config.model_config",
+    f"{_MODEL}.lora",
+    f"{_ACTOR}.megatron.override_transformer_config",
+)
 
 
 def onpolicy_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,8 @@ number of optimizers.
 If neither apex nor TransformerEngine provides the optimizer, torch's AdamW counts updates for each weight, and
 Megatron-core cannot load it at all: it reads that count from the optimizer that is about to be loaded, and ends with an
 AssertionError if that has made no update; it looks for the count among the tensors that were saved, and ends with a
-KeyError; and it gives all weights one and the same tensor to count in, which rises by their number at each update.
+KeyError; and it gives all weights one and the same tensor to count in, which rises by their number at each update
+(docs/upstream/megatron-core-torch-adam-resume.md).
 
 For the optimizer on the host see `verl_plugin.resume.hybrid_optimizer`.
 """

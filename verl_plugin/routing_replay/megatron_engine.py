@@ -22,8 +22,9 @@ from verl_plugin.routing_replay.samples import TakenApart, known_rows
 class RoutedMegatron(RoutedPasses):
     """verl's engine with the rollout's experts in packed and padded batches, recomputation and pipeline stages.
 
-    verl 0.9.1 places experts as in packed batches whatever the batches are, and finds routers in a list of the whole
-    process, which building a second model empties. Here every model has its own.
+    verl 0.9.1 places experts as in packed batches whatever the batches are
+    (docs/upstream/verl-router-replay-padded.md), and starts a replay by a list of the whole process, which building a
+    second model empties (docs/upstream/verl-router-replay-two-models.md). Here every model has its own list.
     """
 
     module: list[nn.Module]

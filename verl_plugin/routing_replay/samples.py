@@ -23,7 +23,8 @@ def known_rows(input_ids: torch.Tensor, response_mask: torch.Tensor) -> torch.Te
 class TakenApart:
     """A jagged tensor that is split into its samples once, for functions that index one sample after another.
 
-    torch computes the bounds of all samples each time that one is asked for, in Python: half a millisecond of a core.
+    torch computes the bounds of all samples each time that one is asked for, in Python: half a millisecond of a core
+    (docs/upstream/verl-jagged-padding.md).
     Everything but `[number]` is the tensor's own.
     """
 

@@ -77,8 +77,8 @@ STAGES = "actor_rollout_ref.actor.megatron.override_transformer_config.num_layer
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_the_peak_of_an_update_is_the_measured_one(measured, name):
-    config, dies = measured
     """The plan may ask for a little more than is needed, and for less only by what sizes are rounded by."""
+    config, dies = measured
     assert 0.98 < planned(config, KINDS[name]) / max(die[name] for die in dies) < 1.025
 
 

@@ -1,9 +1,11 @@
 """Contents, staging and progress of buckets, on hand-written layouts in one process."""
 
+import dataclasses
 from collections.abc import Sequence
 from random import Random
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -171,3 +173,17 @@ def test_how_far_a_rank_came_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="no answer"):
         exchange.run(attempt)
     assert attempt.reached == "in bucket 1 of 1 of the leg of the test"
+
+
+def test_bucket_that_passes_bytes_on_needs_one_slot() -> None:
+    (step,) = buckets_of(plan_of([HELD, []], [[], HELD]), rank=1)
+    passing = dataclasses.replace(step, forward=np.zeros((0, 3), dtype=np.int64))
+    side = Side(VALUES, HELD, TYPES)
+
+    def exchange(steps: list[Bucket], slots: int) -> Exchange:
+        return Exchange("leg of the test", steps, side, side, Mock(dist.ProcessGroup), slots, torch.device("cpu"))
+
+    assert exchange([step], 2).slots == 2
+    assert exchange([step, passing], 1).slots == 1
+    with pytest.raises(ValueError, match=r"slots=2 is invalid: the leg of the test passes bytes on. Set it to 1\."):
+        exchange([step, passing], 2)

@@ -19,7 +19,7 @@ from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, table, v
 from post_training.reshard.overlaps import LayoutError
 from post_training.reshard.plan import Plan, Transfers, make_plan
 from post_training.reshard.rank_plan import make_rank_plan
-from post_training.reshard.schedule import ALIGNMENT, bucket_count
+from post_training.reshard.schedule import ALIGNMENT, BucketError, bucket_count
 from tests.post_training.layouts.placements import divisors, layout_pairs, rollout_placements
 from tests.post_training.layouts.reference import SMALL, State, full_weights, megatron_state, rollout_state, same_bits
 from tests.post_training.reshard.in_process import Outcome, reshard_in_process
@@ -257,8 +257,12 @@ def test_world_sizes_must_agree() -> None:
 
 def test_bucket_smaller_than_a_row_rejected() -> None:
     pair = (TrainPlacement(2, 1, 1, 1, (3,)), RolloutPlacement(tp=1, dp=2, ep=2))
-    with pytest.raises(ValueError, match="too small"):
-        bucket_count(plan_of(pair).remote, 2, 10)
+    remote = plan_of(pair).remote
+    with pytest.raises(BucketError, match="a bucket of 10 bytes cannot hold a row of up to ") as told:
+        bucket_count(remote, 2, 10)
+    assert bucket_count(remote, 2, told.value.least) > 1
+    with pytest.raises(BucketError):
+        bucket_count(remote, 2, told.value.least - 1)
 
 
 def test_a_limit_that_fits_everything_is_one_bucket() -> None:

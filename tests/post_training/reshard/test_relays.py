@@ -16,7 +16,7 @@ from post_training.reshard import relays
 from post_training.reshard.exchange import Side, pack, pass_on, scatter
 from post_training.reshard.rank_plan import Joined, make_rank_plan
 from post_training.reshard.relays import Load, RelayedPlan
-from post_training.reshard.schedule import Bucket, shard_origins
+from post_training.reshard.schedule import Bucket, BucketError, shard_origins
 from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import SMALL, State, megatron_state, rollout_state, same_bits
 from tests.post_training.reshard.test_plan import FULL, layouts
@@ -189,8 +189,11 @@ def test_one_node_passes_nothing_on():
 def test_bucket_smaller_than_all_streams_rejected():
     load = Load(bytes=5000, streams=3, widest_row=100)
     assert load.buckets(3 * 116 + 1) == 5000
-    with pytest.raises(ValueError, match="bucket_bytes=348 is too small: 3 streams with rows of up to 100 bytes"):
+    with pytest.raises(
+        BucketError, match="348 bytes cannot hold a row of up to 100 bytes for each of 3 streams"
+    ) as told:
         load.buckets(3 * 116)
+    assert load.buckets(told.value.least) == 5000
 
 
 # Origins of shards, whose places in the weights do not matter for what is sent.

@@ -40,7 +40,7 @@ def test_the_box_is_one_token_and_survives_decoding_without_special_tokens():
 
 def test_a_chat_is_the_markers_around_the_content_and_the_instruction_is_one_token():
     question = [{"role": "user", "content": f"3+4 {INSTRUCTION}"}]
-    row = TOKENIZER.apply_chat_template(question, add_generation_prompt=True)
+    row = TOKENIZER.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
     assert TOKENIZER.convert_ids_to_tokens(row) == [
         module.BEGIN,
         module.USER,
@@ -50,7 +50,8 @@ def test_a_chat_is_the_markers_around_the_content_and_the_instruction_is_one_tok
         f" {INSTRUCTION}",
         module.ASSISTANT,
     ]
-    answered = TOKENIZER.apply_chat_template([*question, {"role": "assistant", "content": "7"}])
+    chat = [*question, {"role": "assistant", "content": "7"}]
+    answered = TOKENIZER.apply_chat_template(chat, return_dict=False)  # transformers 5 returns a dictionary by default
     assert answered == [*row, *token_ids("7"), TOKENIZER.eos_token_id]
 
 

@@ -30,6 +30,10 @@ REJECTED = [
     ("distillation.enabled=true", "distillation.enabled=True is invalid"),
     ("trainer.critic_warmup=2", "critic_warmup=2 is invalid"),
     ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "override_config.attention_dropout=0.1 is"),
+    (
+        "+actor_rollout_ref.model.override_config.model_config.attention_dropout=0.1",
+        "override_config.model_config.attention_dropout=0.1 is",
+    ),
 ]
 
 

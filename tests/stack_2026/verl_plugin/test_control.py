@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from post_training.layouts.layout import WHOLE, LocalView, RolloutPlacement, Shard, TrainPlacement
 from post_training.reshard.handover import HandoverError
-from verl_plugin.alltoallv import control
+from post_training.reshard.schedule import BucketError
+from verl_plugin.alltoallv import control, transfer
 from verl_plugin.alltoallv.control import Abandon, Begin, Control, Description, Hello, Inquiry, control_path
 from verl_plugin.alltoallv.megatron_layout import fitted as megatron_fitted
 from verl_plugin.alltoallv.rollout_layout import fitted, restore_expert_order, served_weights
-from verl_plugin.alltoallv.settings import EXTENSION, AlltoallvSettings
+from verl_plugin.alltoallv.settings import EXTENSION, SETTINGS_KEY, AlltoallvSettings
+from verl_plugin.alltoallv.transfer import WeightTransfer
 
 DESCRIPTION = Description({"w": ((2, 3), torch.float32)}, RolloutPlacement(1), AlltoallvSettings())
 
@@ -25,6 +28,36 @@ DESCRIPTION = Description({"w": ((2, 3), torch.float32)}, RolloutPlacement(1), A
 @pytest.fixture
 def worker(tmp_path) -> Control:
     return Control(tmp_path / "worker.sock", DESCRIPTION)
+
+
+@pytest.mark.parametrize(
+    ("bucket_bytes", "key"),
+    [
+        (None, f"{SETTINGS_KEY}.bucket_megabytes=1024"),
+        (4 << 20, "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=4"),
+    ],
+)
+def test_bucket_that_is_too_small_named_by_its_key(tmp_path, monkeypatch, bucket_bytes, key):
+    """Every rank counts all streams, so planning fails alike on all of them, and one rank is enough here."""
+
+    def too_small() -> None:
+        raise BucketError(1 << 20, streams=5, widest_row=1 << 20)
+
+    monkeypatch.setattr(transfer, "Exporter", lambda **_: SimpleNamespace(prepare=too_small))
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 1)
+    monkeypatch.setattr(dist, "all_gather_object", lambda reports, own, group: reports.__setitem__(0, own))
+    monkeypatch.setattr(transfer, "table_for", lambda _: None)
+    monkeypatch.setattr(transfer, "matrix_table", lambda _: None)
+    monkeypatch.setattr(WeightTransfer, "_layouts", lambda *_: (None, None))
+    report = transfer._Report("", model={}, serves=DESCRIPTION)
+    monkeypatch.setattr(WeightTransfer, "_own_report", lambda _: report)
+    found = WeightTransfer(None, None, None, torch.device("cpu"), bucket_bytes)
+    with pytest.raises(HandoverError) as told:
+        found._plan()
+    assert str(told.value) == (
+        f"{key} is invalid: a bucket of 1048576 bytes cannot hold a row of up to 1048576 bytes for each of 5 streams. "
+        "Set it to 6 or more."
+    )
 
 
 def test_worker_describes_itself_and_learns_of_updates(tmp_path, worker):

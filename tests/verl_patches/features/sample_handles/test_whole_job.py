@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
+from rehearsal.resume_proof.comparison import metrics_of
 from tests.rehearsal.command import rehearse
 
 KEY = "actor_rollout_ref.overlay.sample_handles.enabled"
@@ -34,10 +32,6 @@ IN_PARTS = (
 )
 
 
-def metrics_of(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line)["metrics"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def comparable(step: dict[str, float]) -> dict[str, float]:
     """Return the metrics that do not depend on where samples are kept."""
     apart = ("timing", "perf/", "memory/", "samples/", "overlay/")
@@ -55,7 +49,7 @@ def test_training_on_eight_dies_is_the_same(balanced, updates, tmp_path):
         if updates == TWO_UPDATES:
             changes.append("actor_rollout_ref.actor.recompute_old_log_prob=true")
         rehearse(output, "--dies", "8", "--steps", "3", "--", *changes, f"{KEY}={enabled}", *EIGHT_DIES, *updates)
-        found[enabled] = metrics_of(output)
+        found[enabled] = list(metrics_of(output).values())
     kept, sent = ([comparable(step) for step in found[enabled]] for enabled in ("true", "false"))
     assert kept == sent and len(kept) == 3 and len(kept[0]) > 40
     assert ("actor/kl_loss" in kept[0]) == (updates != WITHOUT_REFERENCE)
@@ -73,7 +67,7 @@ def test_training_on_answers_that_go_on_is_the_same(tmp_path):
         output = tmp_path / enabled
         changes = ("actor_rollout_ref.overlay.precision=float32", "actor_rollout_ref.actor.optim.lr=0", *IN_PARTS)
         rehearse(output, "--steps", "4", "--", *changes, f"{KEY}={enabled}")
-        found[enabled] = metrics_of(output)
+        found[enabled] = list(metrics_of(output).values())
     kept, sent = ([comparable(step) for step in found[enabled]] for enabled in ("true", "false"))
     assert kept == sent and len(kept) == 4 and len(kept[0]) > 40
     assert max(step["partial_rollout/old_share"] for step in kept) > 0.1

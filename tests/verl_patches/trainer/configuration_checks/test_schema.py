@@ -436,6 +436,13 @@ def test_a_critic_that_cannot_run_on_megatron_is_one_sentence(override, says):
     assert_is_one_sentence(str(caught.value))
 
 
+def test_number_of_a_critics_checkpoints_rejected_where_there_is_one():
+    with pytest.raises(
+        ConfigurationError, match="has actor and critic and is kept as a whole; set .*overlay.checkpoint"
+    ):
+        check_configuration(compose("rehearsal", [GAE, "trainer.max_critic_ckpt_to_keep=2"]))
+
+
 def test_a_critic_needs_a_folder_with_weights(tmp_path):
     critic = {"model_type": "deepseek_v3", **TINY_MODELS["deepseek_v3"]}
     (tmp_path / "config.json").write_text(json.dumps(critic))

@@ -21,6 +21,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
 )
 
 _KEPT = "the resumed checkpoint is kept until a newer one is complete; set it to false"
+_WHOLE = "a step's checkpoint has actor and critic and is kept as a whole; set actor_rollout_ref.overlay.checkpoint"
 _NO_HDFS = "checkpoints are only written to trainer.default_local_dir; remove it"
 
 
@@ -77,7 +78,7 @@ class Trainer(Group):
     default_hdfs_dir: None = Field(description=_NO_HDFS)
     default_local_dir: Name
     max_actor_ckpt_to_keep: CountOrNone
-    max_critic_ckpt_to_keep: None = Field(description="there is no critic; set actor_rollout_ref.overlay.checkpoint")
+    max_critic_ckpt_to_keep: None = Field(description=_WHOLE)
     ray_wait_register_center_timeout: Count
     device: Literal["npu"] = Field(description="training runs on NPUs; set it to npu")
     val_only: bool = False
