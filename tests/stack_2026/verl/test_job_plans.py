@@ -218,3 +218,19 @@ def test_numbers_of_the_page_are_those_of_the_plan(page, language):
         rows = [weights, state, [found["kv_cache"]], *([phases[name]] for name in ("reshard", "rollout", "update"))]
         expected = [[f"{size / 1e9:.1f}" for size in row] for row in rows]
         assert all(row in [each[column] for each in shown] for row in expected), expected
+
+
+@pytest.mark.parametrize("language", ["", ".zh"])
+def test_numbers_of_long_context_are_those_of_the_plan(language):
+    """Compare the table's cells "reference / update", one for each number of dies that share a sequence."""
+    text = (ROOT / "docs" / f"new-in-2026{language}.md").read_text()
+    rows = ((DIES_128, "| Qwen3-235B-A22B", (1, 2, 4)), (DIES_256, "| DeepSeek-V3-671B", (1, 2, 4, 8)))
+    for job, row, numbers in rows:
+        [line] = [each for each in text.splitlines() if each.startswith(row)]
+        shown = line.split("|")[2:]
+        for context, cell in zip(numbers, shown, strict=False):
+            more = [*LONG, f"{CONTEXT}={context}", f"{ACTOR}.ppo_max_token_len_per_gpu={34816 // context}"]
+            more += [LATENT] if job == DIES_256 else []
+            code, found = planned(job, "--cluster", str(FILE_2026), *more)
+            phases = [f"{found['phases'][name] / 1e9:.1f}" for name in ("ref", "update")]
+            assert code == 0 and re.findall(r"\d+\.\d", cell) == phases, (job, context, cell)
