@@ -8,6 +8,8 @@ package registry: it and Megatron-LM (core_r0.16.0 of both) are checkouts on PYT
 DeepSeek-V3 needs `tensor_model_parallel_size=1`: docs/upstream/mindspeed-duplicated-linear.md.
 """
 
+from typing import Any
+
 import mindspeed.megatron_adaptor  # noqa: F401  (before Megatron-core, which mbridge imports)
 
 # isort: split
@@ -31,3 +33,10 @@ class MindSpeedQwen3MoEBridge(BridgeOfTransformers5, Qwen3MoEBridge):
 @register_model("deepseek_v3")
 class MindSpeedDeepseekV3Bridge(DeepseekV3OfTransformers5):
     """DeepSeek-V3."""
+
+    def _build_base_config(self, **kwargs: Any) -> Any:
+        config = super()._build_base_config(**kwargs)
+        # MindSpeed's latent attention, which ranks that share sequences need, reads YaRN's length by its earlier name
+        # (core/transformer/multi_head_latent_attention/adaptor.py).
+        config.max_position_embeddings = config.original_max_position_embeddings
+        return config

@@ -130,9 +130,18 @@ void differentiate(const Tensor& query, const Tensor& key, const Tensor& value, 
   out.value.copy_(joined(at::matmul(dropped(weights).transpose(-1, -2), of_output)));
 }
 
-// Calls `one(queries, keys, first)` with the part of each sequence of a packed batch, and how many weights of one head
-// are before it: ends are running totals of lengths. A sequence without queries or keys gives nothing: callers may pass
-// totals with the leading 0 of cu_seqlens.
+// The statistics of a packed batch's softmax, [tokens, heads, 8] by shape, lie sequence by sequence with heads first:
+// [heads, queries, 8] each. It is the kernel's layout (NTD) unless softmaxOutLayout asks for another, see
+// softmaxMaxOffset in flash_attention_score_s1s2_bn2gs1.h of CANN's ops-transformer. Returns a sequence's part as
+// [1, heads, queries, 8]; writing to it writes to the tensor.
+Tensor statistics_of_sequence(const Tensor& statistics, int64_t start, int64_t queries) {
+  const auto heads = statistics.size(1), copies = statistics.size(2);
+  return statistics.view({-1, copies}).narrow(0, start * heads, queries * heads).view({1, heads, queries, copies});
+}
+
+// Calls `one(queries, keys, statistics, first)` with the part of each sequence of a packed batch, and how many weights
+// of one head are before it: ends are running totals of lengths. A sequence without queries or keys gives nothing:
+// callers may pass totals with the leading 0 of cu_seqlens.
 template <class One>
 void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
   int64_t query_start = 0, key_start = 0, first = 0;
@@ -143,8 +152,11 @@ void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
     const auto of_keys = [&](const Tensor& t) {
       return t.narrow(0, key_start, key_ends.at(index) - key_start).transpose(0, 1).unsqueeze(0);
     };
+    const auto of_statistics = [&](const Tensor& t) {
+      return statistics_of_sequence(t, query_start, query_ends[index] - query_start);
+    };
     const bool is_empty = query_ends[index] == query_start || key_ends.at(index) == key_start;
-    if (!is_empty) one(of_queries, of_keys, first);
+    if (!is_empty) one(of_queries, of_keys, of_statistics, first);
     first += (query_ends[index] - query_start) * (key_ends.at(index) - key_start);
     query_start = query_ends[index];
     key_start = key_ends[index];
@@ -209,23 +221,23 @@ void packed_score(const Setting& setting, const Ints& query_ends, const Ints& ke
                   const Tensor& key, const Tensor& value, const Tensor& mask, const Tensor& most, const Tensor& total,
                   const Tensor& out) {
   demand_agreement(setting, query, key, value, mask);
-  each_sequence(query_ends, key_ends, [&](auto queries, auto keys, int64_t first) {
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys, auto statistics, int64_t first) {
     const auto q = queries(query), k = keys(key);
     const auto sum = at::empty(q.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
     attend(q, k, keys(value), setting.scale, hidden_of_sequence(setting, mask, q.size(2), k.size(2)), largest, sum,
            queries(out), factors_of_dropout(setting, first * q.size(1), weights_of(q, k)));
-    queries(most).copy_(largest.unsqueeze(-1).expand_as(queries(most)));
-    queries(total).copy_(sum.unsqueeze(-1).expand_as(queries(total)));
+    statistics(most).copy_(largest.unsqueeze(-1).expand_as(statistics(most)));
+    statistics(total).copy_(sum.unsqueeze(-1).expand_as(statistics(total)));
   });
 }
 
 void packed_score_gradient(const Setting& setting, const Ints& query_ends, const Ints& key_ends,
                            const Backward& given) {
   demand_agreement(setting, given);
-  each_sequence(query_ends, key_ends, [&](auto queries, auto keys, int64_t first) {
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys, auto statistics, int64_t first) {
     const auto q = queries(given.query), k = keys(given.key);
     differentiate(q, k, keys(given.value), queries(given.gradient), queries(given.output),
-                  queries(given.most).select(-1, 0), queries(given.total).select(-1, 0), setting.scale,
+                  statistics(given.most).select(-1, 0), statistics(given.total).select(-1, 0), setting.scale,
                   hidden_of_sequence(setting, given.mask, q.size(2), k.size(2)),
                   factors_of_dropout(setting, first * q.size(1), weights_of(q, k)),
                   {queries(given.out.query), keys(given.out.key), keys(given.out.value)});
@@ -305,25 +317,60 @@ OP(FlashAttentionUnpaddingScoreGradV2,
                            {query, key, value, gradient, mask, most, total, output, {of_query, of_key, of_value}});
    })
 
+namespace {
+
+// The statistics of one attention over part of the keys, and its result.
+struct Part {
+  Tensor result, most, sum;
+};
+
+// [tokens, heads, 1] of statistics [tokens, heads, 8]. Unless they lie as the result does ("TND"), they lie sequence by
+// sequence with heads first, between `starts`, which rise from 0 to the number of tokens.
+Tensor by_token(const Tensor& statistics, const Tensor& starts, const std::string& layout) {
+  if (layout == "TND") return statistics.narrow(-1, 0, 1);
+  demand_that(starts.defined() && starts.numel(), "Tensor actualSeqQlen", "is needed with the layout TND");
+  const auto positions = whole_numbers(starts);
+  Tensors found;
+  for (size_t index = 1; index < positions.size(); ++index) {
+    const auto first = positions[index - 1], tokens = positions[index] - first;
+    found.push_back(statistics_of_sequence(statistics, first, tokens).squeeze(0).transpose(0, 1).narrow(-1, 0, 1));
+  }
+  return at::cat(found);
+}
+
 // Merges attention over two parts of the keys by their largest scores and sums of exponentials, whose last dimension
-// holds copies: [batch, heads, positions, 8] for results of [positions, batch, heads * size], or [tokens, heads, 8].
-OP(RingAttentionUpdate, [](Tensor earlier, Tensor earlier_most, Tensor earlier_sum, Tensor other, Tensor other_most,
-                           Tensor other_sum, Tensor, std::string layout, Tensor out, Tensor most, Tensor sum) {
-  const auto largest = at::maximum(earlier_most, other_most);
-  const auto before = earlier_sum * (earlier_most - largest).exp(), now = other_sum * (other_most - largest).exp();
+// holds copies: [batch, heads, positions, 8] for results of [positions, batch, heads * size] (SBH), or [tokens, heads, 8]
+// for [tokens, heads, size] (TND).
+void merge(const Part& earlier, const Part& other, const Tensor& starts, const std::string& layout,
+           const std::string& statistics_layout, const Part& out) {
+  const auto largest = at::maximum(earlier.most, other.most);
+  const auto before = earlier.sum * (earlier.most - largest).exp(), now = other.sum * (other.most - largest).exp();
   const auto total = before + now;
   const auto shared = [&](const Tensor& result, const Tensor& part) {
-    auto share = (part / total).narrow(-1, 0, 1);
-    if (layout == "TND") return wide(result) * share;
-    share = share.permute({2, 0, 1, 3});
+    if (layout == "TND") return wide(result) * by_token(part / total, starts, statistics_layout);
+    const auto share = (part / total).narrow(-1, 0, 1).permute({2, 0, 1, 3});
     return (wide(result).unflatten(-1, {share.size(2), -1}) * share).flatten(2);
   };
-  put(out, shared(earlier, before) + shared(other, now));
-  put(most, largest);
-  put(sum, total);
+  put(out.result, shared(earlier.result, before) + shared(other.result, now));
+  put(out.most, largest);
+  put(out.sum, total);
+}
+
+}  // namespace
+
+OP(RingAttentionUpdate, [](Tensor earlier, Tensor earlier_most, Tensor earlier_sum, Tensor other, Tensor other_most,
+                           Tensor other_sum, Tensor starts, std::string layout, Tensor out, Tensor most, Tensor sum) {
+  merge({earlier, earlier_most, earlier_sum}, {other, other_most, other_sum}, starts, layout, "", {out, most, sum});
 })
 
 #if NPU_EMULATOR_CANN_9
+OP(RingAttentionUpdateV2,
+   [](Tensor earlier, Tensor earlier_most, Tensor earlier_sum, Tensor other, Tensor other_most, Tensor other_sum,
+      Tensor starts, std::string layout, std::string statistics_layout, Tensor out, Tensor most, Tensor sum) {
+     merge({earlier, earlier_most, earlier_sum}, {other, other_most, other_sum}, starts, layout, statistics_layout,
+           {out, most, sum});
+   })
+
 // Merges attention over parts of the keys by the logarithm of each part's sum of exponentials, [rows], for parts of
 // [rows, size]. A part that had no keys has the sum +inf, which the kernel reads as none.
 OP(AttentionUpdate, [](Tensors sums, Tensors parts, int64_t wants_sum, Tensor out, Tensor sum) {

@@ -38,7 +38,8 @@ def train_placement(transformer_config: Any, whole_experts: bool = False) -> Tra
         tp=tp,
         pp=stages,
         ep=parallel_state.get_expert_model_parallel_world_size() // (tp if whole_experts else 1),
-        dp=parallel_state.get_data_parallel_world_size(),
+        # Ranks that share sequences hold the same weights, and lie within a data-parallel group.
+        dp=parallel_state.get_data_parallel_world_size(with_context_parallel=True),
         num_layer_list=tuple(stop - start for start, stop in zip(edges, edges[1:], strict=False)),
         moe_tp_extend_ep=whole_experts or getattr(transformer_config, "moe_tp_extend_ep", False),
         virtual_stages=virtual,
@@ -49,7 +50,7 @@ def train_placement(transformer_config: Any, whole_experts: bool = False) -> Tra
     found = (
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_rank(with_context_parallel=True),
         parallel_state.get_expert_model_parallel_rank(),
     )
     if found != expected:

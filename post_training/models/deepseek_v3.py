@@ -344,6 +344,7 @@ def sizes(config: Mapping[str, Any]) -> ModelSizes:
         + latent * heads * (nope + value)
         + heads * value * hidden,
         score_width=heads * (nope + rope + value),
+        keys_values=heads * (nope + rope + value),
         # Query, key, value and output of the operator, the input of the query's rotation, and the operator's maxima and
         # sums of scores, 8 of each in float32.
         kept_by_heads=heads * (2 * (nope + rope) + 2 * value + rope + 32),

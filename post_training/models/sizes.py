@@ -34,6 +34,7 @@ class ModelSizes:
         dense_layers: number of leading layers without experts.
         attention_weights: elements of the matrices of one layer's attention.
         score_width: widths of query and value together, of all heads.
+        keys_values: width of the keys and values that training's attention operator takes, of all heads.
         kept_by_heads: width that the backward of attention needs besides the inputs of matrices, divided over
             tensor-parallel ranks.
         kept_whole: the same, on each of these ranks.
@@ -53,6 +54,7 @@ class ModelSizes:
     intermediate: int
     attention_weights: int
     score_width: int
+    keys_values: int
     kept_by_heads: int
     kept_whole: int
     cache_by_heads: int
@@ -97,6 +99,7 @@ def grouped_attention_sizes(config: Mapping[str, Any], dense_layers: int, **expe
         intermediate=config["intermediate_size"],
         attention_weights=hidden * width * (2 * heads + 2 * kv_heads),
         score_width=2 * heads * width,
+        keys_values=2 * kv_heads * width,
         # Query, key, value and output of the operator, inputs of two rotations, and the operator's maxima and sums of
         # scores, 8 of each in float32.
         kept_by_heads=(3 * heads + 3 * kv_heads) * width + heads * 32,

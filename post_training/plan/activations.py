@@ -27,9 +27,19 @@ def training_activations(job: Job, stage: int) -> int:
     Megatron alternates one forward and one backward (1F1B, arXiv:2104.04473): stage s of p has p - s micro batches in
     flight. With 3 stages of 2 layers that keep 10 each, and recomputation off, the first stage keeps 3 x 20.
     """
-    tokens = job.micro_update * job.sequence_tokens
+    tokens = job.training_tokens(job.micro_update)
     one = _stage(job, stage, tokens)
-    return (job.train.pp - stage) * one.kept + one.at_work + _head(job, stage, tokens)
+    return (job.train.pp - stage) * one.kept + one.at_work + _head(job, stage, tokens) + _ring(job, tokens)
+
+
+def _ring(job: Job, tokens: int) -> int:
+    """Return the bytes of keys and values that a layer's backward passes on between ranks that share sequences.
+
+    MindSpeed's ring attention has five sets of them beside the layer's own: the next rank's and the next but one's
+    gradients, its own gradients, and two of the other ranks' keys and values (`AttentionWithCp.backward` and
+    `ContextParallelKVCache` of core_r0.16.0). The forward has two besides a copy of its own.
+    """
+    return 0 if job.context == 1 else 5 * tokens * job.sizes.keys_values // job.train.tp * job.itemsize
 
 
 def _stage(job: Job, stage: int, tokens: int) -> StageActivations:

@@ -156,7 +156,7 @@ def _reference_forward(job: Job, stage: int) -> int:
 
     Both count, because the layer's memory is still in the allocator's cache when the logits follow.
     """
-    tokens = job.micro_reference * job.sequence_tokens
+    tokens = job.training_tokens(job.micro_reference)
     return logits(job, stage, tokens) + _forward(job, tokens, job.train.tp)
 
 

@@ -48,6 +48,8 @@ class Job:
         log_prob_chunk_bytes: upper bound of the float32 logits that exist together; None if all logits of a micro
             batch do.
         relays_weights: whether updated weights that several dies of a node need enter the node only once.
+        context: training ranks that share a sequence, which `train.dp` counts too. Limits of tokens and `micro_...` are
+            those of a micro batch on all of them.
         critic: the same job with the critic in the actor's place, if a critic is trained.
     """
 
@@ -76,6 +78,7 @@ class Job:
     weighs_in_float32: bool
     log_prob_chunk_bytes: int | None = None
     relays_weights: bool = False
+    context: int = 1
     critic: Job | None = None
 
     @property
@@ -90,6 +93,10 @@ class Job:
     def sequences(self) -> int:
         """Sequences of a step."""
         return self.prompts * self.responses
+
+    def training_tokens(self, sequences: int) -> int:
+        """Return the tokens that a training rank has of a micro batch with full-length sequences."""
+        return -(-sequences * self.sequence_tokens // self.context)
 
 
 def read_job(config: Mapping[str, Any], model: Mapping[str, Any], swaps_optimizer: bool = False) -> Job:
@@ -164,10 +171,13 @@ def _log_prob_chunk_bytes(overlay: Mapping[str, Any]) -> int | None:
     return int(chunked["chunk_bytes"]) if chunked.get("enabled") else None
 
 
-def sequences_of(group: Mapping[str, Any], switch: str, size: str, longest: int) -> int:
-    """Return the number of sequences of `longest` tokens in a micro batch, rounded up if tokens limit it."""
+def sequences_of(group: Mapping[str, Any], switch: str, size: str, longest: int, context: int = 1) -> int:
+    """Return the number of sequences of `longest` tokens in a micro batch, rounded up if tokens limit it.
+
+    The limit is one of each rank, and `context` ranks share a micro batch.
+    """
     if group.get(f"{switch}use_dynamic_bsz"):
-        return -(-int(group.get(f"{size}max_token_len_per_gpu", _TOKENS)) // longest)
+        return -(-int(group.get(f"{size}max_token_len_per_gpu", _TOKENS)) * context // longest)
     return int(group[f"{size}micro_batch_size_per_gpu"])
 
 

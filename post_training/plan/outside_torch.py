@@ -62,6 +62,8 @@ def communicators(job: Job) -> list[Communicator]:
 
     - Training: tensors, stages, gradients of dense weights and of experts, tokens of experts, and two to send to other
       stages, since a stage has two neighbours, and with two stages Megatron uses another group for one direction.
+      Ranks that share sequences have a group, and send to their neighbours in a ring; replicas then have one of their
+      own, beside that of the gradients.
     - Rollout: tensors, synchronisation of data-parallel engines, tokens of experts, and the fused exchange, which has
       a communicator of its own (vLLM-Ascend's `mc2` group).
     - Both: the world, for the reshard and, with the distributed optimizer, for gradient norms.
@@ -76,6 +78,8 @@ def communicators(job: Job) -> list[Communicator]:
         Communicator("training: gradients", train.dp, False),
         Communicator("training: gradients of experts", train.dp // train.ep if job.sizes.experts else 1, False),
         Communicator("training: experts", experts, False),
+        Communicator("training: sequences", job.context, False),
+        Communicator("training: replicas", train.dp // job.context if job.context > 1 else 1, False),
         Communicator("rollout: tensors", rollout.tp, True),
         Communicator("rollout: engines", rollout.dp, True),
         Communicator("rollout: experts", served, True),
@@ -83,4 +87,6 @@ def communicators(job: Job) -> list[Communicator]:
     ]
     neighbours = ("one", "other") if train.pp > 1 else ()
     found += [Communicator(f"training: {side} neighbour in stages", 2, False, only_sends=True) for side in neighbours]
+    ring = ("one", "other")[: min(job.context - 1, 2)]
+    found += [Communicator(f"training: {side} neighbour in sequences", 2, False, only_sends=True) for side in ring]
     return [each for each in found if each.ranks > 1]

@@ -192,10 +192,11 @@ def describe(plan: JobPlan) -> str:
     job, device = plan.job, plan.device
     critic = device.critic_weights + device.critic_optimizer
     engines = job.dies // job.rollout.tp
-    replica = job.sequences // job.train.dp
+    replicas = job.train.dp // job.context
+    replica, shared = job.sequences // replicas, f" CP{job.context}" if job.context > 1 else ""
     lines = [
         f"dies              {job.dies} on {job.nodes} nodes",
-        f"training          TP{job.train.tp} PP{job.train.pp} EP{job.train.ep} DP{job.train.dp}, "
+        f"training          TP{job.train.tp}{shared} PP{job.train.pp} EP{job.train.ep} DP{replicas}, "
         f"layers {','.join(map(str, job.train.num_layer_list))}",
         f"rollout           {job.rollout.instances} x (TP{job.rollout.tp} DP{job.rollout.dp} EP{job.rollout.ep})",
         f"step              {job.prompts} prompts x {job.responses} = {job.sequences} sequences of up to "

@@ -130,7 +130,7 @@ def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Jo
                 "turn. Set it to true."
             )
     longest, table = data["max_prompt_length"] + data["max_response_length"], table_for(model)
-    dies, staged = _dies(config), _buckets(config)
+    dies, staged, context = _dies(config), _buckets(config), actor["megatron"]["context_parallel_size"]
     return Job(
         sizes=sizes_of(model),
         table=table,
@@ -140,9 +140,9 @@ def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Jo
         prompts=data["train_batch_size"],
         responses=rollout["n"],
         sequence_tokens=longest,
-        update_tokens=actor["ppo_max_token_len_per_gpu"] if actor["use_dynamic_bsz"] else None,
-        micro_update=sequences_of(actor, "", "ppo_", longest),
-        micro_reference=sequences_of(node["ref"], "log_prob_", "log_prob_", longest),
+        update_tokens=actor["ppo_max_token_len_per_gpu"] * context if actor["use_dynamic_bsz"] else None,
+        micro_update=sequences_of(actor, "", "ppo_", longest, context),
+        micro_reference=sequences_of(node["ref"], "log_prob_", "log_prob_", longest, context),
         engine_sequences=rollout["max_num_seqs"],
         forward_tokens=rollout["max_num_batched_tokens"],
         chunks_prompts=rollout["enable_chunked_prefill"],
@@ -155,6 +155,7 @@ def read_verl_0_9_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> Jo
         keeps=config["trainer"]["max_actor_ckpt_to_keep"] or 0,
         swaps_optimizer=_optimizer_on_host(actor["optim"].get("override_optimizer_config") or {}),
         relays_weights=_alltoallv(rollout).get("dies_per_node") is not None,
+        context=context,
         weighs_in_float32=True,  # the larger of the two; MindSpeed's options decide which one its layers do
     )
 

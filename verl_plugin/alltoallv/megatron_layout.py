@@ -43,12 +43,10 @@ def megatron_placement(transformer_config: Any, tensors: Mapping[str, torch.Tens
     """Return the placement of this process group.
 
     Raises:
-        PlacementError: the layouts do not describe the order of ranks, context parallelism or the cut of experts.
+        PlacementError: the layouts do not describe the order of ranks or the cut of experts.
     """
     from megatron.core import parallel_state
 
-    if parallel_state.get_context_parallel_world_size() > 1:
-        raise PlacementError("context_parallel_size is invalid: alltoallv has no layout for it. Set it to 1.")
     tp = parallel_state.get_tensor_model_parallel_world_size()
     cut = parallel_state.get_expert_tensor_parallel_world_size()
     if cut != tp and (cut != 1 or parallel_state.get_expert_model_parallel_world_size() % tp):

@@ -26,6 +26,7 @@ from verl_plugin.batch_invariance.checks import invariance_model_problems, invar
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.asynchronous import asynchronous_problems, rollout_dies
 from verl_plugin.jobs.composition import JobError
+from verl_plugin.jobs.context import context_model_problems, context_problems, parts_of_sequences
 from verl_plugin.jobs.images import image_problems
 from verl_plugin.jobs.tokenizers import tokenizer_problems
 from verl_plugin.offload.checks import offload_problems
@@ -126,11 +127,15 @@ def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
             f"a divisor of {batch}",
         )
     longest = config["data"]["max_prompt_length"] + config["data"]["max_response_length"]
-    limits = [(f"{_ROLLOUT}.max_num_batched_tokens", not at(config, f"{_ROLLOUT}.enable_chunked_prefill"))]
-    limits.append((f"{_ACTOR}.ppo_max_token_len_per_gpu", at(config, f"{_ACTOR}.use_dynamic_bsz")))
-    for key, applies in limits:
-        if applies and at(config, key) < longest:
-            yield invalid(key, at(config, key), f"a sequence may have {longest} tokens", f"{longest} or more")
+    key = f"{_ROLLOUT}.max_num_batched_tokens"
+    if not at(config, f"{_ROLLOUT}.enable_chunked_prefill") and at(config, key) < longest:
+        yield invalid(key, at(config, key), f"a sequence may have {longest} tokens", f"{longest} or more")
+    key, parts = f"{_ACTOR}.ppo_max_token_len_per_gpu", parts_of_sequences(config)
+    if at(config, f"{_ACTOR}.use_dynamic_bsz") and at(config, key) * parts < longest:
+        shared = f", and {parts} dies share it" if parts > 1 else ""
+        yield invalid(
+            key, at(config, key), f"a sequence may have {longest} tokens{shared}", f"{-(-longest // parts)} or more"
+        )
 
 
 def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[str]:
@@ -140,13 +145,15 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
         yield from _replica_problems(config, dies)
         return
     megatron = at(config, _MEGATRON)
-    tp, pp = megatron["tensor_model_parallel_size"], megatron["pipeline_model_parallel_size"]
+    tp, pp, cp = (megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "context"))
     ep, etp = megatron["expert_model_parallel_size"], megatron["expert_tensor_parallel_size"] or tp
-    if megatron["context_parallel_size"] > 1:
-        yield invalid(_MEGATRON_COUNTS[2], megatron["context_parallel_size"], "alltoallv has no layout for it", "1")
+    yield from context_problems(config)
     if dies % (tp * pp):
         yield invalid(_MEGATRON_COUNTS[0], tp, f"{dies} dies are not a multiple of TP{tp} x PP{pp}", "a divisor")
-    yield from _replica_problems(config, dies // (tp * pp))
+    if dies % (tp * pp * cp):
+        reason = f"{dies} dies are not a multiple of TP{tp} x CP{cp} x PP{pp}"
+        yield invalid(_MEGATRON_COUNTS[2], cp, reason, f"a divisor of {dies // (tp * pp)}")
+    yield from _replica_problems(config, dies // (tp * pp * cp))
     if etp != tp and (etp != 1 or ep % tp):
         key, reason = (
             f"{_MEGATRON}.expert_tensor_parallel_size",
@@ -299,6 +306,7 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
     for key in keys:
         if heads % at(config, key):
             yield invalid(key, at(config, key), f"the model has {heads} attention heads", f"a divisor of {heads}")
+    yield from context_model_problems(config, model)
     yield from replay_model_problems(config, model)
     yield from onpolicy_model_problems(config, model)
     yield from invariance_model_problems(config, model)

@@ -18,7 +18,6 @@ _GROUPS = {"megatron": "megatron", "fsdp2": "fsdp_config"}
 # Settings that split or repeat a forward in ways that routing replay does not support.
 _SPLITS = {
     "megatron": (
-        ("context_parallel_size", 1, "experts are not placed in parts of sequences"),
         ("dynamic_context_parallel", False, "experts are not placed in parts of sequences"),
         ("virtual_pipeline_model_parallel_size", None, "replay has not been run with interleaved stages"),
     ),

@@ -43,15 +43,20 @@ class RoutedMegatron(RoutedPasses):
         return [each for routers in getattr(self, "_given", {}).values() for each in routers]
 
     def _attach(self, replays: bool, tally: Tally | None) -> None:
-        if self.engine_config.context_parallel_size > 1:
+        packed = self.engine_config.use_remove_padding
+        if self.engine_config.context_parallel_size > 1 and not packed:
             raise ValueError(
-                f"context_parallel_size={self.engine_config.context_parallel_size} is invalid: routing replay places "
-                "no experts in parts of sequences. Set it to 1."
+                f"use_remove_padding={packed} is invalid: with context_parallel_size="
+                f"{self.engine_config.context_parallel_size} routing replay places experts in packed batches alone. "
+                "Set it to true."
             )
         self._given = {id(chunk): [*attached(unwrap_model(chunk), replays, tally)] for chunk in self.module}
 
     def _rows(self, batch: Any) -> Rows:
-        """Return a batch's rows in the order in which this rank's routers flatten it: [tokens, samples], or packed."""
+        """Return a batch's rows in the order in which this rank's routers flatten it: [tokens, samples], or packed.
+
+        verl splits packed experts over ranks that share sequences as it splits their tokens.
+        """
         longest = tu.get_non_tensor_data(data=batch, key="forced_max_seqlen", default=None)
         # On the host: verl places one sample after another, and on a device each takes several operators.
         batch = batch.select(FIELD, "input_ids", "response_mask").cpu()

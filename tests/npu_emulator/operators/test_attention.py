@@ -257,6 +257,21 @@ def test_fusion_attention_reports_softmax_statistics():
     torch.testing.assert_close((largest[..., 0] + total[..., 0].log()).cpu(), scores.logsumexp(-1))
 
 
+def test_statistics_of_packed_sequences_have_heads_first():
+    """Expect each sequence as [heads, tokens, 8] (NTD), as ring attention reads it, though the shape says TND."""
+    torch.manual_seed(0)
+    q, ends = torch.randn(5, 2, 6), [2, 5]
+    on_npu = q.to("npu")
+    _, largest, total, *_ = torch_npu.npu_fusion_attention(
+        on_npu, on_npu, on_npu, 2, "TND", scale=SCALE, actual_seq_qlen=ends, actual_seq_kvlen=ends
+    )
+    assert largest.shape == total.shape == (5, 2, 8)
+    found = (largest[..., 0] + total[..., 0].log()).cpu().flatten()
+    parts = [q[:2].transpose(0, 1), q[2:].transpose(0, 1)]
+    expected = torch.cat([(part @ part.mT * SCALE).logsumexp(-1).flatten() for part in parts])
+    torch.testing.assert_close(found, expected)
+
+
 SHAPE = (2, 4, 5, 8)  # batch, heads, tokens of queries, and of keys
 ENDS, KEY_ENDS = [3, 5], [4, 8]  # of two packed sequences
 

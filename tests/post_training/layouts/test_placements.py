@@ -1,6 +1,7 @@
 """Placements are read from engines of vLLM-Ascend, at the cluster's commit and the release, and from Megatron."""
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -73,21 +74,28 @@ def test_another_order_of_ranks_rejected():
         rollout_placement(config)
 
 
+def _among_replicas(value: int, context: int, with_context_parallel: bool = False) -> int:
+    return value if with_context_parallel else value // context
+
+
 @contextmanager
-def rank_of_megatron(rank: int, tensor: int, stage: int, replica: int, expert: int, experts: int = 2):
-    """Let this process act as a Megatron rank with TP2, PP2, DP2 and experts over `experts` ranks, on 8 dies."""
+def rank_of_megatron(rank: int, tensor: int, stage: int, replica: int, expert: int, experts: int = 2, context: int = 1):
+    """Let this process act as a Megatron rank with TP2, PP2, two replicas and experts over `experts` ranks, on 8 dies.
+
+    With `context` 2 the two replicas share sequences.
+    """
     values = {
         "get_tensor_model_parallel_world_size": 2,
         "get_pipeline_model_parallel_world_size": 2,
         "get_virtual_pipeline_model_parallel_world_size": None,
         "get_expert_model_parallel_world_size": experts,
-        "get_data_parallel_world_size": 2,
         "get_tensor_model_parallel_rank": tensor,
         "get_pipeline_model_parallel_rank": stage,
-        "get_data_parallel_rank": replica,
         "get_expert_model_parallel_rank": expert,
     }
     state = SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
+    for name, value in (("world_size", 2), ("rank", replica)):
+        setattr(state, f"get_data_parallel_{name}", partial(_among_replicas, value, context))
     with (
         mock.patch("torch.distributed.get_rank", lambda: rank),
         module_with("megatron.core", parallel_state=state),
@@ -110,6 +118,16 @@ def test_another_order_of_megatrons_ranks_rejected():
             pytest.raises(PlacementError, match="rank 6 is .*reshard needs"),
         ):
             train_placement(config)
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_ranks_that_share_sequences_hold_the_same_weights(rank):
+    coordinates = {"tensor": rank % 2, "stage": rank // 4, "replica": rank // 2 % 2, "expert": rank // 2 % 2}
+    placements = []
+    for context in (1, 2):
+        with rank_of_megatron(rank, **coordinates, context=context):
+            placements.append(train_placement(SimpleNamespace(num_layers=3)))
+    assert placements[0] == placements[1] and placements[1].dp == 2
 
 
 @pytest.mark.parametrize("rank", range(8))

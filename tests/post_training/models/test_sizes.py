@@ -61,6 +61,7 @@ def test_sizes_of_grouped_queries_are_those_of_the_definition():
         intermediate=12288,
         attention_weights=4096 * width * (heads + kv_heads + kv_heads + heads),
         score_width=heads * width + heads * width,
+        keys_values=kv_heads * width + kv_heads * width,
         # q, k, v and the output; inputs of two rotations; 8 maxima and 8 sums in float32, counted in 2-byte elements.
         kept_by_heads=(2 * heads + 2 * kv_heads) * width + (heads + kv_heads) * width + heads * (8 + 8) * 2,
         kept_whole=0,

@@ -109,6 +109,35 @@ def test_empty_sequences_of_a_packed_batch_are_passed_over():
         torch.testing.assert_close(tensor.grad.cpu().double(), reference.grad, atol=1e-5, rtol=1e-5)
 
 
+def packed_statistics(values: torch.Tensor, ends: list[int], layout: str) -> torch.Tensor:
+    """Return statistics [tokens, heads] as the kernels keep them, [tokens, heads, 8], in a layout's order."""
+    if layout != "TND":
+        parts = [values[start:end].t().flatten() for start, end in itertools.pairwise(ends)]
+        values = torch.cat(parts).view_as(values)
+    return values.unsqueeze(-1).expand(-1, -1, 8).contiguous().npu()
+
+
+@pytest.mark.parametrize("layout", ["", "SBH", "TND"])
+def test_attention_over_two_parts_of_the_keys_is_merged(layout):
+    """Merge packed sequences of 3 and 5 queries. Statistics lie by heads first, unless the layout is TND."""
+    heads, size, ends = 2, 64, [0, 3, 8]
+    scores, values = drawn(8, heads, 12), drawn(heads, 12, size, seed=1)
+    given = []
+    for keys in (slice(0, 5), slice(5, 12)):
+        part = scores[:, :, keys]
+        most, result = part.amax(-1), torch.einsum("thk,hkd->thd", part.softmax(-1), values[:, keys])
+        sums = (part - most.unsqueeze(-1)).exp().sum(-1)
+        given += [result.npu(), *(packed_statistics(each, ends, layout) for each in (most, sums))]
+    merged, most, sums = torch_npu.npu_ring_attention_update(
+        *given, actual_seq_qlen=torch.tensor(ends).npu(), input_layout="TND", input_softmax_layout=layout
+    )
+    expected = torch.einsum("thk,hkd->thd", scores.double().softmax(-1), values.double())
+    torch.testing.assert_close(merged.cpu().double(), expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(most.cpu(), packed_statistics(scores.amax(-1), ends, layout).cpu())
+    total = packed_statistics((scores - scores.amax(-1, keepdim=True)).exp().sum(-1), ends, layout)
+    torch.testing.assert_close(sums.cpu(), total.cpu())
+
+
 def test_kernel_that_is_not_emulated_is_named():
     """Use a separate process, as its operator queue does not continue after the error."""
     ended = subprocess.run([sys.executable, "-c", CALLS_A_KERNEL], capture_output=True, text=True)

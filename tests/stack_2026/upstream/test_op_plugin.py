@@ -27,7 +27,6 @@ CANNOT = {
     "test_npu_quant_matmul": ("groupSize 256 is not emulated", "Tensor yOffset not implemented for DT_"),
     "test_npu_quant_scatter": ("aclnnQuantize is not emulated",),
     "test_npu_quantize": ("aclnnQuantize is not emulated",),
-    "test_npu_ring_attention_update": ("aclnnRingAttentionUpdateV2 is not emulated",),
 }
 # Files that may exceed the time limit: their ranks wait for one that failed or is slow, and one file compares
 # gigabytes. Some finish on an idle machine.

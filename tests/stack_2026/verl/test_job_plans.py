@@ -10,22 +10,26 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from post_training.plan.activations import training_activations
+from post_training.plan.outside_torch import communicators
 from post_training.plan.sync_time import FASTEST, PUBLISHED, SLOWEST
-from post_training.plan.verl_0_9_jobs import MEGATRON_REMEDIES, REMEDIES
+from post_training.plan.verl_0_9_jobs import MEGATRON_REMEDIES, REMEDIES, read_verl_0_9_job
 from rehearsal.plan import ROOT
 from scripts import plan
 from tests.stack_2026.verl.test_jobs import (
     ACTOR,
     CLUSTER,
+    CONTEXT,
     DIES_128,
     DIES_256,
     MODELS,
     ONE_CARD,
     ONE_NODE,
+    TRANSFORMER,
     keys,
     model_folder,
 )
-from verl_plugin.jobs import compose_job
+from verl_plugin.jobs import check_job, compose_job
 from verl_plugin.offload import LIBRARY as OFFLOAD
 
 STAYS = "actor_rollout_ref.actor.megatron.param_offload=false"
@@ -107,6 +111,50 @@ def test_weights_of_a_die_are_its_experts_and_half_of_the_rest():
     assert found["weights_rollout"] == pytest.approx(2 * PARAMETERS[ONE_NODE] / 4, rel=0.01)
 
 
+# 2K + 32K tokens, by the number of dies that share a sequence.
+LONG = ("data.max_prompt_length=2048", "data.max_response_length=32768")
+LATENT = f"+{TRANSFORMER}.multi_latent_attention=true"
+
+
+def long_job(job, context):
+    """Return a job with long answers, each of whose dies has at most 34816 / `context` tokens of a micro batch."""
+    more = [*LONG, f"{CONTEXT}={context}", f"{ACTOR}.ppo_max_token_len_per_gpu={34816 // context}"]
+    config = check_job(compose_job(job, [*more, LATENT] if job == DIES_256 else more), MODELS[job])
+    return read_verl_0_9_job(config, MODELS[job])
+
+
+# Bytes that ring attention adds on a die: five sets of keys and values over TP4, in two bytes. Qwen3-235B-A22B has four
+# heads of 128 for each; DeepSeek-V3 has 128 heads, with keys of 192 and values of 128.
+@pytest.mark.parametrize(
+    ("job", "context", "tokens", "ring"),
+    [
+        (DIES_128, 4, 8704, 5 * 8704 * 2 * 4 * 128 // 4 * 2),
+        (DIES_256, 8, 4352, 5 * 4352 * 128 * (192 + 128) // 4 * 2),
+    ],
+)
+def test_dies_that_share_sequences_have_their_part_of_the_tokens(job, context, tokens, ring):
+    whole, shared = long_job(job, 1), long_job(job, context)
+    # One sequence is a micro batch, in the update and in the reference.
+    assert (
+        [each.micro_update for each in (whole, shared)] == [each.micro_reference for each in (whole, shared)] == [1, 1]
+    )
+    assert (whole.training_tokens(1), shared.training_tokens(1)) == (34816, tokens)
+    assert whole.train == shared.train  # what weights, gradients and the optimizer take
+    for stage in (0, 7):
+        # Activations are proportional to tokens, which these sizes divide without a remainder.
+        assert training_activations(shared, stage) - ring == training_activations(whole, stage) // context
+    names = [{each.name for each in communicators(every)} for every in (whole, shared)]
+    added = {"training: sequences", *(f"training: {side} neighbour in sequences" for side in ("one", "other"))}
+    assert names[1] - names[0] == added  # all replicas share their sequences
+
+
+def test_two_dies_share_a_sequence_and_replicas_are_left():
+    job = long_job(DIES_256, 2)
+    names = {each.name: each.ranks for each in communicators(job)}
+    assert names["training: replicas"] == 4 and names["training: gradients"] == 8
+    assert "training: other neighbour in sequences" not in names
+
+
 def test_hand_over_is_part_of_the_reshard():
     key = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
     for job in (ONE_CARD, ONE_NODE):
@@ -170,3 +218,19 @@ def test_numbers_of_the_page_are_those_of_the_plan(page, language):
         rows = [weights, state, [found["kv_cache"]], *([phases[name]] for name in ("reshard", "rollout", "update"))]
         expected = [[f"{size / 1e9:.1f}" for size in row] for row in rows]
         assert all(row in [each[column] for each in shown] for row in expected), expected
+
+
+@pytest.mark.parametrize("language", ["", ".zh"])
+def test_numbers_of_long_context_are_those_of_the_plan(language):
+    """Compare the table's cells "reference / update", one for each number of dies that share a sequence."""
+    text = (ROOT / "docs" / f"new-in-2026{language}.md").read_text()
+    rows = ((DIES_128, "| Qwen3-235B-A22B", (1, 2, 4)), (DIES_256, "| DeepSeek-V3-671B", (1, 2, 4, 8)))
+    for job, row, numbers in rows:
+        [line] = [each for each in text.splitlines() if each.startswith(row)]
+        shown = line.split("|")[2:]
+        for context, cell in zip(numbers, shown, strict=False):
+            more = [*LONG, f"{CONTEXT}={context}", f"{ACTOR}.ppo_max_token_len_per_gpu={34816 // context}"]
+            more += [LATENT] if job == DIES_256 else []
+            code, found = planned(job, "--cluster", str(FILE_2026), *more)
+            phases = [f"{found['phases'][name] / 1e9:.1f}" for name in ("ref", "update")]
+            assert code == 0 and re.findall(r"\d+\.\d", cell) == phases, (job, context, cell)

@@ -22,6 +22,9 @@ ONE_CARD, ONE_NODE = "qwen3_0_6b_gsm8k_one_card", "qwen3_30b_a3b_gsm8k_one_node"
 DIES_256, DIES_128 = "deepseek_v3_671b_256_dies", "qwen3_235b_a22b_128_dies"
 CLUSTER = (DIES_256, DIES_128)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CONTEXT, REF = f"{ACTOR}.megatron.context_parallel_size", "actor_rollout_ref.ref.megatron"
+LONG_ANSWERS = f"data.max_response_length=12000 {ROLLOUT}.max_num_batched_tokens=16384"
+LIBRARIES = "actor_rollout_ref.model.external_lib=[verl_plugin.megatron_core,verl_plugin.alltoallv.engines]"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
 # Groups that verl passes on to vLLM, Megatron-core and Ray without listing their keys, and a key that is in verl's code
 # (AgentLoopConfig) but in none of its configuration files.
@@ -126,7 +129,21 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (ONE_CARD, f"{ROLLOUT}.engine_kwargs.vllm.additional_config.alltoallv.bucket_megabytes=0", "at least 1 MiB"),
         (ONE_CARD, "data.max_response_length=50000", "a sequence may have 50512 tokens"),
         (ONE_NODE, f"{ACTOR}.megatron.expert_model_parallel_size=12", "16 dies are not a multiple of EP12"),
-        (ONE_NODE, f"{ACTOR}.megatron.context_parallel_size=2", "alltoallv has no layout for it"),
+        (ONE_NODE, f"{CONTEXT}=3", "16 dies are not a multiple of TP2 x CP3 x PP1. Set it to a divisor of 8"),
+        (ONE_NODE, f"{CONTEXT}=2 {LONG_ANSWERS}", "may have 12512 tokens, and 2 dies share it"),
+        (ONE_NODE, f"{CONTEXT}=2 {ACTOR}.ppo_mini_batch_size=2 {ROLLOUT}.n=1", "not a multiple of 4 replicas. Set"),
+        (ONE_NODE, f"{CONTEXT}=2 {LIBRARIES}", "only MindSpeed's layers share sequences"),
+        (ONE_NODE, f"{CONTEXT}=2 {ACTOR}.megatron.use_remove_padding=false", "batches have to be packed"),
+        (
+            ONE_NODE,
+            f"{CONTEXT}=2 +{TRANSFORMER}.context_parallel_algo=kvallgather_cp_algo",
+            "verl two chunks of",
+        ),
+        (ONE_NODE, f"{CONTEXT}=2 +{TRANSFORMER}.context_parallel_algo=ulysses_cp_algo", "exchanges no heads"),
+        (ONE_NODE, f"{CONTEXT}=2 +{TRANSFORMER}.context_parallel_algo=adaptive_cp_algo", "it has not been run"),
+        (ONE_NODE, f"{CONTEXT}=2 {REF}.context_parallel_size=1", "share their process groups"),
+        (ONE_NODE, f"{ACTOR}.megatron.dynamic_context_parallel=true", "has no groups for it"),
+        (DIES_256, f"{CONTEXT}=2", "multi_latent_attention=None is invalid: with"),
         (ONE_NODE, f"{ACTOR}.megatron.expert_model_parallel_size=1", "alltoallv has no layout for it with TP2 and EP1"),
         (ONE_NODE, f"{ROLLOUT}.n=1 {ACTOR}.ppo_mini_batch_size=4", "its 4 answers are not a multiple of 8 replicas"),
         (ONE_NODE, f"{ACTOR}.megatron.dtype=fp9", "verl rejects the configuration: dtype fp9 not supported"),

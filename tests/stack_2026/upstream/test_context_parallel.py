@@ -1,0 +1,134 @@
+"""Ranks that share sequences compute what one rank computes, with verl's engine and MindSpeed's ring attention.
+
+The referee is transformers with torch's autograd and AdamW, in float32.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+
+from tests.ranks import run_ranks
+from tests.stack_2026.checkpoints import make_checkpoints
+from tests.stack_2026.upstream.context_parallel_cases import SAMPLES, Case
+from tests.stack_2026.upstream.test_mindspeed import environment_with, paths  # noqa: F401  (a fixture)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+# Largest difference, in float32, of a loss and of gradients up to 1, and of log-probs near -6, whose last bit is 5e-7.
+TOLERANCE, LOG_PROBS = 1e-6, 3e-6
+# Weights that one step of Adam moves by 1e-2; the step divides by the root of the gradient's square.
+WEIGHTS = 5e-6
+PLANTED = 1e-3
+COMPARED, DIFFER, REPLACED = (f"rollout/expert_sets_{name}" for name in ("compared", "differ", "replaced"))
+# The update would move the bias of DeepSeek-V3's routers too.
+FIXED = {"moe_router_bias_update_rate": 0.0}
+LATENT = FIXED | {"multi_latent_attention": True}
+CASES = {
+    1: [
+        Case("qwen3 alone", "qwen3"),
+        Case("qwen3_moe alone", "qwen3_moe"),
+        Case("deepseek_v3 alone", "deepseek_v3", transformer=FIXED),
+    ],
+    2: [
+        Case("qwen3 shared", "qwen3", context=2),
+        Case("qwen3 distributed", "qwen3", context=2, distributed=True),
+        Case("qwen3 chunks", "qwen3", context=2, fault="chunks"),
+        Case("qwen3 tokens", "qwen3", context=2, fault="tokens"),
+        Case("qwen3_moe shared", "qwen3_moe", context=2, expert=2),
+        Case("qwen3_moe replayed", "qwen3_moe", context=2, expert=2, replay=True),
+        Case("deepseek_v3 shared", "deepseek_v3", context=2, expert=2, transformer=LATENT),
+    ],
+}
+Found = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("context")
+    make_checkpoints(folder)
+    return folder
+
+
+def run(folder: Path, paths: list[str], world: int, cases: list[Case]) -> Found:  # noqa: F811
+    """Run cases on `world` ranks, and return the results of all ranks by name of the case."""
+    (folder / "cases.json").write_text(json.dumps([dataclasses.asdict(case) for case in cases]))
+    environment = environment_with(paths, folder) | {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "path", [*paths, *sys.path])
+        run_ranks("tests.stack_2026.upstream.context_parallel_program", world, folder, timeout=900)
+    names = [case.name for case in cases]
+    files = {name: [folder / f"{name}.{rank}.json" for rank in range(world)] for name in names}
+    return {name: [json.loads(file.read_text()) for file in found] for name, found in files.items()}
+
+
+@pytest.fixture(scope="module")
+def alone(folder, paths) -> Found:  # noqa: F811
+    return run(folder, paths, 1, CASES[1])
+
+
+@pytest.fixture(scope="module")
+def shared(folder, paths) -> Found:  # noqa: F811
+    return run(folder, paths, 2, CASES[2])
+
+
+def largest(found: list[dict[str, Any]], name: str) -> float:
+    """Return the largest difference of a kind on all ranks that have it."""
+    return max(each[name] for each in found if name in each)
+
+
+def check_exact(found: Found, cases: list[Case], paths: list[str]) -> None:  # noqa: F811
+    """Check that each case computes as transformers does."""
+    for case in (case for case in cases if not case.fault):
+        ranks = found[case.name]
+        assert all(each["mindspeed"].startswith(paths[0]) for each in ranks)
+        assert {each["attention"] for each in ranks} == {ATTENTION[case.context > 1]}, ranks[0]
+        losses = [abs(each["loss"] - each["expected_loss"]) for each in ranks if each["sources"]]
+        assert losses and max(losses) < TOLERANCE, (case, losses)
+        assert largest(ranks, "log_probs") < LOG_PROBS, (case, largest(ranks, "log_probs"))
+        for name in ("norm", *([] if case.distributed else ["gradients"])):
+            assert largest(ranks, name) < TOLERANCE, (case, name, largest(ranks, name))
+        assert largest(ranks, "offered") == 0, case  # to the rollout, by alltoallv
+        assert largest(ranks, "weights") < WEIGHTS, (case, largest(ranks, "weights"))
+
+
+ATTENTION = {False: "TEDotProductAttention", True: "MindSpeedCPDotProductAttention"}
+
+
+def test_whole_sequences_compute_as_transformers(alone, paths):  # noqa: F811
+    check_exact(alone, CASES[1], paths)
+
+
+def test_shared_sequences_compute_as_transformers(shared, paths):  # noqa: F811
+    check_exact(shared, CASES[2], paths)
+
+
+@pytest.mark.parametrize("model", ["qwen3", "qwen3_moe", "deepseek_v3"])
+def test_gradients_of_shared_sequences_are_those_of_whole_ones(alone, shared, folder, model):
+    whole, parts = (safetensors.torch.load_file(folder / f"{model} {how}.safetensors") for how in ("alone", "shared"))
+    assert whole.keys() == parts.keys() and any(name.startswith("gradients/") for name in whole)
+    apart = {name: (each - parts[name]).abs().max().item() for name, each in whole.items()}
+    gradients = [name for name in apart if name.startswith("gradients/")]
+    assert max(apart[name] for name in gradients) < TOLERANCE
+    assert max(whole[name].abs().max() for name in gradients) > 1000 * TOLERANCE
+    assert max(apart.values()) < WEIGHTS
+
+
+def test_experts_of_the_rollout_are_replayed(shared):
+    [metrics] = [each["experts"] for each in shared["qwen3_moe replayed"] if each["sources"]]
+    # Each of three layers, in a forward and an update; the rollout does not compute the last token.
+    assert metrics[COMPARED] == 2 * 3 * sum(prompt + answer - 1 for prompt, answer in SAMPLES)
+    assert metrics[DIFFER] == 0 and metrics[REPLACED] > 0.9
+
+
+@pytest.mark.parametrize("fault", ["chunks", "tokens"])
+def test_planted_faults_are_noticed(shared, fault):
+    found = shared[f"qwen3 {fault}"]
+    assert largest(found, "gradients") > PLANTED
+    assert fault == "tokens" or largest(found, "log_probs") > PLANTED

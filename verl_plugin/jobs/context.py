@@ -1,0 +1,69 @@
+"""Rejects, before Ray starts, context parallelism with which training would end or compute something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from post_training.models.families import sizes_of
+from post_training.report.run_folder import at
+from verl_plugin.sentences import invalid
+
+_ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+_MEGATRON, _REF = f"{_ACTOR}.megatron", "actor_rollout_ref.ref.megatron"
+KEY = f"{_MEGATRON}.context_parallel_size"
+_DYNAMIC, _PACKED = f"{_MEGATRON}.dynamic_context_parallel", f"{_MEGATRON}.use_remove_padding"
+_TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
+_ALGORITHM, _LATENT = f"{_TRANSFORMER}.context_parallel_algo", f"{_TRANSFORMER}.multi_latent_attention"
+_RING = "megatron_cp_algo"
+_MINDSPEED, _OWN_LAYERS = "verl_plugin.mindspeed", "verl_plugin.megatron_core"
+# MindSpeed's other algorithms, and why they do not fit verl's packed batches (core_r0.16.0). verl gives each rank two
+# chunks of every sequence, one from either half.
+_OTHERS = {
+    # get_cu_seqlens_qkv_before_attn in te/pytorch/attention/dot_product_attention/kvallgather_context_parallel.py
+    "kvallgather_cp_algo": "MindSpeed takes consecutive parts of a packed batch, and verl two chunks of a sequence",
+    # ContextParallelFeature.register_patches in features_manager/context_parallel/context_parallel_feature.py
+    "ulysses_cp_algo": "MindSpeed exchanges no heads in the layers that verl builds",
+    "hybrid_cp_algo": "MindSpeed exchanges no heads in the layers that verl builds",
+}
+
+
+def parts_of_sequences(config: Mapping[str, Any]) -> int:
+    """Return the number of Megatron ranks that share a sequence. verl multiplies a rank's limit of tokens by it."""
+    return int(at(config, KEY)) if at(config, f"{_ACTOR}.strategy") == "megatron" else 1
+
+
+def context_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an error for each key with which Megatron-core's context parallelism does not compute.
+
+    Args:
+        config: resolved configuration of the whole job, trained with Megatron-core.
+    """
+    if at(config, _DYNAMIC):
+        yield invalid(_DYNAMIC, True, "Megatron-core 0.16 has no groups for it", f"false, and {KEY} to a number")
+    size, reference = at(config, KEY), at(config, f"{_REF}.context_parallel_size")
+    if reference != size:
+        reason = f"actor and reference share their process groups, and {KEY}={size}"
+        yield invalid(f"{_REF}.context_parallel_size", reference, reason, str(size))
+    if size == 1:
+        return
+    libraries = at(config, f"{_MODEL}.external_lib") or []
+    libraries = [libraries] if isinstance(libraries, str) else libraries
+    if _MINDSPEED not in libraries or _OWN_LAYERS in libraries:
+        reason = f"only MindSpeed's layers share sequences ({_MODEL}.external_lib=[{_MINDSPEED},...])"
+        yield invalid(KEY, size, reason, "1 with other layers")
+    if not at(config, _PACKED):
+        yield invalid(_PACKED, False, f"with {KEY}={size} batches have to be packed", "true")
+    algorithm = at(config, _ALGORITHM) or _RING
+    if algorithm != _RING:
+        reason = _OTHERS.get(algorithm, "it has not been run with verl's packed batches")
+        yield invalid(_ALGORITHM, algorithm, reason, _RING)
+
+
+def context_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why ranks cannot share the sequences of `model`, the values of its config.json."""
+    if at(config, f"{_ACTOR}.strategy") != "megatron" or at(config, KEY) == 1:
+        return
+    if sizes_of(model).mla and not at(config, _LATENT):
+        reason = f"with {KEY}={at(config, KEY)} MindSpeed's attention does not take latent attention's widths otherwise"
+        yield invalid(_LATENT, at(config, _LATENT), reason, "true")
