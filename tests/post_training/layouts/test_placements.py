@@ -171,7 +171,8 @@ def test_layers_of_virtual_stages_are_those_of_verl(stages, chunks, layers):
             "data_parallel_rank": 0,
             "expert_model_parallel_rank": 0,
         }
-        read = {f"get_{name}": lambda value=value: value for name, value in state.items()}
+        # The data-parallel size and rank are asked for with the ranks that share sequences.
+        read = {f"get_{name}": lambda value=value, **_: value for name, value in state.items()}
         with (
             mock.patch.multiple(parallel_state, **read),
             mock.patch("torch.distributed.get_rank", lambda rank=rank: rank),
