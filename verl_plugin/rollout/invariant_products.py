@@ -37,12 +37,13 @@ def replace_products() -> list[torch.library.Library]:
 
 def require_operators(setting: str) -> None:
     """Raise ImportError, with the setting that needs them, if the package `batch_invariant_ops` is missing."""
+    # Upstream's own mode only warns: docs/upstream/vllm-ascend-batch-invariant-missing.md.
     try:
         import batch_invariant_ops  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"{setting} is invalid: there is no package batch_invariant_ops here. Unset it, or build vllm-ascend with "
-            "VLLM_BATCH_INVARIANT=1."
+            f"{setting} is invalid: the package batch_invariant_ops is not installed. Unset it, or build vllm-ascend "
+            "with VLLM_BATCH_INVARIANT=1."
         ) from error
 
 
