@@ -6,7 +6,7 @@ Example:
 
 One sample is generated alone, first and last of eight, with its prompt in
 chunks, with the prompt's beginning from the cache, and in graphs of other
-sizes: by stack 2026's vLLM-Ascend as it is, and in its batch-invariant mode.
+sizes: by stack 2026's vLLM-Ascend as it is, and in the batch-invariant mode.
 Log-probs are compared bit for bit with those of the sample alone. Without
 graphs each operator is checked: the first one whose result differs for a token
 of the sample is named, then computed one row at a time, and the search for the
@@ -47,11 +47,14 @@ from verl_plugin.batch_invariance.cache import make_cache  # noqa: E402
 from verl_plugin.batch_invariance.checks import VARIABLE  # noqa: E402
 from verl_plugin.batch_invariance.jobs import Job  # noqa: E402
 from verl_plugin.batch_invariance.report import differs, table  # noqa: E402
+from verl_plugin.rollout import WORKER  # noqa: E402
 
 _WORKER = "verl_plugin.batch_invariance.worker"
 _LAST_LINES = 12
 _MIB = 1 << 20
 # A decode step of one sample runs in a graph for one token, or in one that is padded to 16.
+MODES = {"both": ("off", "on"), "all": ("off", "upstream", "on")}
+FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
 GRAPHS = {"small graphs": (1, 2, 4, 8), "graphs of 16": (16,)}
 
 
@@ -62,11 +65,26 @@ class EngineError(ValueError):
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = CommandParser(description=__doc__)
-    parser.add_argument("--model", type=Path, metavar="DIR", help="HuggingFace folder (default: a tiny Qwen3)")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", type=Path, metavar="DIR", help="HuggingFace folder (default: a tiny model)")
+    model.add_argument("--family", choices=FAMILIES, default="qwen3", help="of the tiny model (default: %(default)s)")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the engine (default: %(default)s)"
     )
-    parser.add_argument("--mode", choices=("both", "off", "on"), default="both", help="default: %(default)s")
+    parser.add_argument(
+        "--mode",
+        choices=("both", "all", "off", "upstream", "on"),
+        default="both",
+        help="upstream: on, without this project's worker (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engines",
+        type=int,
+        choices=(1, 2),
+        default=1,
+        help="2: data-parallel engines that share the experts of a mixture, each on an NPU of its own (default: "
+        "%(default)s)",
+    )
     parser.add_argument("--no-graphs", action="store_true", help="skip graphs, which take a minute to capture")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the results as JSON")
     parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU")
@@ -78,12 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         _check(options)
-        check_machine(options.emulate, 1, "2026")
+        check_machine(options.emulate, options.engines, "2026")
     except (EngineError, InferenceError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        with SignalFlag() as signals, claimed_dies(0 if options.emulate else 1):
+        with SignalFlag() as signals, claimed_dies(0 if options.emulate else options.engines):
             found = _found(options, signals)
     except Interrupted as interrupted:
         print(f"error: {interrupted} ended the search; everything it started has been stopped", file=sys.stderr)
@@ -111,31 +129,32 @@ def _found(options: argparse.Namespace, signals: SignalFlag) -> dict[str, Any]:
     """Return the engines' results by mode: that of the engine without graphs, with those of the others in `graphs`."""
     with tempfile.TemporaryDirectory(prefix="batch-invariance-") as temporary:
         folder = Path(temporary)
-        model = _tiny_model(folder / "model") if options.model is None else options.model.absolute()
+        model = _tiny_model(folder / "model", options.family) if options.model is None else options.model.absolute()
         found: dict[str, Any] = {}
-        for mode in ("off", "on") if options.mode == "both" else (options.mode,):
+        for mode in MODES.get(options.mode, (options.mode,)):
             results = {
                 name: _run(options, mode, name, job, folder, signals)
-                for name, job in _jobs(model, options.dtype, not options.no_graphs)
+                for name, job in _jobs(model, options, WORKER if mode == "on" else "")
             }
             found[mode] = results.pop("no graphs")
             found[mode]["graphs"] = results
     return found
 
 
-def _tiny_model(folder: Path) -> Path:
-    """Write a random Qwen3 of four layers, as in the rehearsal."""
+def _tiny_model(folder: Path, family: str) -> Path:
+    """Write a tiny random model, as in the rehearsal."""
     from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
 
-    request = CheckpointRequest(DEFAULT_TRAIN_DATA, CHECKPOINT_SEED, "float32", None, "qwen3")
+    request = CheckpointRequest(DEFAULT_TRAIN_DATA, CHECKPOINT_SEED, "float32", None, family)
     make_checkpoint(request, folder, lambda step, loss: None)
     return folder
 
 
-def _jobs(model: Path, dtype: str, graphs: bool) -> Iterator[tuple[str, Job]]:
-    yield "no graphs", Job(str(model), dtype)
-    for name, sizes in GRAPHS.items() if graphs else ():
-        yield name, Job(str(model), dtype, "PIECEWISE", sizes, search=False)
+def _jobs(model: Path, options: argparse.Namespace, worker: str) -> Iterator[tuple[str, Job]]:
+    job = Job(str(model), options.dtype, worker=worker, engines=options.engines)
+    yield "no graphs", job
+    for name, sizes in () if options.no_graphs else GRAPHS.items():
+        yield name, dataclasses.replace(job, graph="PIECEWISE", sizes=sizes, search=False)
 
 
 def _run(
@@ -150,13 +169,19 @@ def _run(
     try:
         code = run_to_the_end(command, _environment(options, mode, job, here), here, here / "engine.log", signals)
     finally:
-        if options.emulate:
-            remove_emulated_dies(f"{folder.name}-{here.name}")
+        for node in _nodes(here, job.engines) if options.emulate else ():
+            remove_emulated_dies(node)
     if code or not (here / "result.json").is_file():
         lines = (here / "engine.log").read_text(errors="replace").splitlines(True)
         print("".join(lines[-_LAST_LINES:]), file=sys.stderr, end="")
         raise EngineError(f"the engine ended with exit code {code} (see its last lines above)")
     return dict(json.loads((here / "result.json").read_text()))
+
+
+def _nodes(here: Path, engines: int) -> list[str]:
+    """Return the names of the emulated nodes of a job: each engine has one."""
+    node = f"{here.parent.name}-{here.name}"
+    return [node] if engines == 1 else [f"{node}.{number}" for number in range(engines)]
 
 
 def _environment(options: argparse.Namespace, mode: str, job: Job, here: Path) -> Mapping[str, str]:
@@ -168,7 +193,7 @@ def _environment(options: argparse.Namespace, mode: str, job: Job, here: Path) -
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_DISABLE_COMPILE_CACHE": "1",
         "VLLM_CACHE_ROOT": str(make_cache(here / "compiled")),
-        VARIABLE: "1" if mode == "on" else "0",
+        VARIABLE: "0" if mode == "off" else "1",
     }
     if not options.emulate:
         return own

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from post_training.report.run_folder import at
+from verl_plugin.rollout import WORKER, WORKER_KEY
 from verl_plugin.sentences import invalid
 
 VARIABLE = "VLLM_BATCH_INVARIANT"
@@ -19,6 +20,14 @@ _STRATEGY = "actor_rollout_ref.actor.strategy"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _EAGER = f"{_ROLLOUT}.enforce_eager"
 _GRAPHS = f"{_ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode"
+_TENSOR_PARALLEL = f"{_ROLLOUT}.tensor_model_parallel_size"
+_EXPERT_PARALLEL = f"{_ROLLOUT}.expert_parallel_size"
+_FUSED = f"{_ROLLOUT}.engine_kwargs.vllm.additional_config.enable_fused_mc2"
+_FEW_DIES = 15
+"""Most dies over which vLLM-Ascend 0.23 gathers tokens of experts on A2, whatever their number is."""
+_QUANTIZATION = (f"{_ROLLOUT}.quantization", f"{_ROLLOUT}.engine_kwargs.vllm.quantization")
+EXPERTS_FAMILIES = ("qwen3_moe",)
+"""`model_type` of the mixtures whose experts verl computes on NPUs with the rollout's operators."""
 _SWITCH = {"0": False, "1": True}
 
 
@@ -28,7 +37,8 @@ class BatchInvariance:
 
     Attributes:
         rollout: log-probs of the rollout do not depend on the rest of the batch. This is upstream's mode, set by an
-            environment variable of vLLM's processes.
+            environment variable of vLLM's processes, and this project's worker, which replaces the products that
+            upstream leaves out.
         training: a training forward sums in the same order as that rollout.
     """
 
@@ -70,16 +80,40 @@ def invariance_problems(config: Mapping[str, Any]) -> Iterator[str]:
         )
     if strategy != "fsdp2":
         yield invalid(ATTENTION_KEY, ATTENTION, f"{strategy} has its own attention", "null")
+    dies = at(config, _TENSOR_PARALLEL)
+    if dies != 1:
+        reason = f"with {ATTENTION_KEY}={ATTENTION} training does not split sums over dies"
+        yield invalid(_TENSOR_PARALLEL, dies, reason, "1")
 
 
 def invariance_model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[str]:
     """Yield why the mode does not work with `model`, the values of its config.json."""
     mode = BatchInvariance.from_config(config)
-    # transformers' Qwen2 has biases whatever its config.json says.
-    if mode.training and (model.get("attention_bias") or model.get("model_type") == "qwen2"):
-        reason = "the model's projections have biases, but training only replaces products without one (aten::matmul)"
-        yield invalid(ATTENTION_KEY, ATTENTION, reason, "null")
     if not mode.rollout:
         return
-    if model.get("num_experts") or model.get("n_routed_experts"):
-        yield invalid(KEY, 1, "vLLM-Ascend 0.23 does not replace the products of experts (npu_grouped_matmul)", "0")
+    has_experts = bool(model.get("num_experts") or model.get("n_routed_experts"))
+    # transformers' Qwen2 has biases whatever its config.json says.
+    has_biases = bool(model.get("attention_bias")) or model.get("model_type") == "qwen2"
+    worker = at(config, WORKER_KEY)
+    if (has_experts or has_biases) and worker != WORKER:
+        left_out = "experts (npu_grouped_matmul)" if has_experts else "projections with biases (aten.linear)"
+        yield invalid(WORKER_KEY, worker, f"with {KEY}=1 vLLM-Ascend leaves out the products of {left_out}", WORKER)
+    if model.get("kv_lora_rank"):
+        yield invalid(KEY, 1, "latent attention calls operators that vLLM-Ascend 0.23 does not replace", "0")
+    for key in _QUANTIZATION if has_experts else ():
+        if at(config, key):
+            yield invalid(key, at(config, key), f"with {KEY}=1 experts are multiplied unquantised alone", "null")
+    if has_experts:
+        yield from _exchange_problems(config)
+    if mode.training and has_experts and model.get("model_type") not in EXPERTS_FAMILIES:
+        reason = f"training adds up the experts of {model.get('model_type')} in another order than the rollout"
+        yield invalid(ATTENTION_KEY, ATTENTION, reason, "null")
+
+
+def _exchange_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    dies, fused = at(config, _EXPERT_PARALLEL), at(config, _FUSED)
+    if dies > _FEW_DIES:
+        reason = f"with {KEY}=1 a neighbour's tokens must not decide by which operators experts are exchanged"
+        yield invalid(_EXPERT_PARALLEL, dies, reason, f"{_FEW_DIES} or less")
+    if fused:
+        yield invalid(_FUSED, fused, f"with {KEY}=1 one operator multiplies and exchanges, which is not replaced", "0")

@@ -15,6 +15,8 @@ class Job:
         graph: vLLM's cudagraph_mode, or "eager".
         sizes: numbers of tokens for which graphs are captured.
         search: look for operators that depend on the batch; only without graphs.
+        engines: 2 for two data-parallel engines with experts on both, each in a process of its own.
+        worker: vLLM's worker_cls; "" for vLLM-Ascend's own.
         planted: module whose import changes an operator, for the test of the search.
     """
 
@@ -23,4 +25,6 @@ class Job:
     graph: str = "eager"
     sizes: tuple[int, ...] = ()
     search: bool = True
+    engines: int = 1
+    worker: str = ""
     planted: str = ""

@@ -72,4 +72,6 @@ def _cost(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'':40}" + "".join(f"{'mode ' + mode:>24}" for mode in found)
     for key, name in (("steps", "steps"), ("slot_steps", "slot-steps")):
         yield f"{name:40}" + "".join(f"{each[key]:>24,}" for each in found.values())
+    calls = {mode: sum(each["calls"].values()) for mode, each in found.items()}
+    yield f"{'operators called for the sample alone':40}" + "".join(f"{each:>24,}" for each in calls.values())
     yield f"{'seconds on this host':40}" + "".join(f"{each['seconds']:>24.1f}" for each in found.values())

@@ -18,6 +18,7 @@ class Situation:
         before, behind: number of other samples in the batch, on either side.
         chunk: most tokens of a prompt that a step computes; 0 for whole prompts.
         cached: the beginning of the prompt is read from the cache.
+        elsewhere: number of other samples in another data-parallel engine, which has some of this one's experts.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Situation:
     behind: int = 0
     chunk: int = 0
     cached: bool = False
+    elsewhere: int = 0
 
 
 ALONE = Situation("alone")
@@ -36,8 +38,19 @@ SITUATIONS = (
     Situation("prompt's beginning from the cache", cached=True),
     Situation("4th of 8, in chunks", before=3, behind=4, chunk=48),
 )
+BESIDE_ENGINES = (
+    Situation("1 in the other engine", elsewhere=1),
+    Situation("7 in the other engine", elsewhere=7),
+    Situation("first of 8, 7 in the other engine", behind=7, elsewhere=7),
+)
+"""Situations of two data-parallel engines; in those above the other one has no samples and runs dummy batches."""
 AGAIN = Situation("alone, again")
 """The control: the batch is the same, so no log-prob may differ."""
+
+
+def situations_of(engines: int) -> tuple[Situation, ...]:
+    """Return the situations of one engine, or of two data-parallel ones."""
+    return SITUATIONS + BESIDE_ENGINES if engines > 1 else SITUATIONS
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,16 @@ from torch.utils._pytree import tree_leaves
 
 ENGINE_NAMESPACES = ("vllm",)
 """Namespaces of composite operators; the operators that they call are traced instead."""
+COMPOSITES = ("aten.linear.default", "npu.npu_grouped_matmul.default")
+"""Operators that the batch-invariant mode computes by others, see `verl_plugin.rollout.invariant_products`."""
 _OUTSIDE = "outside of any layer"
+_SORTS = (
+    "_C_ascend.npu_moe_init_routing_custom.default", "npu.npu_moe_init_routing_v2.default",
+    "npu.npu_moe_token_permute.default",
+)  # fmt: skip
+"""Operators that sort tokens by expert. Their second result has the row of each token and expert, [tokens x experts of
+a token]; negative where the expert is on another rank."""
+_UNSORTS, _SELECTS = "npu.npu_moe_token_unpermute.default", "aten.index_select.default"
 _DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 
 Replacement = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -75,12 +84,17 @@ class Rows:
         requests: number of requests, which is the number of rows after the model.
         places: row and position of each token of the sample.
         request: the sample's row after the model; None if no token is sampled for it in this step.
+        gathered: number of rows where the tokens of all data-parallel engines are gathered for the experts; 0 for one
+            engine.
+        first: first row of this engine there.
     """
 
     tokens: int
     requests: int
     places: tuple[tuple[int, int], ...]
     request: int | None
+    gathered: int = 0
+    first: int = 0
 
 
 class OperatorTrace(TorchDispatchMode):
@@ -96,13 +110,14 @@ class OperatorTrace(TorchDispatchMode):
         self.replacements = dict(replacements or {})
         self._rows: Rows | None = None
         self._behind = False
+        self._sorted: list[list[int]] | None = None  # rows by token, between sorting tokens by expert and the reverse
         self._layers: list[str] = []
         self._calls: Counter[tuple[str, str]] = Counter()
         self._order = 0
 
     def at(self, rows: Rows | None) -> None:
         """Begin a forward in which the sample has these rows; None if the sample is not in the forward."""
-        self._rows, self._behind, self._order = rows, False, 0
+        self._rows, self._behind, self._order, self._sorted = rows, False, 0, None
         self._calls.clear()
 
     def behind_the_model(self) -> None:
@@ -119,8 +134,24 @@ class OperatorTrace(TorchDispatchMode):
         replaced = self.replacements.get(name)
         results = func(*args, **kwargs) if replaced is None else replaced(func, args, kwargs)
         if self._rows is not None and not is_view(func):
+            if func.namespace == "c10d":
+                torch.npu.synchronize()  # a collective writes its result on a stream of its own
+            self._follow_sort(name, results)
             self._keep(name, func, args, kwargs, results)
         return results
+
+    def _follow_sort(self, name: str, results: Any) -> None:
+        """Note where the rows of tokens are from now on."""
+        assert self._rows is not None
+        if name in _SORTS:
+            self._sorted = results[1].view(self._rows.gathered or self._rows.tokens, -1).tolist()
+        elif name == _UNSORTS:
+            self._sorted = None
+        elif name == _SELECTS and self._sorted is not None:
+            # `ordered_experts` puts rows back before it adds them up.
+            tokens, chosen = len(self._sorted), len(self._sorted[0])
+            if len(results) == tokens * chosen:
+                self._sorted = [[*range(each * chosen, (each + 1) * chosen)] for each in range(tokens)]
 
     def _keep(self, name: str, func: Any, args: Any, kwargs: Any, results: Any) -> None:
         layer = self._layers[-1] if self._layers else _OUTSIDE
@@ -130,7 +161,8 @@ class OperatorTrace(TorchDispatchMode):
         shapes = tuple(tuple(each.shape) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor))
         if not shapes or "empty" in name:
             return  # no input tensor, or uninitialised memory: nothing was computed from the sample
-        made = [*tree_leaves(results), *written(func, args, kwargs)]
+        # A sort's other results are whole numbers, and scales that only quantised rows have.
+        made = [results[0]] if name in _SORTS else [*tree_leaves(results), *written(func, args, kwargs)]
         for number, tensor in enumerate(made):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                 for position, row in self._rows_of(tensor):
@@ -144,9 +176,21 @@ class OperatorTrace(TorchDispatchMode):
         if self._behind:
             if rows.request is not None and tensor.dim() and tensor.shape[0] == rows.requests:
                 yield rows.places[-1][1], tensor[rows.request]
-        elif tensor.dim() and tensor.shape[0] == rows.tokens:
+        elif tensor.dim():
             for row, position in rows.places:
-                yield position, tensor[row]
+                part = self._part_of(tensor, row)
+                if part is not None:
+                    yield position, part
+
+    def _part_of(self, tensor: torch.Tensor, row: int) -> torch.Tensor | None:
+        """Return the part of a token of this rank, whose rows were sorted by expert or gathered from all ranks."""
+        rows = self._rows
+        assert rows is not None
+        if self._sorted is not None and tensor.shape[0] == len(self._sorted) * len(self._sorted[0]):
+            return tensor[[each for each in self._sorted[rows.first + row] if each >= 0]]
+        if tensor.shape[0] == rows.tokens:
+            return tensor[row]
+        return tensor[rows.first + row] if 0 < tensor.shape[0] == rows.gathered else None
 
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:
@@ -170,6 +214,30 @@ class OperatorTrace(TorchDispatchMode):
     def _leave(self, *_: Any) -> None:
         if self._layers:
             self._layers.pop()
+
+
+class OperatorCount(TorchDispatchMode):
+    """Dispatch mode that counts the operators which compute something, also inside replacements written in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operator, and count it."""
+        kwargs = kwargs or {}
+        name = str(func)
+        if func.namespace not in ENGINE_NAMESPACES and name not in COMPOSITES:
+            if not is_view(func) and "empty" not in name:
+                self.calls[name] += 1
+            return func(*args, **kwargs)
+        inside = OperatorCount()
+        with inside:
+            results = func.redispatch(_DEVICE, *args, **kwargs)
+        is_replaced = any(each.startswith("batch_invariant_ops") for each in inside.calls)
+        # A kernel of CANN is one call, whatever torch_npu prepares for it.
+        self.calls.update(inside.calls if is_replaced or func.namespace in ENGINE_NAMESPACES else [name])
+        return results
 
 
 @cache

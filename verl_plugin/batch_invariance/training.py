@@ -1,8 +1,9 @@
 """A training forward that sums in the same order as the rollout's batch-invariant mode, token by token.
 
 Loaded by `actor_rollout_ref.model.external_lib`, the module registers an attention named `batch_invariant` with
-transformers, and replaces `aten::matmul` on the device as vLLM-Ascend's mode does in the rollout. Both call the package
-`batch_invariant_ops`. Gradients are those of plain attention and of plain products.
+transformers, and replaces `aten::matmul`, `aten::linear` and the products of experts on the device, as the rollout does
+in its batch-invariant mode. Both call the package `batch_invariant_ops`. Gradients are those of plain attention and of
+plain products.
 """
 
 from __future__ import annotations
@@ -18,40 +19,42 @@ from transformers.masking_utils import flash_attention_mask
 
 from verl_plugin.batch_invariance.checks import ATTENTION as NAME
 from verl_plugin.batch_invariance.checks import ATTENTION_KEY as KEY
+from verl_plugin.rollout.invariant_products import linear, replace_grouped_matmul, require_operators
 
 _CAUSAL_AT_THE_END = 3
 _MASK_SIZE = 2048  # of the mask that CANN requires with that mode
 
 
 @cache
-def install() -> torch.library.Library:
-    """Replace `aten::matmul` on the device of this process, and register the attention; once.
+def install() -> list[torch.library.Library]:
+    """Replace products on the device of this process, and register the attention; once.
 
     Returns:
-        The library that holds the replacement; PyTorch's own matmul is back when it is freed.
+        The libraries that hold the replacements; PyTorch's own kernels are back when they are freed.
 
     Raises:
         ImportError: the package of the operators is missing.
     """
-    # Upstream's own mode only warns: docs/upstream/vllm-ascend-batch-invariant-missing.md.
-    try:
-        import batch_invariant_ops  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"{KEY}={NAME} is invalid: the package batch_invariant_ops is not installed. Set it to another attention, "
-            "or build vllm-ascend with VLLM_BATCH_INVARIANT=1."
-        ) from error
+    require_operators(f"{KEY}={NAME}")
     library = torch.library.Library("aten", "IMPL")
-    # torch_npu has an operator of its own for it, with its own derivative: a replacement needs both keys.
+    # torch_npu has operators of its own for them, with their own derivatives: a replacement needs both keys.
     library.impl("matmul", product, "AutogradPrivateUse1")
     library.impl("matmul", torch.ops.batch_invariant_ops.npu_matmul_batch_invariant, "PrivateUse1")
+    library.impl("linear", linear_product, "AutogradPrivateUse1")
+    library.impl("linear", linear, "PrivateUse1")
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, flash_attention_mask)  # [batch, tokens], 0 for padding; or None
-    return library
+    return [library, replace_grouped_matmul()]
+
+
+def linear_product(self: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Replace torch.nn.functional.linear: multiply by the weight, then add the bias."""
+    multiplied = product(self, weight.t())
+    return multiplied if bias is None else multiplied + bias
 
 
 def product(self: Tensor, other: Tensor) -> Tensor:
-    """Replace torch.matmul, which every linear layer without a bias calls."""
+    """Replace torch.matmul."""
     if other.dim() == 1:
         return product(self, other.unsqueeze(1)).squeeze(-1)
     if self.dim() == 1:

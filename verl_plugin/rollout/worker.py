@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm import envs
 from vllm.config import CUDAGraphMode
 from vllm_ascend.worker.worker import NPUWorker
 
 from verl_plugin.rollout.experts import combine_finite_experts
+from verl_plugin.rollout.invariant_products import replace_products
+from verl_plugin.rollout.ordered_experts import add_experts_in_order
 
 
 class RolloutWorker(NPUWorker):
@@ -17,8 +20,10 @@ class RolloutWorker(NPUWorker):
     _window_tokens: int | None = None
 
     def init_device(self) -> None:
-        """As upstream, which creates the model runner here."""
+        """As upstream, which activates its batch-invariant mode and creates the model runner here."""
         super().init_device()
+        if envs.VLLM_BATCH_INVARIANT:
+            replace_products()
         self._ask_others = self.model_runner._sync_metadata_across_dp
         self.model_runner._sync_metadata_across_dp = self._metadata_across_dp
 
@@ -26,6 +31,8 @@ class RolloutWorker(NPUWorker):
         """As upstream. No graph has been captured yet, so all graphs contain the dispatcher that is set here."""
         super().load_model(*arguments, **named)
         combine_finite_experts()
+        if envs.VLLM_BATCH_INVARIANT:
+            add_experts_in_order()
 
     def execute_model(self, scheduler_output: Any, *arguments: Any, **named: Any) -> Any:
         """As upstream; within a sync window no rank asks the others how many tokens they run."""

@@ -2,13 +2,23 @@
 
 import pytest
 
-from tests.stack_2026.verl.test_jobs import MODELS, ONE_CARD, ONE_NODE, ROLLOUT
+from tests.stack_2026.verl.test_jobs import DIES_128, DIES_256, MODELS, ONE_CARD, ONE_NODE, ROLLOUT
 from verl_plugin.alltoallv.settings import LIBRARY as ALLTOALLV
-from verl_plugin.batch_invariance.checks import ATTENTION_KEY, KEY, LIBRARY, BatchInvariance
+from verl_plugin.batch_invariance.checks import (
+    ATTENTION_KEY,
+    KEY,
+    LIBRARY,
+    BatchInvariance,
+    invariance_model_problems,
+)
 from verl_plugin.jobs import JobError, check_job, compose_job
+from verl_plugin.rollout import WORKER, WORKER_KEY
 
 ON = f"+{KEY}='1'"
 PIECES = f"++{ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode=PIECEWISE"
+TWO_DIES = [f"{ROLLOUT}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"]
+FUSED = f"+{ROLLOUT}.engine_kwargs.vllm.additional_config.enable_fused_mc2=1"
+UPSTREAM = f"{WORKER_KEY}=null"
 TRAINS = f"+{ATTENTION_KEY}=batch_invariant"
 LOADS = f"actor_rollout_ref.model.external_lib=[{ALLTOALLV},{LIBRARY}]"
 
@@ -34,7 +44,12 @@ def test_training_that_adds_up_as_the_rollout_passes():
     [
         (ONE_CARD, [ON.replace("1", "yes"), PIECES], "vLLM reads a number there. Set it to '1' or '0'"),
         (ONE_CARD, [ON, PIECES.replace("PIECEWISE", "FULL_DECODE_ONLY")], "whole graphs capture another one"),
-        (ONE_NODE, [ON, PIECES], "npu_grouped_matmul"),
+        (ONE_NODE, [ON, PIECES, UPSTREAM], f"(npu_grouped_matmul). Set it to {WORKER}"),
+        (ONE_NODE, [ON, PIECES, f"{ROLLOUT}.quantization=fp8"], "experts are multiplied unquantised alone"),
+        (ONE_NODE, [ON, PIECES, FUSED], "one operator multiplies and exchanges"),
+        (DIES_128, [ON, PIECES], "by which operators experts are exchanged. Set it to 15 or less"),
+        (DIES_256, [ON, PIECES], "latent attention calls operators that vLLM-Ascend 0.23 does not replace"),
+        (ONE_CARD, [ON, PIECES, TRAINS, LOADS, *TWO_DIES], "does not split sums"),
         (ONE_CARD, [ON, PIECES, TRAINS], f"Set it to [..., {LIBRARY}]"),
         (ONE_CARD, [TRAINS, LOADS], f"the rollout sums in another order without {KEY}=1"),
         (ONE_NODE, [ON, PIECES, TRAINS, LOADS], "megatron has its own attention. Set it to null"),
@@ -46,9 +61,21 @@ def test_settings_unsupported_by_the_mode_rejected(job, overrides, says):
     assert says in str(caught.value), caught.value
 
 
-def test_training_with_biases_rejected():
-    """In Qwen2.5 `aten::linear` depends on the batch (see `test_search.py`), and training does not replace it."""
+def test_products_with_biases_need_this_projects_worker():
+    """In Qwen2.5 `aten::linear` depends on the batch with vLLM-Ascend's own worker (see `test_search.py`)."""
     model = MODELS[ONE_CARD] | {"model_type": "qwen2"}
-    with pytest.raises(JobError, match=f"{ATTENTION_KEY}=batch_invariant is invalid: the model's projections"):
-        check_job(compose_job(ONE_CARD, [ON, PIECES, TRAINS, LOADS]), model)
-    assert check_job(compose_job(ONE_CARD, [ON, PIECES]), model)
+    config = check_job(compose_job(ONE_CARD, [ON, PIECES, TRAINS, LOADS]), model)
+    assert BatchInvariance.from_config(config) == BatchInvariance(rollout=True, training=True)
+    with pytest.raises(JobError, match=r"projections with biases \(aten.linear\)"):
+        check_job(compose_job(ONE_CARD, [ON, PIECES, UPSTREAM]), model)
+
+
+@pytest.mark.parametrize(("family", "passes"), [("qwen3_moe", True), ("qwen3_next", False)])
+def test_training_with_experts_passes_for_those_of_verl(family, passes):
+    config = check_job(compose_job(ONE_CARD, [ON, PIECES, TRAINS, LOADS]), MODELS[ONE_CARD])
+    problems = [*invariance_model_problems(config, MODELS[ONE_NODE] | {"model_type": family})]
+    assert problems == [] if passes else "adds up the experts of qwen3_next in another order" in problems[0]
+
+
+def test_mixture_of_experts_passes_with_this_projects_worker():
+    assert check_job(compose_job(ONE_NODE, [ON, PIECES]), MODELS[ONE_NODE])

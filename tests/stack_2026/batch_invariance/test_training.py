@@ -9,23 +9,37 @@ import pytest
 
 from tests.forked import PYTORCH
 from tests.ranks import run_ranks
-from tests.stack_2026.batch_invariance.engines import run_engine
+from tests.stack_2026.batch_invariance.engines import Engines
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
 from verl_plugin.batch_invariance.jobs import Job
+from verl_plugin.rollout import WORKER
 
 pytestmark = pytest.mark.slow
+MODELS = ["qwen2.5", "qwen3", "qwen3moe"]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("training")
-    write_checkpoint("qwen3", folder / "qwen3")
-    answer = run_engine(Job(str(folder / "qwen3"), search=False), "1", folder / "engine")["alone"]
-    (folder / "answer.json").write_text(json.dumps(answer))
+def all_found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, answers = tmp_path_factory.mktemp("training"), {}
+    engines = Engines(folder)
+    for model in MODELS:
+        write_checkpoint(model, folder / model)
+        job = Job(str(folder / model), search=False, worker=WORKER)
+        answers[model] = engines.run(job, "1")["alone"]
+        (folder / f"answer-{model}.json").write_text(json.dumps(answers[model]))
+    engines.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NPU_EMULATOR_DEVICES", "1")
         run_ranks("tests.stack_2026.batch_invariance.training_program", 1, folder, timeout=500, imported=PYTORCH)
-    return json.loads((folder / "training.json").read_text()) | {"rollout": answer["log_probs"]}
+    return {
+        model: json.loads((folder / f"training-{model}.json").read_text()) | {"rollout": answers[model]["log_probs"]}
+        for model in MODELS
+    }
+
+
+@pytest.fixture(params=MODELS)
+def found(request, all_found) -> dict[str, Any]:
+    return all_found[request.param]
 
 
 @pytest.mark.parametrize("batch", ["whole", "padded", "packed"])
@@ -40,4 +54,4 @@ def test_other_forwards_are_a_rounding_apart(found, forward):
 
 
 def test_gradients_are_those_of_plain_attention(found):
-    assert found["gradients apart"] < 1e-5 and found["parameters"] == 25
+    assert found["gradients apart"] < 1e-4 and found["parameters"] >= 25

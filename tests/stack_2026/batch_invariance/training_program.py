@@ -48,22 +48,28 @@ def gradients(model: Any, sequence: Tokens) -> dict[str, torch.Tensor]:
 
 def main(folder: Path) -> None:
     apply_npu_patches()
-    given = json.loads((folder / "answer.json").read_text())
-    prompt, answer = list(make_prompts(VOCABULARY, PROMPT).sample), given["tokens"]
-    model = AutoModelForCausalLM.from_pretrained(
-        folder / "qwen3", dtype=torch.float32, attn_implementation="sdpa"
-    ).npu()  # fmt: skip
-    found: dict[str, Any] = {"plain": log_probs(model, prompt, answer)}
-    expected = gradients(model, [*prompt, *answer])
+    names = [each.stem.removeprefix("answer-") for each in sorted(folder.glob("answer-*.json"))]
+    answers = {name: json.loads((folder / f"answer-{name}.json").read_text())["tokens"] for name in names}
+    prompt = list(make_prompts(VOCABULARY, PROMPT).sample)
+    models = {
+        name: AutoModelForCausalLM.from_pretrained(
+            folder / name, dtype=torch.float32, attn_implementation="sdpa"
+        ).npu()  # fmt: skip
+        for name in names
+    }
+    plain = {name: log_probs(model, prompt, answers[name]) for name, model in models.items()}
+    expected = {name: gradients(model, [*prompt, *answers[name]]) for name, model in models.items()}
     from verl_plugin.batch_invariance import training
 
-    found["plain attention"] = log_probs(model, prompt, answer)
-    model.set_attn_implementation(training.NAME)
-    found["whole"] = log_probs(model, prompt, answer)
-    found["padded"] = log_probs(model, prompt, answer, padding=7)
-    found["packed"] = log_probs(model, prompt, answer, packed=[5, 6, 7, 8, 9])
-    obtained = gradients(model, [*prompt, *answer])
-    apart = [(obtained[name] - each).abs().max() / each.abs().max() for name, each in expected.items()]
-    found["gradients apart"] = float(max(apart))
-    found["parameters"] = len(apart)
-    (folder / "training.json").write_text(json.dumps(found))
+    for name, model in models.items():
+        answer = answers[name]
+        found: dict[str, Any] = {"plain": plain[name], "plain attention": log_probs(model, prompt, answer)}
+        model.set_attn_implementation(training.NAME)
+        found["whole"] = log_probs(model, prompt, answer)
+        found["padded"] = log_probs(model, prompt, answer, padding=7)
+        found["packed"] = log_probs(model, prompt, answer, packed=[5, 6, 7, 8, 9])
+        obtained = gradients(model, [*prompt, *answer])
+        apart = {each: (obtained[each] - of).abs().max() / of.abs().max() for each, of in expected[name].items()}
+        found["gradients apart"] = float(max(apart.values()))
+        found["parameters"] = len(apart)
+        (folder / f"training-{name}.json").write_text(json.dumps(found))
