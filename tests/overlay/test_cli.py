@@ -123,7 +123,7 @@ def test_a_feature_a_target_a_label_or_a_part_is_explained(project):
         assert project("explain", name) == (0, patch)
     code, text = project("explain", "core")
     assert code == 0 and [line for line in text.splitlines() if line[0] != " "] == ["acme.core:f", "acme.core:extra"]
-    assert project("explain", "gone") == (2, "no patch has the name 'gone'. `python -m overlay list` lists them all\n")
+    assert project("explain", "gone") == (2, "no patch has the name 'gone'. `python -m overlay list` lists them\n")
     assert [each["name"] for each in json.loads(project("explain", "doubling", "--json")[1])] == ["doubling"]
 
 

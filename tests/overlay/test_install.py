@@ -143,7 +143,7 @@ def test_a_value_is_computed_from_upstreams_or_made_anew():
 
 
 def test_classes_are_neither_wrapped_nor_replaced_by_functions():
-    with pytest.raises(TargetError, match="wrap its __init__"):
+    with pytest.raises(TargetError, match="Wrap its __init__"):
         wrapped(dict, doubled)
     with pytest.raises(TargetError, match="a class must be replaced by a class"):
         replaced(dict, mine)

@@ -135,7 +135,7 @@ def test_old_owner_that_wakes_up_has_lost(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_lock.os, "kill", lambda process, number: ended.append((process, number)))
     monkeypatch.setattr(run_lock, "BEAT_S", 0)
     run_lock._beat([old], threading.Event(), owned)
-    assert "taken" in owned.lost and ended == [(os.getpid(), 15)] and owned.lost in capsys.readouterr().err
+    assert "took over" in owned.lost and ended == [(os.getpid(), 15)] and owned.lost in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("links", [True, False])

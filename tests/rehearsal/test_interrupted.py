@@ -28,7 +28,7 @@ def test_signal_acknowledged_when_it_comes(capfd, number):
     name = signal.Signals(number).name
     assert signals.received == [number, number]
     assert first == f"\n{name}: stopping all processes; send it again to stop waiting\n"
-    assert capfd.readouterr().err == f"\n{name} again: no longer\n"
+    assert capfd.readouterr().err == f"\n{name} again: no longer waiting\n"
 
 
 @pytest.fixture

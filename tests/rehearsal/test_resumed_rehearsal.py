@@ -165,7 +165,7 @@ def kill_all(mark):
 @pytest.mark.parametrize(
     ("named", "kept", "said"),
     [
-        (None, [], "Going on at step 1, because {checkpoints} has no complete checkpoint"),
+        (None, [], "Continuing at step 1, because {checkpoints} has no complete checkpoint"),
         ("global_step_2", [1, 2], "Continuing after step 2"),
     ],
 )

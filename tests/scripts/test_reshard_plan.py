@@ -149,12 +149,12 @@ def test_json_of_another_kind_is_no_model(tmp_path, capsys):
         (["--train", "tp4,pp2,layers=30/x", "--rollout", "tp2,ep8"], ["layers=30/x"]),
         (["--model", "nowhere.json", "--train", "tp4", "--rollout", "tp2,ep8"], ["nowhere.json"]),
         (["--train", "tp4,pp1", "--rollout", "tp2,ep8", "--bucket", "1 GB"], ["1 GB"]),
-        (["--train", "tp4,pp1,tp_extend", "--rollout", "tp2,ep8", "--bucket", "4KiB"], ["too small"]),
+        (["--train", "tp4,pp1,tp_extend", "--rollout", "tp2,ep8", "--bucket", "4KiB"], ["a bucket of 4096 bytes"]),
         (["--train", "tp4,pp2,layers=30/30", "--rollout", "tp2,ep8"], ["does not add up"]),
-        (["--train", "tp4", "--rollout", "tp2,ep8", "--itemsize", "0"], ["--itemsize is 0", "at least 1"]),
-        (["--train", "tp4", "--rollout", "tp2,ep8", "--itemsize", "-2"], ["--itemsize is -2"]),
-        (["--train", "tp4", "--rollout", "tp2,ep8", "--dies-per-node", "0"], ["--dies-per-node is 0"]),
-        (["--train", "tp4", "--rollout", "tp2,ep8", "--dies-per-node", "-3"], ["--dies-per-node is -3"]),
+        (["--train", "tp4", "--rollout", "tp2,ep8", "--itemsize", "0"], ["--itemsize=0 is invalid", "at least 1"]),
+        (["--train", "tp4", "--rollout", "tp2,ep8", "--itemsize", "-2"], ["--itemsize=-2 is invalid"]),
+        (["--train", "tp4", "--rollout", "tp2,ep8", "--dies-per-node", "0"], ["--dies-per-node=0 is invalid"]),
+        (["--train", "tp4", "--rollout", "tp2,ep8", "--dies-per-node", "-3"], ["--dies-per-node=-3 is invalid"]),
     ],
 )
 def test_wrong_options_are_one_sentence(

@@ -100,7 +100,7 @@ def test_a_run_like_the_published_one_has_the_published_columns(tmp_path, capsys
     assert found["notes"] == [
         "weights that were read, responses end where the model ends them, experts chosen by the router, "
         "4 layers of a stage recomputed",
-        "20.00 s of moving tensors to and from the host",
+        "the stages include 20.00 s of moving tensors to and from the host",
     ]
 
 

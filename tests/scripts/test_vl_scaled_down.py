@@ -49,4 +49,4 @@ def test_proof_of_a_resume_trains_on_images(tmp_path):
     ("name", "images"), [("qwen2_5_vl_32b_geo3k", True), ("qwen2_5_vl_7b_geo3k", True), ("qwen2_5_32b_dapo", False)]
 )
 def test_preflight_knows_models_with_images(name, images):
-    assert preflight._reads_images(name) == images
+    assert preflight._reads_images(preflight._options(["--config-name", name])) == images

@@ -294,12 +294,15 @@ def broken(folder: Path, change: str) -> None:
     ("change", "words"),
     [
         ("missing tensor", [NAME, "missing", "config.json"]),
-        ("unexpected tensor", ["model.layers.2.self_attn.q_proj.weight", "no place", ".safetensors", "config.json"]),
+        (
+            "unexpected tensor",
+            ["model.layers.2.self_attn.q_proj.weight", "not part of the model in config.json", ".safetensors"],
+        ),
         ("shape", [NAME, "(24, 7)", "(24, 8)", ".safetensors", "config.json"]),
         ("scales", [NAME + "_scale_inv", "is not FP8", ".safetensors"]),
-        ("float8", [NAME, NAME + "_scale_inv is missing", "download"]),
+        ("float8", [NAME, NAME + "_scale_inv is missing", "Download"]),
         ("missing file", ["model-00002-of-00003.safetensors", "No such file"]),
-        ("truncated file", ["model-00002-of-00003.safetensors", "download"]),
+        ("truncated file", ["model-00002-of-00003.safetensors", "Download"]),
         ("broken index", ["model.safetensors.index.json", "not JSON"]),
     ],
 )

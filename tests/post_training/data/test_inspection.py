@@ -48,8 +48,8 @@ def test_columns_that_verl_does_not_need_may_be_absent(tmp_path):
 
 USER = {"role": "user", "content": "1+1"}
 DEFECTS = {
-    "prompt is text": (everywhere("prompt", "1+1"), 0, "prompt", "no chat", "json_to_parquet"),
-    "prompt is null": (changed(2, "prompt", None), 2, "prompt", "no chat", "json_to_parquet"),
+    "prompt is text": (everywhere("prompt", "1+1"), 0, "prompt", "not a chat", "json_to_parquet"),
+    "prompt is null": (changed(2, "prompt", None), 2, "prompt", "not a chat", "json_to_parquet"),
     "prompt is empty": (changed(2, "prompt", []), 2, "prompt", "no message", "json_to_parquet"),
     "message without content": (everywhere("prompt", [{"role": "user"}]), 0, "prompt", "lacks role or content", ""),
     "content is null": (changed(1, "prompt", [{"role": "user", "content": None}]), 1, "prompt.content", "empty", ""),
@@ -59,8 +59,8 @@ DEFECTS = {
     "no reward record": (everywhere("reward_model", "2"), 0, "reward_model.ground_truth", "no field ground_truth", ""),
     "no truth": (everywhere("reward_model", {"style": "rule"}), 0, "reward_model.ground_truth", "no field", "convert"),
     "truth is null": (changed(3, "reward_model.ground_truth", None), 3, "reward_model.ground_truth", "None", "as text"),
-    "truth is empty": (changed(1, "reward_model.ground_truth", " "), 1, "reward_model.ground_truth", "empty", "leave"),
-    "truth is nan": (changed(2, "reward_model.ground_truth", "nan"), 2, "reward_model.ground_truth", "NaN", "leave"),
+    "truth is empty": (changed(1, "reward_model.ground_truth", " "), 1, "reward_model.ground_truth", "empty", "remove"),
+    "truth is nan": (changed(2, "reward_model.ground_truth", "nan"), 2, "reward_model.ground_truth", "NaN", "remove"),
     "truth is NaN in text": (
         changed(1, "reward_model.ground_truth", r"\text{NaN}"), 1, "reward_model.ground_truth", "NaN", "fill in",
     ),
@@ -153,7 +153,7 @@ def test_columns_of_one_name_rejected(tmp_path):
     table = pyarrow.Table.from_pylist(SOUND)
     twice = pyarrow.Table.from_arrays([*table.columns, table["prompt"]], [*table.column_names, "prompt"])
     pyarrow.parquet.write_table(twice, tmp_path / "twice.parquet")
-    with pytest.raises(DataError, match="has 2 columns named prompt: keep one of them"):
+    with pytest.raises(DataError, match="has 2 columns named prompt. Keep one of them"):
         check_file(tmp_path / "twice.parquet")
 
 

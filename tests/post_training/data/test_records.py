@@ -132,7 +132,7 @@ def test_columns_of_one_name_and_bytes_that_are_no_text_rejected(tmp_path):
     path = tmp_path / "twice.parquet"
     columns = [pyarrow.array(["1+1"]), pyarrow.array(["2+2"]), pyarrow.array(["2"])]
     pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, ["problem", "problem", "answer"]), path)
-    with pytest.raises(DataError, match="has 2 columns named problem: keep one"):
+    with pytest.raises(DataError, match="has 2 columns named problem. Keep one"):
         read_problems(path)
     broken = pyarrow.array([b"2", b"\xff"]).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"problem": ["1+1", "0+1"], "answer": broken}), path)
@@ -151,7 +151,7 @@ def test_columns_of_one_name_and_bytes_that_are_no_text_rejected(tmp_path):
         ('{"a": 1, "b": 2}', "line 1 has the columns a, b: problem and answer"),
         ("[1]", "record 1 is int, not a JSON object"),
         ('{"problem": "", "answer": "1"}', '"problem" is empty'),
-        ('{"problem": "1+1", "answer": true}', "holds bool"),
+        ('{"problem": "1+1", "answer": true}', "is bool"),
         ('{"problem": "1+1", "answer": NaN}', "is nan"),
         ('{"problem": ["x"], "answer": "1"}', '"problem" is list'),
         ("[" * 100_000, "is nested too deeply"),

@@ -158,7 +158,7 @@ def test_a_reward_that_gives_no_number_is_not_passed_over(tmp_path, body):
 
 def test_a_reward_that_is_not_there_rejected(tmp_path):
     good = write_reward(tmp_path, "return 1")
-    for given, said in (("absent.py", "is no file"), (good + ":other", "has no function other")):
+    for given, said in (("absent.py", "is not a file"), (good + ":other", "has no function other")):
         with pytest.raises(RewardError, match=said):
             load_reward(given)
     with pytest.raises(RewardError, match="cannot be loaded"):

@@ -94,7 +94,7 @@ def test_a_model_is_found_by_its_architecture() -> None:
     assert GroupedQueryShape.from_config(config, bias=True) == SMALL
     assert table_for(config).shapes == table(SMALL).shapes
     assert table_for(config | {"tie_word_embeddings": True}).ignored_in_files == ("lm_head.weight",)
-    with pytest.raises(ValueError, match="LlamaForCausalLM; known are DeepseekV3ForCausalLM, Qwen2ForCausalLM"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM. Known are DeepseekV3ForCausalLM, Qwen2ForCausalLM"):
         table_for(config | {"architectures": ["LlamaForCausalLM"]})
 
 

@@ -34,7 +34,7 @@ def test_points_are_in_the_order_of_a_forward():
     assert in_order({of_layer(10, points.MLP), of_layer(9, points.OUTPUT)})[0] == of_layer(9, points.OUTPUT)
     assert split("layers.12.mlp") == (12, "mlp") and in_words("layers.12.mlp_norm") == "layer 12, mlp norm"
     for wrong in ("layers.1.nothing", "layers.x.mlp", "mlp", "layers.1"):
-        with pytest.raises(ValueError, match="no point"):
+        with pytest.raises(ValueError, match="not a point"):
             split(wrong)
 
 
@@ -225,7 +225,7 @@ def test_each_dtype_has_its_tolerance_up_to_which_all_is_well(dtype, relative, l
     [
         (dump("training"), "Pass one of each"),
         (replace(ROLLOUT, header=replace(ROLLOUT.header, layers=3)), "same model"),
-        (replace(ROLLOUT, header=replace(ROLLOUT.header, dtype="float64")), "known are"),
+        (replace(ROLLOUT, header=replace(ROLLOUT.header, dtype="float64")), "Known are"),
         (replace(ROLLOUT, sequences=ROLLOUT.sequences[:1]), "same tokens"),
         (
             replace(ROLLOUT, sequences=(TokenSequence((3, 4, 9), (6, 7)), ROLLOUT.sequences[1])),

@@ -86,15 +86,15 @@ def spoilt(path, tensors=None, header=None):
     [
         ({}, {"format": "activations 2"}, "another format"),
         ({}, {"side": "both"}, "of rollout or training"),
-        ({}, {"colour": 1}, "no dump"),
-        ({"lengths": None}, {}, "no dump"),
-        ({"lengths": torch.tensor([[3, 4]])}, {}, "no dump"),
-        ({"embedding.rows": None}, {}, "no dump"),
+        ({}, {"colour": 1}, "not a dump"),
+        ({"lengths": None}, {}, "not a dump"),
+        ({"lengths": torch.tensor([[3, 4]])}, {}, "not a dump"),
+        ({"embedding.rows": None}, {}, "not a dump"),
         ({"embedding.rows": torch.arange(10).flip(0)}, {}, "rows of embedding"),
         ({"embedding.rows": torch.arange(10) + 1}, {}, "rows of embedding"),
         ({"embedding": torch.zeros(9, 8)}, {}, "rows of embedding"),
         ({"embedding": torch.zeros(10, 8, dtype=torch.int64)}, {}, "not activations"),
-        ({"layers.0.nose": torch.zeros(10, 8), "layers.0.nose.rows": torch.arange(10)}, {}, "no point"),
+        ({"layers.0.nose": torch.zeros(10, 8), "layers.0.nose.rows": torch.arange(10)}, {}, "not a point"),
     ],
 )
 def test_files_that_are_no_dumps_rejected_in_a_sentence(tmp_path, tensors, header, word):
@@ -113,5 +113,5 @@ def test_missing_and_cut_files_rejected_in_a_sentence(tmp_path):
         with pytest.raises(DumpError, match="cut off"):
             read_dump(tmp_path / "cut")
     save_file({"x": torch.zeros(1)}, tmp_path / "other")
-    with pytest.raises(DumpError, match="no dump"):
+    with pytest.raises(DumpError, match="not a dump"):
         read_dump(tmp_path / "other")

@@ -82,7 +82,7 @@ def test_a_family_is_found_by_architecture_before_type():
     assert find_family(SimpleNamespace(architectures=["DeepseekV3ForCausalLM"])).name == "DeepSeek-V3"
     assert find_family({"model_type": "qwen3_moe"}).name == "Qwen3-MoE"
     assert find_family({}) is None and find_family({"architectures": ["Qwen3Other"], "model_type": "qwen3"}) is None
-    with pytest.raises(ValueError, match="architecture Other; known are DeepseekV3ForCausalLM, "):
+    with pytest.raises(ValueError, match="architecture Other. Known are DeepseekV3ForCausalLM, "):
         family_of({"architectures": ["Other"]})
 
 

@@ -38,7 +38,7 @@ def test_published_model_passes_a_job_of_its_size(config, backend):
     ("config", "changes", "job", "says"),
     [
         (QWEN, {"architectures": None}, {}, "architectures=null of the model's config.json is invalid"),
-        (QWEN, {"architectures": ["Qwen2ForCausalLM", "Other"]}, {}, "of the one architecture named there"),
+        (QWEN, {"architectures": ["Qwen2ForCausalLM", "Other"]}, {}, "from the one architecture named there"),
         (QWEN, {"architectures": ["Qwen2Model"]}, {}, "no sharding spec for architecture Qwen2Model. Known are"),
         (QWEN, {"model_type": None}, {}, "model_type=null of the model's config.json is invalid"),
         (QWEN, {"hidden_size": "3584"}, {}, 'hidden_size="3584" of the model\'s config.json is invalid'),
@@ -51,7 +51,7 @@ def test_published_model_passes_a_job_of_its_size(config, backend):
         (MOE, {"mlp_only_layers": [0]}, {}, "mlp_only_layers=[0] of the model's config.json is invalid"),
         (MOE, {"tie_word_embeddings": True}, {}, "have separate weights"),
         (V3, {"scoring_func": "softmax"}, {}, "support only scoring_func=sigmoid"),
-        (V3, {"rope_scaling": {"type": "linear", "factor": 2}}, {}, "Megatron's DeepSeek-V3 uses yarn alone"),
+        (V3, {"rope_scaling": {"type": "linear", "factor": 2}}, {}, "Megatron's DeepSeek-V3 supports only yarn"),
         (V3, {"rope_scaling": {"type": "yarn", "factor": 2}}, {}, "a number for original_max_position_embeddings"),
         (MOE, {"rope_scaling": {"type": "yarn", "factor": 2}}, {}, "Megatron's Qwen3-MoE does not support it"),
         (QWEN, {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, {}, "Megatron's Qwen2.5 supports only linear"),
@@ -147,16 +147,20 @@ def test_tower_that_does_not_divide_rejected():
 
 
 @pytest.mark.parametrize(
-    ("group", "values", "key"),
+    ("group", "values", "says"),
     [
-        ("model", {"use_remove_padding": True}, "actor_rollout_ref.model.use_remove_padding=true"),
-        ("actor", {"ulysses_sequence_parallel_size": 2}, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"),
+        ("model", {"use_remove_padding": True}, "model.use_remove_padding=true is invalid: sequences with images"),
+        (
+            "actor",
+            {"ulysses_sequence_parallel_size": 2},
+            "actor.ulysses_sequence_parallel_size=2 is invalid",
+        ),
     ],
 )
-def test_images_without_padding_rejected(group, values, key):
+def test_images_without_padding_rejected(group, values, says):
     job = use(**FSDP)
     job.node[group].update(values)
-    assert next(model_findings(VL, job)).startswith(f"{key} is invalid: splitting sequences with images")
+    assert next(model_findings(VL, job)).startswith(f"actor_rollout_ref.{says}")
     assert next(model_findings(QWEN, job), None) is None
 
 

@@ -51,7 +51,7 @@ def test_a_rollout_has_as_many_data_parallel_ranks_as_its_experts_need(rollout, 
 @pytest.mark.parametrize("word", ["tp", "tp0", "4", "shared", "2tp", "dp-1", ""])
 def test_an_unknown_word_is_named(word):
     with pytest.raises(
-        ValueError, match=f"--rollout tp2,{word}: unknown word {word!r}; known are tp, dp, ep, instances"
+        ValueError, match=f"--rollout tp2,{word}: unknown word {word!r}. Known are tp, dp, ep, instances"
     ):
         parse_placements("tp2", f"tp2,{word}", 8)
 

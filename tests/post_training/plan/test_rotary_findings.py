@@ -61,7 +61,7 @@ def test_dynamic_scaling_rejected_with_its_remedy():
 
 def test_model_of_verl_on_megatron_takes_linear_alone():
     check(MEGATRON, QWEN | {"rope_scaling": {"type": "linear", "factor": 2.0}}, *BY_VERL)
-    with pytest.raises(ConfigurationError, match="Megatron's Qwen2.5 uses linear alone. Set rope_scaling to null"):
+    with pytest.raises(ConfigurationError, match="Megatron's Qwen2.5 supports only linear. Set rope_scaling to null"):
         check(MEGATRON, QWEN, *BY_VERL)
 
 

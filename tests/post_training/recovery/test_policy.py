@@ -53,7 +53,7 @@ def test_a_policy_says_what_it_wants_otherwise(written):
         ('"OOM"', '"OMM"', "a condition is 'OMM' (did you mean OOM?)"),
         ('"OOM"', "reward_error", "the action for reward_error is 'reduce_batch_size', but it is never retried"),
         ('"network_error"', '"full_disk"', "the action for full_disk is 'retry_with_backoff', but it is never retried"),
-        ('"retry_with_backoff"', '"reduce_batch_size"', "which helps when a die ran out of memory"),
+        ('"retry_with_backoff"', '"reduce_batch_size"', "which only helps when a die ran out of memory"),
         ('"retry_with_backoff"', '"again"', "the action for network_error is 'again'"),
         ('      action: "retry_with_backoff"\n', "", "policy_sets has an invalid entry"),
         ("retry_options:", "retry_options: [", "is not YAML"),

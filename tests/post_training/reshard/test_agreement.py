@@ -93,7 +93,11 @@ def test_every_rank_learns_the_type_of_every_tensor_of_each_side():
     [
         (1, {"b": torch.zeros(3, dtype=torch.bfloat16)}, "rank 1: "),
         (2, {"b": torch.zeros(2, dtype=torch.float32)}, "b: rank 2 has torch.float32, but a lower rank torch.bfloat16"),
-        (2, {"a": torch.zeros(2, dtype=torch.float64)}, "a: rank 2 holds torch.float64, a lower rank torch.float32"),
+        (
+            2,
+            {"a": torch.zeros(2, dtype=torch.float64)},
+            "a: rank 2 has torch.float64, but a lower rank torch.float32",
+        ),
     ],
 )
 def test_tensors_of_one_rank_that_do_not_fit_stop_all(rank, changed, sentence):

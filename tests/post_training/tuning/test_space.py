@@ -59,7 +59,7 @@ def test_proposals_lie_in_the_space_and_are_overrides():
         ("a: {low: 1", "is not YAML"),
         ("a: 3", "a=3 is invalid. Set it to a list of values"),
         ("a: []", "a=[] is invalid. Set it to a list of values"),
-        ("a: {low: 1, hi: 2}", "a has hi; a range takes low, high, step, log"),
+        ("a: {low: 1, hi: 2}", "a has hi, but a range takes low, high, step, log"),
         ("a: {low: x, high: 2}", "Set low, high and step"),
         ("a: {low: 2, high: 1}", "a goes from 2 to 1 by None"),
         ("a: {low: 1, high: 2, step: 5}", "by 5. Set a low below high, and a step that fits"),

@@ -51,7 +51,7 @@ def test_the_seed_alone_decides_the_split():
 
 @pytest.mark.parametrize("count", [0, -1, 91])
 def test_an_impossible_number_of_test_exercises_is_an_error(count):
-    with pytest.raises(ValueError, match="from 1 to 90"):
+    with pytest.raises(ValueError, match="only 1 to 90"):
         split_exercises(0, count)
 
 

@@ -47,7 +47,7 @@ def test_even_stages_need_no_list():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"pipeline_model_parallel_size": 2}, "set num_layer_list"),
+        ({"pipeline_model_parallel_size": 2}, "Set num_layer_list"),
         ({"pipeline_model_parallel_size": 2, "num_layer_list": [3]}, "must name 2 pipeline stages"),
         ({"pipeline_model_parallel_size": 2, "num_layer_list": [2, 2]}, "add up to 3"),
         ({"pipeline_model_parallel_size": 2, "num_layer_list": [3, 0]}, "must be positive"),

@@ -163,7 +163,7 @@ def test_own_rules_take_the_place_of_the_defaults():
         ({"above": 1}, "needs a metric"),
         ({"metric": "m", "above": 1, "below": 0}, "and one of above"),
         ({"metric": "m", "above": "much"}, "='much' is invalid. Set it to a number"),
-        ({"metric": "m", "above": math.inf}, "set it to a number"),
+        ({"metric": "m", "above": math.inf}, "Set it to a number"),
         ({"metric": "m", "above": True}, "above=True is invalid. Set it to a number"),
         ({"metric": "m", "above": 1, "for": 0}, "for=0 is invalid. Set it to a number of steps"),
         ({"metric": "m", "above": 1, "for": True}, "for=True is invalid. Set it to a number of steps"),
@@ -183,7 +183,7 @@ def test_an_address_to_post_to_is_needed_and_is_checked():
     with pytest.raises(ConfigurationError, match="needs actor_rollout_ref.overlay.alerts.webhook"):
         check_rules({}, settings.OverlaySettings(alerts=AlertsSettings(True, rules=posts)))
     check_rules({}, settings.OverlaySettings(alerts=AlertsSettings(True, rules=posts, webhook="https://example.org/x")))
-    with pytest.raises(ConfigurationError, match="for is 0"):
+    with pytest.raises(ConfigurationError, match="for=0 is invalid"):
         check_rules(
             {}, settings.OverlaySettings(alerts=AlertsSettings(rules={"kl": {"metric": "m", "above": 1, "for": 0}}))
         )

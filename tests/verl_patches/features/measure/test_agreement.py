@@ -36,7 +36,7 @@ def test_other_names_rejected_with_the_difference(ranks, case, difference):
     """Without the check, `timing_s/values` of one rank is compared with `timing_s/update` of the other."""
     sentence = (
         f"ranks measured different metrics in one step: compared with rank 0, rank 1 {difference}. Use the "
-        "same code and settings on every node; scripts/doctor.py --ray ADDRESS compares"
+        "same code and settings on every node; scripts/doctor.py --ray ADDRESS compares them"
     )
     assert [rank[case] for rank in ranks] == [sentence] * 2
 

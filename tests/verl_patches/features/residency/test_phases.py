@@ -255,9 +255,9 @@ def test_switching_off_brings_everything_back():
 
 def test_unknown_names_rejected():
     residency = Residency(lambda: True)
-    with pytest.raises(ValueError, match="no phase needs a group 'gradients'; groups are actor_params"):
+    with pytest.raises(ValueError, match="no phase needs a group 'gradients'. Groups are actor_params"):
         residency.register("gradients", Recorded("gradients", []))
-    with pytest.raises(ValueError, match="unknown phase 'train'; phases are init"):
+    with pytest.raises(ValueError, match="unknown phase 'train'. Phases are init"):
         residency.enter("train")
 
 

@@ -32,7 +32,7 @@ def settings(enabled: bool = True, windows: bool = True, noise: bool = True, exp
 @pytest.mark.parametrize(
     ("config", "chosen", "sentence"),
     [
-        (job(), settings(noise=False), "needs actor_rollout_ref.overlay.request_noise.enabled=true.*; set it, or"),
+        (job(), settings(noise=False), "needs actor_rollout_ref.overlay.request_noise.enabled=true.*. Set it, or"),
         (job(), settings(windows=False), "needs actor_rollout_ref.overlay.dp_sync.enabled=true"),
         (job(), settings(experts=2), "rollout.expert_parallel_size=2 with .*tensor_model_parallel_size=2 makes one"),
         (
@@ -40,7 +40,7 @@ def settings(enabled: bool = True, windows: bool = True, noise: bool = True, exp
             settings(),
             "needs graphs of several sizes.*enabled=False and graph_batch_sizes=.1, 4, 16",
         ),
-        (job(graph_batch_sizes=[16]), settings(), "needs graphs of several sizes.*graph_batch_sizes=.16.*; give it"),
+        (job(graph_batch_sizes=[16]), settings(), "needs graphs of several sizes.*graph_batch_sizes=.16.*. Set it"),
         (
             {"actor_rollout_ref": {"rollout": {"tensor_model_parallel_size": 1}}},
             settings(),

@@ -26,7 +26,7 @@ def test_it_is_off_unless_asked_for():
 
 def test_weights_that_are_read_are_not_trained_with_it():
     with pytest.raises(
-        ConfigurationError, match="router_balance.forced=True sends .*load_weight=True reads weights; set"
+        ConfigurationError, match="router_balance.forced=True sends .*load_weight=True reads weights. Set"
     ):
         check(FORCED)
 
@@ -37,7 +37,7 @@ def test_a_model_without_such_a_router_rejected(tmp_path):
         return check(FORCED, RANDOM_WEIGHTS, f"actor_rollout_ref.model.path={tmp_path}")
 
     assert of_type("deepseek_v3").router_balance.forced
-    with pytest.raises(ConfigurationError, match=r"balances the routers of DeepseekV3.*\['Qwen3MoeForCausalLM'\]; set"):
+    with pytest.raises(ConfigurationError, match=r"balances the routers of DeepseekV3.*\['Qwen3MoeForCausalLM'\]. Set"):
         of_type("qwen3_moe")
 
 

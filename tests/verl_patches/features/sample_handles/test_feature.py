@@ -21,7 +21,7 @@ JOB = {
         (
             "actor_rollout_ref",
             {"actor": {"strategy": "fsdp"}},
-            "actor.strategy=fsdp; set it to false",
+            "actor.strategy=fsdp. Set it to false",
         ),
         ("algorithm", {"adv_estimator": "gae"}, "algorithm.adv_estimator=gae: a critic's worker reads the tokens"),
         ("algorithm", {"use_kl_in_reward": True}, "algorithm.use_kl_in_reward=True: the driver reads ref_log_prob"),

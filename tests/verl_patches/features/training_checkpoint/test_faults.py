@@ -94,7 +94,7 @@ def test_missing_state_reported_before_loading(tmp_path, monkeypatch, state):
 
     monkeypatch.setattr(filling, "open_training_files", without_one)
     made = rank_of("qwen2", ONE, 0)
-    with pytest.raises(CheckpointError, match=f"no file has {state} of model.norm.weight; resume from another"):
+    with pytest.raises(CheckpointError, match=f"no file has {state} of model.norm.weight. Resume from another"):
         load_training(tmp_path, made)
     assert all(tensor.isnan().all() for tensor in made.tensors.values())
 

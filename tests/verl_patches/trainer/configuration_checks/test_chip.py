@@ -36,7 +36,7 @@ def test_number_of_dies_that_the_exchange_of_a2_does_not_take_rejected():
     assert given["actor_rollout_ref"]["overlay"]["rollout"]["expert_parallel_size"] in SIZES_OF_A2
     check_chip(given, A2)
     for graph in ([], ["+graph=off"]):
-        with pytest.raises(ConfigurationError, match=rf"{SPREAD}=48 is invalid: .*takes 16, 32, 64"):
+        with pytest.raises(ConfigurationError, match=rf"{SPREAD}=48 is invalid: .*needs 16, 32, 64"):
             check_chip(config(f"{SPREAD}=48", *graph), A2)
 
 

@@ -127,7 +127,7 @@ def test_files_of_unlike_columns_are_rejected(tmp_path, monkeypatch):
     wide = written(tmp_path, FILES["large_string"], "c.parquet")
     check_configured_files(configured(plain, turned))
     assert trained_on(tmp_path, monkeypatch, plain, turned)
-    with pytest.raises(DataError, match="c.parquet: column data_source is large_string, and string in .*a.parquet"):
+    with pytest.raises(DataError, match="c.parquet: column data_source is large_string, but string in .*a.parquet"):
         check_configured_files(configured(plain, wide))
     with pytest.raises(ValueError, match="can't be aligned"):
         trained_on(tmp_path, monkeypatch, plain, wide)
