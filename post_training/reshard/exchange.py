@@ -124,7 +124,7 @@ class Exchange:
     progress: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        # What a bucket passes on came with the one before it, which has to be in the only receive buffer still.
+        # A bucket passes on what came with the one before it, which has to be in the only receive buffer still.
         if self.slots > 1 and any(step.forward is not None for step in self.buckets):
             raise ValueError(f"slots={self.slots} is invalid: the {self.leg} passes bytes on. Set it to 1.")
 
