@@ -270,7 +270,7 @@ def test_fewer_rows_than_a_step_takes_rejected(tmp_path):
         write_files({path: rows})
     config = {"data": {"train_batch_size": 7}, "trainer": {"n_gpus_per_node": 4}}
     check_rows(plan, config)
-    with pytest.raises(PreflightError, match="7 training rows.*data.train_batch_size=8"):
+    with pytest.raises(PreflightError, match="data.train_batch_size=8 is invalid: .* 7 training rows. Use more data"):
         check_rows(plan, {**config, "data": {"train_batch_size": 8}})
 
 
@@ -296,7 +296,7 @@ def test_an_output_that_cannot_be_written_is_one_sentence_before_anything(tmp_pa
     running = start(tmp_path, "good", "--output", folder)
     output, errors = running.communicate(timeout=600)
     assert (running.returncode, output, errors.count("\n")) == (2, "", 1)
-    assert errors.startswith("error: ") and folder in errors and "choose" in errors
+    assert errors.startswith("error: ") and f"--output={folder} " in errors and "Choose " in errors
 
 
 def test_an_output_on_a_file_system_that_is_read_only_rejected(read_only):
@@ -314,7 +314,7 @@ def test_the_check_of_the_output_leaves_nothing_and_accepts_what_can_be_made(tmp
 
 def test_device_memory_must_hold_the_training_state():
     check_device_memory(parameters=2**20, dies=4, capacity_mb=5)
-    with pytest.raises(PreflightError, match="--device-memory 4 is too little.*take 5 MiB.*give at least 10"):
+    with pytest.raises(PreflightError, match="--device-memory=4 is invalid: .*take 5 MiB.* Set it to at least 10"):
         check_device_memory(parameters=2**20, dies=4, capacity_mb=4)
 
 

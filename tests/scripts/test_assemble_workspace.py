@@ -188,7 +188,7 @@ def rejected(result: subprocess.CompletedProcess, text: str) -> None:
 
 def test_other_sources_rejected_before_anything_changes(project, tmp_path):
     checkouts = str(project.checkouts)
-    rejected(project.assemble("--from", str(tmp_path / "empty")), "there is no")
+    rejected(project.assemble("--from", str(tmp_path / "empty")), "verl/verl does not exist. Pass verl=FOLDER")
     project.write(project.checkouts / "verl", {"verl/__init__.py": "changed = 1\n"})
     rejected(project.assemble("--from", checkouts), "has changes under verl")
     head = project.commit("verl")

@@ -427,7 +427,7 @@ def test_launcher_rejects_before_it_sets_up_anything(machine):
         machine.run(*launcher, "--steps", "0"), "--steps=0 is invalid. Set it to a whole number, at least 1"
     )
     assert rejected(machine.run(*launcher, "--dies", "four"), "--dies=four is invalid")
-    assert rejected(machine.run(*launcher, "--seed", "-1"), '--seed is "-1"')
+    assert rejected(machine.run(*launcher, "--seed", "-1"), "--seed=-1 is invalid. Set it to a whole number")
     assert rejected(machine.run(*launcher, "--model", "llama"), f"Set it to one of: {' '.join(sorted(TINY_MODELS))}.")
     assert rejected(machine.run(*launcher, "--faster"), 'Unknown argument "--faster"')
     for option, good in (("--backend", "fsdp2"), ("--weights", "naive"), ("--precision", "bfloat16")):

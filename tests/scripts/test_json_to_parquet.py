@@ -59,7 +59,7 @@ def test_dropped_records_are_reported(tmp_path):
     done = convert("--output_dir", tmp_path / "out", "--json_path", path, "--test_json_path", test)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        f'{path}: left out 1 without an answer (first: record 2: the column "answer" is empty)',
+        f'{path}: dropped 1 without an answer (first: record 2: the column "answer" is empty)',
         f"{path}: dropped 2 whose question occurs before, 1 of them with another answer (first: record 3 repeats "
         "record 1)",
         f"{path}: dropped 1 that are also test problems",

@@ -97,7 +97,7 @@ def test_dry_run_prints_the_commands_of_a_run(machine, tmp_path):
         (["--data", PROBLEMS], False, {}, "--model is missing"),
         (["--data", PROBLEMS, "--model", ROOT], False, {}, "is invalid: no config.json"),
         (["--model", ROOT], False, {}, "--model=.* is invalid: no config.json"),
-        (["--data", "nowhere.json"], True, {}, "nowhere.json does not exist"),
+        (["--data", "nowhere.json"], True, {}, "--data=nowhere.json is invalid: the file does not exist"),
         (["--steps", "none"], True, {}, "--steps=none is invalid"),
         (["--shards", "2"], True, {}, 'Unknown argument "--shards"'),
         ([], True, {"NPUS": "7"}, "sees 7 NPUs, but the job takes 8"),

@@ -115,7 +115,7 @@ def test_absent_data_set_names_the_download_commands(name, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--hdfs_dir", "hdfs://x"], "--hdfs_dir=hdfs://x is not supported: copy"),
+        (["--hdfs_dir", "hdfs://x"], "--hdfs_dir=hdfs://x is not supported. Copy the files"),
         (["--local_dataset_path", "/no/such"], "/no/such is not a folder. Pass the folder"),
     ],
 )

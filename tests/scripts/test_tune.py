@@ -204,7 +204,7 @@ REHEARSAL = ["--", "bash", "scripts/rehearse.sh"]
         ([], "--objective=seconds needs --model"),
         (["--config-name", "rehearsal", "--objective", "tokens"], "Pass a command after --"),
         (["--objective", "seconds", *REHEARSAL], "starts nothing. Remove the command"),
-        (["--algorithm", *REHEARSAL], "add --objective reward"),
+        (["--algorithm", *REHEARSAL], "Add --objective reward"),
         (["--objective", "reward", *REHEARSAL], "--objective reward needs --algorithm or --space"),
         (["--config-name", "rehearsal", *REHEARSAL], "a rehearsal has its own configuration"),
         (["--", "bash", "launcher.sh"], "--config-name is missing"),

@@ -552,7 +552,7 @@ def test_output_folder_of_another_conversion(pristine, output, capsys):
     assert convert(pristine, output, *OPTIONS) == 0
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     assert convert(pristine, output, *ShardLayout(stages=(3,)).options()) == 2
-    assert "choose another folder" in capsys.readouterr().err
+    assert "Choose another folder" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 

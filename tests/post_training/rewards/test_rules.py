@@ -216,7 +216,7 @@ def test_substring_rule_keeps_its_known_weakness(verifier):
 
 def test_unknown_rule_names_the_known_ones(verifier):
     assert set(RULES) == {"boxed", "geo3k", "gsm8k", "substring"}
-    with pytest.raises(ValueError, match=f"choose one of: {', '.join(RULES)}"):
+    with pytest.raises(ValueError, match=f"Choose one of: {', '.join(RULES)}"):
         score("", "", verifier, rule="exact")
 
 

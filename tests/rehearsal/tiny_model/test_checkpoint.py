@@ -194,7 +194,7 @@ def test_files_can_be_read_by_other_users(random_checkpoint):
 
 def test_a_folder_that_is_no_checkpoint_of_ours_rejected(random_request, tmp_path):
     (tmp_path / "precious").write_text("")
-    with pytest.raises(FileExistsError, match="choose another folder"):
+    with pytest.raises(FileExistsError, match="Choose another folder"):
         make_checkpoint(random_request, tmp_path, ignore)
     assert (tmp_path / "precious").exists()
 

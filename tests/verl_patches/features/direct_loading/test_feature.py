@@ -138,7 +138,7 @@ def test_a_quantised_description_rejected(copied, folder):
 def test_another_architecture_rejected(copied, folder):
     rewrite_config(copied, architectures=["LlamaForCausalLM"])
     known = ", ".join(family.architecture for family in families())
-    expected = f"['LlamaForCausalLM'], and only {known} can be loaded this way"
+    expected = f"['LlamaForCausalLM'], but only {known} can be loaded this way"
     assert expected in rejected(copied)
     with pytest.raises(ConfigurationError, match="for architecture LlamaForCausalLM. Known are"):
         check(folder, model_path=copied)

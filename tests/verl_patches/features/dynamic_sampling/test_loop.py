@@ -402,7 +402,7 @@ ON = (f"{FILTER}.enable=true",)
         (("+data.gen_batch_size=42",), "data.gen_batch_size=42 .* does not divide among 4 dies"),
         (
             ("actor_rollout_ref.actor.ppo_mini_batch_size=16",),
-            "recompute_old_log_prob=False is exact only with one update .* makes 2 updates of the 32 prompts",
+            "recompute_old_log_prob=False is exact only with one update .* splits the 32 prompts .* into 2 updates",
         ),
         ((f"{FILTER}.on_exhausted=train_smaller",), "on_exhausted=train_smaller"),
         ((f"{FILTER}.lower_bound=.nan",), "lower_bound"),

@@ -85,7 +85,7 @@ def test_the_rehearsal_and_the_recomputing_configuration_pass(installed):
         ([*RECOMPUTED, f"{RECOMPUTED[1][:-4]}selective"], "activations_checkpoint_granularity=selective.*choose full"),
         (
             [f"{MINDSPEED.section}.swap_optimizer=true", "actor_rollout_ref.overlay.precision=float32"],
-            "swap_optimizer moves the float32 copies.*precision=float32; set it to false",
+            "swap_optimizer moves the float32 copies.*precision=float32 has none. Set it to false",
         ),
     ],
 )

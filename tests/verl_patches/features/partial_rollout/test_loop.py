@@ -304,7 +304,7 @@ def test_a_checkpoint_of_another_run_rejected(make, tmp_path):
         ((f"{SECTION}.threshold=0.4",), "threshold=0.4 is invalid: between 0.5 and 1"),
         ((f"{SECTION}.threshold=1.5",), "threshold=1.5 is invalid: between 0.5 and 1"),
         ((f"{SECTION}.max_steps=0",), "max_steps"),
-        ((f"{CORRECTION}=false",), "rollout_correction.enabled=False takes"),
+        ((f"{CORRECTION}=false",), "rollout_correction.enabled=False treats"),
         (
             ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc"),
             "filter_groups.enable=true, which",

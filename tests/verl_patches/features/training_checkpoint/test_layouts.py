@@ -164,9 +164,9 @@ def _of_other_steps(folder):
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (_cut, r"bytes instead of \d+; resume from an older"),
+        (_cut, r"bytes instead of \d+. Resume from an older"),
         (_flip, "has SHA-256 .* the file has changed"),
-        (_lose, "cannot be read .No such file.*; resume from an older"),
+        (_lose, "cannot be read .No such file.*. Resume from an older"),
         (_unfinished, "not a complete checkpoint, manifest.json is missing or unfinished"),
         (_of_other_steps, "disagree on optimizer_steps"),
     ],
@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_rejected_before_anything_is_written(tmp_path, dama
 
 
 def test_another_models_checkpoint_rejected(saved):
-    with pytest.raises(CheckpointError, match="is not a tensor of this model. Resume with the model"):
+    with pytest.raises(CheckpointError, match="is not a tensor of this model. Resume with the saved model"):
         load_training(saved("qwen2", "tp2"), rank_of("deepseek_v3", ONE, 0))
     with pytest.raises(CheckpointError, match="no file has any part of lm_head.weight|is not a tensor of this model"):
         load_training(saved("qwen2_tied", "tp2"), rank_of("qwen2", ONE, 0))

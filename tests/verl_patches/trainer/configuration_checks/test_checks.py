@@ -75,7 +75,7 @@ def test_the_rehearsal_configuration_passes():
         (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=null"], "per_gpu=None does not divide"),
         (
             ["actor_rollout_ref.actor.ppo_mini_batch_size=16"],
-            "recompute_old_log_prob=False is exact only with one update per rollout batch, but .*makes 2 updates",
+            "recompute_old_log_prob=False is exact only with one update per rollout batch, but .* into 2 updates; set",
         ),
         (["actor_rollout_ref.actor.ppo_epochs=2"], "one update per rollout batch, but .*ppo_epochs=2; set it to 1"),
         (["algorithm.use_kl_in_reward=true"], "use_kl_in_reward=True needs it before the update"),
@@ -85,7 +85,7 @@ def test_the_rehearsal_configuration_passes():
                 "actor_rollout_ref.overlay.residency.enabled=false",
                 "actor_rollout_ref.overlay.checkpoint.write=background",
             ],
-            "write=background writes .*residency.enabled=false; set .*checkpoint.write to auto",
+            "write=background writes .*residency.enabled=false[.] Set .*checkpoint.write to auto",
         ),
         (["actor_rollout_ref.ref.megatron.param_offload=true"], "ref.megatron.param_offload=True and .*would both"),
         (["actor_rollout_ref.rollout.temperature=0"], "temperature=0.0 is invalid: training has no such log-probs"),
@@ -219,7 +219,7 @@ def test_data_in_another_shape_rejected_before_anything_starts(tmp_path, monkeyp
 @pytest.mark.parametrize(
     "error, remedy, cause",
     [
-        (RuntimeError("NPU out of memory. Tried to allocate 2 MiB"), "give the dies more memory", "OOM"),
+        (RuntimeError("NPU out of memory. Tried to allocate 2 MiB"), "Give the dies more memory", "OOM"),
         (RuntimeError(RAYS_MEMORY_MONITOR), "ran out of host memory", "host_memory"),
         (ValueError("No available memory for the cache blocks. Try"), "KV cache", "bad_configuration"),
     ],

@@ -92,10 +92,16 @@ def test_megatron_configuration_is_not_mistaken_for_fsdp():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("actor_rollout_ref.overlay.reshard.enabled=true", "reshard.enabled=True is for Megatron, .*; set it to false"),
+        (
+            "actor_rollout_ref.overlay.reshard.enabled=true",
+            "reshard.enabled=True is for Megatron, .*[.] Set it to false",
+        ),
         ("actor_rollout_ref.overlay.residency.enabled=true", "residency.enabled=True is for Megatron"),
-        ("actor_rollout_ref.overlay.mindspeed.engine=auto", "mindspeed.engine=auto is for Megatron, .*; set it to off"),
-        ("actor_rollout_ref.overlay.measure.verify_weights=true", "verify_weights=True .* find stale weights; set"),
+        (
+            "actor_rollout_ref.overlay.mindspeed.engine=auto",
+            "mindspeed.engine=auto is for Megatron, .*[.] Set it to off",
+        ),
+        ("actor_rollout_ref.overlay.measure.verify_weights=true", "verify_weights=True .* find stale weights[.] Set"),
         ("actor_rollout_ref.overlay.rollout.expert_parallel_size=2", "expert_parallel_size=2 is for Megatron"),
         ("actor_rollout_ref.ref.strategy=fsdp2", "ref.strategy=fsdp2 is invalid: .* Set it to .*strategy=fsdp$"),
         ("reward_model.strategy=fsdp2", "strategy=fsdp2 is invalid: it should be 'fsdp'"),
@@ -109,7 +115,7 @@ def test_megatron_configuration_is_not_mistaken_for_fsdp():
         ("critic.model.use_remove_padding=true", "critic.model.use_remove_padding=true is invalid"),
         ("actor_rollout_ref.model.lora_rank=8", "lora_rank=8 is invalid"),
         (f"{ULYSSES}=2", "=2 only splits sequences without padding. Set .*use_remove_padding to true"),
-        (f"{REFERENCE}=2", "ref.ulysses_sequence_parallel_size=2 is not .*=1, .*; set it to 1"),
+        (f"{REFERENCE}=2", "ref.ulysses_sequence_parallel_size=2 is invalid: .*[.] Set it to .*actor.*=1$"),
         ("critic.ulysses_sequence_parallel_size=2", "critic.ulysses_sequence_parallel_size=2 is invalid"),
         ("+actor_rollout_ref.actor.recompute_old_log_prob=false", "recompute_old_log_prob=false is invalid"),
         ("actor_rollout_ref.actor.optim.warmup_style=linear", "warmup_style=linear is invalid"),
@@ -165,7 +171,7 @@ FSDP2 = "actor_rollout_ref.actor.strategy=fsdp2"
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("actor_rollout_ref.actor.use_torch_compile=true", "use_torch_compile=true compiles .*; set it to false"),
+        ("actor_rollout_ref.actor.use_torch_compile=true", "use_torch_compile=true compiles .*[.] Set it to false"),
         (
             f"{ULYSSES}=3",
             "8 dies do not divide into whole groups of .*ulysses_sequence_parallel_size=3, .*a divisor of 8",
@@ -195,7 +201,7 @@ def test_fsdp2_is_one_key_for_all_models():
     ("override", "says"),
     [
         ("actor_rollout_ref.ref.strategy=fsdp", "ref.strategy=fsdp is invalid: .* Set it to .*strategy=fsdp2"),
-        ("critic.strategy=fsdp", "critic.strategy=fsdp is not .*strategy=fsdp2"),
+        ("critic.strategy=fsdp", "critic.strategy=fsdp is invalid: .* Set it to .*actor.strategy=fsdp2$"),
         ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "offload_policy=true is invalid"),
         ("actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params=1", "=1 is read only by strategy fsdp, .*."),
         (
@@ -230,7 +236,7 @@ def test_a_critic_begins_as_the_actor_and_with_its_micro_batches():
         ("critic.forward_micro_batch_size=8", "=8 is invalid: .*set forward_micro_batch_size_per_gpu"),
         ("critic.ppo_mini_batch_size=48", "not a multiple of critic.ppo_mini_batch_size=48"),
         ("critic.ppo_mini_batch_size=1", "=1 prompts x 5 responses do not divide among 8 training replicas"),
-        ("critic.rollout_n=4", "critic.rollout_n=4 is not actor_rollout_ref.rollout.n=5"),
+        ("critic.rollout_n=4", "critic.rollout_n=4 is invalid: .* Set it to actor_rollout_ref.rollout.n=5$"),
         ("critic.strategy=fsdp2", "critic.strategy=fsdp2 is invalid: .* Set it to .*strategy=fsdp$"),
         ("critic.model.fsdp_config.fsdp_size=2", "critic.model.fsdp_config.fsdp_size=2 is invalid"),
         ("critic.model.lora_rank=8", "critic.model.lora_rank=8 is invalid"),
@@ -338,7 +344,7 @@ def test_heads_of_key_and_value_are_divided_or_repeated(key):
             "actor_rollout_ref.actor.megatron.seed=1",
             "is not in this configuration and belongs to Megatron. Remove it",
         ),
-        ("actor_rollout_ref.actor.fsdp_config.model_dtype=fp32", "belongs to FSDP; .*write [+]actor_rollout_ref"),
+        ("actor_rollout_ref.actor.fsdp_config.model_dtype=fp32", "belongs to FSDP[.] .*write [+]actor_rollout_ref"),
         ("trainer.savefreq=1", "unknown key trainer.savefreq"),
     ],
 )

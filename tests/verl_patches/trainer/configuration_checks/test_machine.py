@@ -210,7 +210,7 @@ def test_acl_graphs_do_not_go_with_the_second_stage_of_the_task_queue(monkeypatc
         check_machine(compose("rehearsal", [reward]), model_is_there=False)
         check_machine(compose("rehearsal", torchair), model_is_there=False)
         if rejected:
-            assert "set TASK_QUEUE_ENABLE=1 in the file of the cluster" in rejection(*graphs)
+            assert "Set TASK_QUEUE_ENABLE=1 in the file of the cluster" in rejection(*graphs)
         else:
             check_machine(compose("rehearsal", graphs), model_is_there=False)
 
@@ -239,6 +239,6 @@ def test_shared_copy_in_another_users_folder_rejected(tmp_path, monkeypatch, gro
     with pytest.raises(ConfigurationError) as caught:
         check_shared_copy(config, folder)
     assert str(caught.value) == (
-        f"{group}.use_shm=true is invalid: verl copies the files of all users into {folder}, which is "
-        f"{folder.owner()}'s here. Set it to false, or let them remove that folder."
+        f"{group}.use_shm=true is invalid: verl copies the files of all users into {folder}, which "
+        f"belongs to {folder.owner()} here. Set it to false, or let them remove that folder."
     )

@@ -29,7 +29,11 @@ def check(model, *overrides):
     ("model", "overrides", "says"),
     [
         (TINY, [f"{TRANSFORMER}.num_layer_list=[5,5]"], r"num_layer_list=\[5, 5\] adds up to 10 layers, .* has 3"),
-        (TINY, [f"{TRANSFORMER}.num_layer_list=[3]"], r"num_layer_list=\[3\] has length 1, .* makes 2 stages"),
+        (
+            TINY,
+            [f"{TRANSFORMER}.num_layer_list=[3]"],
+            r"num_layer_list=\[3\] is invalid: it has length 1, .* makes 2 stages",
+        ),
         (TINY | {"num_hidden_layers": 24}, [], r"num_layer_list=\[2, 1\] adds up to 3 layers, but the model has 24"),
         (TINY, [f"{TRANSFORMER}.num_layer_list=[3,0]"], "num_layer_list.1=0 is invalid"),
         (TINY, [f"{TRANSFORMER}.num_layer_list=null"], "pipeline_model_parallel_size=2 does not divide the model's 3"),
@@ -51,7 +55,11 @@ def check(model, *overrides):
             "expert_model_parallel_size=3 does not divide the 1 train",
         ),
         (TINY, [f"{MEGATRON}.expert_tensor_parallel_size=1"], "expert_tensor_parallel_size=1 is not supported"),
-        (TINY, [f"{ROLLOUT}.max_model_len=20"], "max_model_len=20 is less than data.max_prompt_length=16 .*use 26"),
+        (
+            TINY,
+            [f"{ROLLOUT}.max_model_len=20"],
+            "max_model_len=20 is less than data.max_prompt_length=16 .*Set it to 26",
+        ),
         (
             TINY,
             [f"{ROLLOUT}.max_num_batched_tokens=16", f"{ADDITIONAL}.ascend_scheduler_config.enabled=true"],
@@ -87,7 +95,7 @@ def check(model, *overrides):
         (
             TINY,
             [f"+{TRANSFORMER}.num_moe_expert=4"],
-            "no field of Megatron's configuration; did you mean .*num_moe_exp",
+            "no such field of Megatron's configuration; did you mean .*num_moe_exp",
         ),
         (TINY, ["actor_rollout_ref.model.enable_gradient_checkpointing=true"], "granularity=null recomputes nothing"),
         (
@@ -141,7 +149,7 @@ def test_the_models_own_file_is_read(tmp_path):
         check(None, path)
     for content in ("{", "[1]"):
         (tmp_path / "config.json").write_text(content)
-        with pytest.raises(ConfigurationError, match="config.json is .*; copy the model again"):
+        with pytest.raises(ConfigurationError, match="config.json is .*[.] Copy the model again"):
             check(None, path)
     (tmp_path / "config.json").unlink()
     check(None, path, f"{TRANSFORMER}.num_layer_list=[5,5]")
