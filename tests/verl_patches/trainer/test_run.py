@@ -176,7 +176,7 @@ def test_a_folder_that_cannot_be_written_rejected_before_ray_starts(inputs, tmp_
     line, environment, _ = command(inputs, folder)
     done = subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr[-3000:]
-    assert f"measure.output_dir={folder} cannot be written" in done.stderr.splitlines()[-1]
+    assert f"measure.output_dir={folder} is invalid: not writable" in done.stderr.splitlines()[-1]
 
 
 def test_missing_dies_reported_before_verl_waits(inputs, tmp_path):
