@@ -9,8 +9,8 @@ from pathlib import Path
 def make_cache(folder: Path) -> Path:
     """Make a cache folder in which compiled graphs are the engine's own, and return it.
 
-    What vLLM has found out about model classes stays in the user's cache: without it, vLLM starts a process for each
-    engine that imports the model's class and all that it needs.
+    Facts about model classes are shared with the user's cache. Without them, vLLM starts a process for each engine that
+    imports the model's class and everything it needs.
     """
     users = Path(os.environ.get("VLLM_CACHE_ROOT") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "vllm"))
     shared = users.expanduser().absolute() / "modelinfos"
