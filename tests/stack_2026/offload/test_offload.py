@@ -1,14 +1,11 @@
 """Memory that training takes on a die in each phase of a step, and bytes it copies, against verl's own offload."""
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.forked import ENGINES_2026
-from tests.ranks import run_ranks
+from tests.stack_2026.engine_ranks import run_engines
 from tests.stack_2026.offload.program import CYCLES, ENGINES, FAULTS, GROUPS, OURS, STEPS, VERL
-from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
 # The groups that each phase may have on the die. FSDP2's reference stays on the host in all phases.
 ORDER = {
@@ -25,14 +22,8 @@ NAMED = pytest.mark.parametrize("engine", ENGINES)
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Results of each of two ranks."""
-    folder = tmp_path_factory.mktemp("offload")
-    for model in {case.model for case in ENGINES.values()}:
-        write_checkpoint(model, folder / model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
-        patch.setenv("OMP_NUM_THREADS", "1")
-        run_ranks("tests.stack_2026.offload.program", 2, folder, timeout=500, imported=ENGINES_2026)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    models = (case.model for case in ENGINES.values())
+    return run_engines("tests.stack_2026.offload.program", models, tmp_path_factory.mktemp("offload"))
 
 
 def misplaced(found: dict[str, Any]) -> list[str]:

@@ -1,14 +1,11 @@
 """An update that uses its own forward's log-probs equals verl's, which uses a separate forward's, bit for bit."""
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.forked import ENGINES_2026
-from tests.ranks import run_ranks
+from tests.stack_2026.engine_ranks import run_engines
 from tests.stack_2026.onpolicy.program import ENGINES, FAULTS, LOSSES
-from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
 # GSPO detaches its ratio, so attached old log-probs change nothing there.
 HARMLESS = ("gspo", "attached")
@@ -18,14 +15,8 @@ PAIRS = [(engine, " ".join(loss)) for engine in ENGINES for loss in LOSSES]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Results of each of two ranks."""
-    folder = tmp_path_factory.mktemp("onpolicy")
-    for model in {case.model for case in ENGINES.values()}:
-        write_checkpoint(model, folder / model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
-        patch.setenv("OMP_NUM_THREADS", "1")
-        run_ranks("tests.stack_2026.onpolicy.program", 2, folder, timeout=300, imported=ENGINES_2026)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    models = (case.model for case in ENGINES.values())
+    return run_engines("tests.stack_2026.onpolicy.program", models, tmp_path_factory.mktemp("onpolicy"))
 
 
 @pytest.mark.parametrize(("engine", "loss"), PAIRS)

@@ -1,26 +1,18 @@
 """Several optimizer steps between two weight updates: old log-probs stay those of the rollout, and no step is lost."""
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.ranks import run_ranks
+from tests.stack_2026.engine_ranks import run_engines
 from tests.stack_2026.verl_plugin.kept_weights_program import ENGINES, KEPT, NEWEST, OFFLOADED, PLAIN, STEPS
-from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict[str, Any]]:
     """Results of each of two ranks, by engine and way."""
-    folder = tmp_path_factory.mktemp("kept")
-    for model in {case.model for case in ENGINES.values()}:
-        write_checkpoint(model, folder / model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
-        patch.setenv("OMP_NUM_THREADS", "1")
-        run_ranks("tests.stack_2026.verl_plugin.kept_weights_program", 2, folder, timeout=500)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    models = (case.model for case in ENGINES.values())
+    return run_engines("tests.stack_2026.verl_plugin.kept_weights_program", models, tmp_path_factory.mktemp("kept"))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,15 +1,12 @@
 """Each phase of a step reports its own memory peak, including memory of other processes on the die."""
 
-import json
 from typing import Any
 
 import pytest
 
 from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREFIX
-from tests.forked import ENGINES_2026
-from tests.ranks import run_ranks
+from tests.stack_2026.engine_ranks import run_engines
 from tests.stack_2026.verl_plugin.phase_peaks_program import CYCLES, ENGINES, NEIGHBOUR_BYTES, PHASES, PLANTED_BYTES
-from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
 # torch's allocator reserves die memory in segments of at most 20 MiB beyond what large tensors need.
 SEGMENTS = 40 << 20
@@ -19,14 +16,8 @@ STEPS = [(engine, planted) for engine in ENGINES for planted in PHASES]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Results of each of two ranks."""
-    folder = tmp_path_factory.mktemp("peaks")
-    for model in {case.model for case in ENGINES.values()}:
-        write_checkpoint(model, folder / model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # required by Megatron
-        patch.setenv("OMP_NUM_THREADS", "1")
-        run_ranks("tests.stack_2026.verl_plugin.phase_peaks_program", 2, folder, timeout=300, imported=ENGINES_2026)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    models = (case.model for case in ENGINES.values())
+    return run_engines("tests.stack_2026.verl_plugin.phase_peaks_program", models, tmp_path_factory.mktemp("peaks"))
 
 
 def peaks(rank: dict[str, Any], engine: str, planted: str) -> dict[str, int]:
