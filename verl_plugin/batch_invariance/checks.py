@@ -102,7 +102,7 @@ def invariance_model_problems(config: Mapping[str, Any], model: Mapping[str, Any
         yield invalid(KEY, 1, "latent attention calls operators that vLLM-Ascend 0.23 does not replace", "0")
     for key in _QUANTIZATION if has_experts else ():
         if at(config, key):
-            yield invalid(key, at(config, key), f"with {KEY}=1 experts are multiplied unquantised alone", "null")
+            yield invalid(key, at(config, key), f"with {KEY}=1 quantised experts have no invariant products", "null")
     if has_experts:
         yield from _exchange_problems(config)
     if mode.training and has_experts and model.get("model_type") not in EXPERTS_FAMILIES:

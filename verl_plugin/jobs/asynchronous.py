@@ -76,18 +76,18 @@ def _separate_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Require alltoallv between the dies: verl's own engines have only been compared with it."""
+    """Require alltoallv between the dies: verl's own engines were only run to compare them with it."""
     libraries = at(config, LIBRARY_KEY) or []
     libraries = [libraries] if isinstance(libraries, str) else libraries
     apart = "training and rollout have dies of their own"
     if at(config, _ENGINE) != BACKEND:
-        yield invalid(_ENGINE, at(config, _ENGINE), f"{apart}, and only {BACKEND} has been run so", BACKEND)
+        yield invalid(_ENGINE, at(config, _ENGINE), f"{apart}, which was only run with {BACKEND}", BACKEND)
     if at(config, _MODULE) != BACKEND_MODULE:
-        yield invalid(_MODULE, at(config, _MODULE), f"verl finds {_ENGINE}={BACKEND} there alone", BACKEND_MODULE)
+        yield invalid(_MODULE, at(config, _MODULE), f"verl finds {_ENGINE}={BACKEND} only there", BACKEND_MODULE)
     if LIBRARY not in libraries:
         yield invalid(LIBRARY_KEY, libraries, f"{_ENGINE}={BACKEND} sends what that module offers", f"[{LIBRARY},...]")
     if OFFLOAD in libraries:
-        reason = f"{apart}, and {OFFLOAD} has not been run so"
+        reason = f"{apart}, which was not run with {OFFLOAD}"
         yield invalid(LIBRARY_KEY, libraries, reason, f"a list without {OFFLOAD}")
 
 

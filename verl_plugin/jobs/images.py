@@ -69,4 +69,4 @@ def _video_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 continue  # the check of data names it
             if column in names:
                 reason = f"{file} has that column, and videos were not rehearsed"
-                yield invalid(_VIDEOS, column, reason, "the name of no column, and leave the videos out")
+                yield invalid(_VIDEOS, column, reason, "a name that no column has, to train without videos")

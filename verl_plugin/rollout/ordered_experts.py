@@ -2,8 +2,8 @@
 
 vLLM-Ascend adds up a token's experts on each engine, then these sums over the engines. Where the experts lie then
 decides which numbers are added first, and training, which has all experts on every die, gets other bits. Here engines
-exchange the results of experts, and the engine of the token adds them up as if it had them all. They send as many times
-more as a token has experts.
+exchange the results of experts, and the engine of the token adds them up as if it had them all. The exchange grows by
+the number of experts per token.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SumInOrder(PrepareAndFinalizeWithAllGather):
 
 
 def add_experts_in_order() -> None:
-    """Change the all-gather communication method that the model's layers have registered, if it spans engines alone."""
+    """Change the layers' all-gather method of communication if experts are spread over engines alone."""
     method = get_moe_comm_method(MoECommType.ALLGATHER)
     if method is None or type(method.token_dispatcher) is not FiniteCombine:
         return  # a model without experts, or a chip whose dispatcher is another one

@@ -47,7 +47,7 @@ class RoutedMegatron(RoutedPasses):
         if self.engine_config.context_parallel_size > 1 and not packed:
             raise ValueError(
                 f"use_remove_padding={packed} is invalid: with context_parallel_size="
-                f"{self.engine_config.context_parallel_size} routing replay places experts in packed batches alone. "
+                f"{self.engine_config.context_parallel_size} routing replay supports only packed batches. "
                 "Set it to true."
             )
         self._given = {id(chunk): [*attached(unwrap_model(chunk), replays, tally)] for chunk in self.module}

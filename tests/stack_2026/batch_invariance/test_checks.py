@@ -45,7 +45,7 @@ def test_training_that_adds_up_as_the_rollout_passes():
         (ONE_CARD, [ON.replace("1", "yes"), PIECES], "vLLM reads a number there. Set it to '1' or '0'"),
         (ONE_CARD, [ON, PIECES.replace("PIECEWISE", "FULL_DECODE_ONLY")], "whole graphs capture another one"),
         (ONE_NODE, [ON, PIECES, UPSTREAM], f"(npu_grouped_matmul). Set it to {WORKER}"),
-        (ONE_NODE, [ON, PIECES, f"{ROLLOUT}.quantization=fp8"], "experts are multiplied unquantised alone"),
+        (ONE_NODE, [ON, PIECES, f"{ROLLOUT}.quantization=fp8"], "quantised experts have no invariant products"),
         (ONE_NODE, [ON, PIECES, FUSED], "one operator multiplies and exchanges"),
         (DIES_128, [ON, PIECES], "by which operators experts are exchanged. Set it to 15 or less"),
         (DIES_256, [ON, PIECES], "latent attention calls operators that vLLM-Ascend 0.23 does not replace"),

@@ -76,7 +76,7 @@ def test_rehearsed_keys_accepted(monkeypatch):
         (f"{ROLLOUT}.tensor_model_parallel_size=2", "1 dies are not a multiple"),
         (f"{ROLLOUT}.checkpoint_engine.backend=hccl", "backend=hccl is invalid: training and rollout have dies"),
         (f"{ROLLOUT}.checkpoint_engine.custom_backend_module=null", "verl finds"),
-        (f"{LIBRARIES}=[{OWN},verl_plugin.offload.engines]", "verl_plugin.offload.engines has not been run so"),
+        (f"{LIBRARIES}=[{OWN},verl_plugin.offload.engines]", "which was not run with verl_plugin.offload.engines"),
         (f"ray_kwargs.ray_init.runtime_env.env_vars.{LOG_LEVEL}=INFO", f"{LOG_LEVEL}=INFO is invalid"),
         (f"~ray_kwargs.ray_init.runtime_env.env_vars.{LOG_LEVEL}", f"{LOG_LEVEL}=None is invalid"),
         ("actor_rollout_ref.hybrid_engine=true", "hybrid_engine=True is invalid: training dies that generate too"),
