@@ -61,7 +61,7 @@ def test_in_float32_they_agree_at_every_point_and_token(without_fault):
 @pytest.mark.parametrize(
     ("fault", "first", "word"),
     [
-        ("one TP shard", of_layer(1, points.ATTENTION), "share"),
+        ("one TP shard", of_layer(1, points.ATTENTION), "tensor-parallel shard"),
         pytest.param("stale layer", of_layer(1, points.ATTENTION_NORM), "weights", marks=LONG),
         pytest.param("rope scaling", of_layer(0, points.ATTENTION), "rotary", marks=LONG),
         pytest.param("norm epsilon", of_layer(2, points.ATTENTION_NORM), "epsilon", marks=LONG),

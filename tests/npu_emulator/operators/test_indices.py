@@ -21,6 +21,7 @@ BY_INDEX: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "select": lambda x, index, source: x.index_select(0, index[0]),
     "add rows": lambda x, index, source: x.index_add(0, index[0], source[:3]),
     "copy rows": lambda x, index, source: x.index_copy(0, index[0, :2], source[:2]),
+    "copy rows in place": lambda x, index, source: x.clone().index_copy_(0, index[0, :2], source[:2]),
     "fill rows": lambda x, index, source: x.index_fill(0, index[0, :2], -torch.inf),
     "fill rows in place": lambda x, index, source: x.clone().index_fill_(0, index[0, :2], -torch.inf),
     "embedding": lambda x, index, source: torch.nn.functional.embedding(index, x),
