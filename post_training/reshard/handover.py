@@ -251,22 +251,30 @@ class Exporter:
         )
         return _Prepared(manifest, local, exchange, report)
 
-    def export(self, version: int, problem: str = "", stamp: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def export(
+        self,
+        version: int,
+        stamp: int | None = None,
+        begin: Callable[[], None] = lambda: None,
+        end: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the buckets of one update by name: bytes on the device, which the next one overwrites.
 
         Every rank of the group must exhaust it; `report` then has the traffic.
 
         Args:
             version: number of the update.
-            problem: why this rank cannot send weights; it takes part nevertheless, so that all ranks learn of it.
             stamp: the step whose weights are sent, if ranks could differ.
+            begin: called before the first bucket. If it raises, this rank takes part nevertheless, so that all ranks
+                learn of it.
+            end: called after the last bucket, likewise.
 
         Raises:
             ReshardError: on every rank, if one of them fails, dies, does not come or has another stamp.
         """
         assert self._prepared is not None, "prepare() comes first"
         prepared, attempt = self._prepared, Attempt()
-        attempt.failure = problem
+        attempt.step("before the first bucket: ", begin)
         attempt.step("before the first bucket, ", self._refresh)
         name = f"handover {prepared.manifest.digest} {version}"
         membership = MembershipCheck(self._group, name, MEMBERSHIP_CHECK_S, self._store)
@@ -274,6 +282,7 @@ class Exporter:
             with naming_the_missing(attempt, membership):
                 yield from self._weights(prepared, attempt)
                 yield from self._comparison(prepared, attempt)
+                attempt.step("by its last bucket: ", end)
                 agree_on_success(attempt, self._group, self._device, stamp)
         self.report = prepared.report
         yield f"{WHOLE}/{version}", torch.zeros(ALIGNMENT, dtype=torch.uint8, device=self._device)

@@ -22,12 +22,15 @@ from post_training.layouts.layout import RolloutPlacement
 from post_training.processes.descendants import runs
 from post_training.reshard.handover import HandoverError, Manifest
 from verl_plugin.alltoallv.settings import EXTENSION, EXTENSION_KEY, AlltoallvSettings
+from verl_plugin.alltoallv.stand_in import StandIn
 
 ANSWER_SECONDS = 60.0
 """A worker answers from a thread of its own, within milliseconds unless its process hangs."""
 
 START_SECONDS = 10.0
 """A server's workers open their sockets before the first update, except where they start late on another node."""
+
+_POLL_MILLISECONDS = 500
 
 
 def control_path(job: str, training_rank: int) -> Path:
@@ -71,12 +74,16 @@ class Description:
         placement: of all workers of its instance; `instances` is 1.
         settings: of the transfer.
         problem: why the worker cannot take weights, one sentence; empty if it can.
+        process: process ID of the worker, by which the training rank notices that it has ended.
+        handle: ZeroMQ address of verl's hand-over on this die.
     """
 
     weights: dict[str, tuple[tuple[int, ...], torch.dtype]]
     placement: RolloutPlacement
     settings: AlltoallvSettings
     problem: str = ""
+    process: int = 0
+    handle: str = ""
 
 
 class Control:
@@ -157,14 +164,34 @@ class Inquiry:
             )
         self._socket: Any = zmq.Context.instance().socket(zmq.REQ)
         self._socket.connect(f"ipc://{path}")
+        self._process = 0
+        self._stand_in: StandIn | None = None
 
     def ask(self, request: Any) -> Any:
-        """Send a request and return its answer. Raises HandoverError if there is none within `ANSWER_SECONDS`."""
+        """Send a request and return its answer.
+
+        Raises:
+            HandoverError: the worker has ended, or does not answer within `ANSWER_SECONDS`.
+        """
+        self.check()
         self._socket.send_pyobj(request)
-        if not self._socket.poll(ANSWER_SECONDS * 1000):
-            raise HandoverError(f"the vLLM worker on this die did not answer within {ANSWER_SECONDS:.0f} s")
+        end = time.monotonic() + ANSWER_SECONDS
+        while not self._socket.poll(_POLL_MILLISECONDS):
+            self.check()
+            if time.monotonic() > end:
+                raise HandoverError(f"the vLLM worker on this die did not answer within {ANSWER_SECONDS:.0f} s")
         return self._socket.recv_pyobj()
 
+    def check(self) -> None:
+        """Raise HandoverError if the worker's process has ended."""
+        if self._stand_in is not None and self._stand_in.needed:
+            raise HandoverError(f"the vLLM worker on this die, process {self._process}, has ended")
+
     def greet(self) -> Description:
-        """Introduce this process and return the worker's description."""
-        return self.ask(Hello(os.getpid()))
+        """Introduce this process and return the worker's description. From now on a worker that ends is noticed."""
+        description = self.ask(Hello(os.getpid()))
+        self._process = description.process
+        # The ID means nothing if the worker is in another PID namespace.
+        if self._stand_in is None and self._process and runs(self._process):
+            self._stand_in = StandIn(self._process, description.handle)
+        return description

@@ -49,12 +49,13 @@ def megatron_placement(transformer_config: Any, tensors: Mapping[str, torch.Tens
 
     tp = parallel_state.get_tensor_model_parallel_world_size()
     cut = parallel_state.get_expert_tensor_parallel_world_size()
-    if cut != tp and (cut != 1 or parallel_state.get_expert_model_parallel_world_size() % tp):
+    whole = bool(transformer_config.num_moe_experts) and cut != tp
+    if whole and (cut != 1 or parallel_state.get_expert_model_parallel_world_size() % tp):
         raise PlacementError(
             f"expert_tensor_parallel_size={cut} is invalid: with tensor_model_parallel_size={tp} alltoallv needs "
             f"experts split by {tp}, or whole ones over a multiple of {tp} ranks. Set it to {tp}."
         )
-    placement = train_placement(transformer_config, whole_experts=cut != tp)
+    placement = train_placement(transformer_config, whole_experts=whole)
     rows = next((len(tensor) for name, tensor in tensors.items() if name.endswith(_VOCABULARY)), None)
     return replace(placement, vocab_padded=rows * tp if rows else None)
 

@@ -112,7 +112,7 @@ class WeightTransfer:
         self._version += 1
         try:
             exporter = self._exporter = self._exporter or self._plan()
-            yield from exporter.export(self._version, self._begin(), step)
+            yield from exporter.export(self._version, step, begin=self._begin, end=self._end)
         except Exception as error:
             self._give_up(str(error))
             raise
@@ -182,15 +182,15 @@ class WeightTransfer:
         except (HandoverError, PlacementError, ValueError) as error:
             return _Report(str(error))
 
-    def _begin(self) -> str:
-        """Announce the update. Returns why that failed, which the update itself tells the other ranks."""
-        if self._inquiry is None:
-            return ""
-        try:
+    def _begin(self) -> None:
+        """Announce the update to the worker."""
+        if self._inquiry is not None:
             self._inquiry.ask(Begin(self._version))
-        except HandoverError as error:
-            return str(error)
-        return ""
+
+    def _end(self) -> None:
+        """Raise HandoverError if the worker has ended, in whose place verl's sender was answered."""
+        if self._inquiry is not None:
+            self._inquiry.check()
 
     def _give_up(self, reason: str) -> None:
         if self._inquiry is not None:

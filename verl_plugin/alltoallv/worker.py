@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ from verl_plugin.alltoallv.sleep import DiscardingSleep, RolloutMeter
 _TILED = 29  # ACL_FORMAT_FRACTAL_NZ
 _POLL_MILLISECONDS = 500
 
+Buckets = list[tuple[str, torch.Tensor]]
+Receive = Callable[[Callable[[Buckets, bool], None]], None]
+"""verl's receiver: calls a function with the contents of each of its buckets, and whether that is the last."""
+
 
 class AlltoallvExtension(vLLMColocateWorkerExtension):
     """Set by `actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls`."""
@@ -45,7 +50,8 @@ class AlltoallvExtension(vLLMColocateWorkerExtension):
         remember_ipc_support()
         self._rollout_meter = self._rollout_meter or RolloutMeter(self)
         drafts = self._use_mtp_drafter_weight_sync()
-        weights = self._alltoallv = RolloutWeights(self.model_runner, drafts, self._rollout_meter)
+        handle = self._get_zmq_handle()
+        weights = self._alltoallv = RolloutWeights(self.model_runner, drafts, handle, self._rollout_meter)
         if weights.settings.discard_on_sleep and self._discarding_sleep is None:
             self._discarding_sleep = DiscardingSleep(self, weights.written, weights.discard)
 
@@ -75,16 +81,17 @@ class RolloutWeights:
     Args:
         runner: vLLM's model runner.
         drafts: whether a second model drafts tokens.
+        handle: address of verl's hand-over to this worker.
         meter: of its rollouts.
     """
 
-    def __init__(self, runner: Any, drafts: bool, meter: RolloutMeter) -> None:
+    def __init__(self, runner: Any, drafts: bool, handle: str, meter: RolloutMeter) -> None:
         self._runner = runner
         self._generation = WeightsGeneration()
         if runner.vllm_config.load_config.load_format == "dummy":
             self._generation.discard()  # random until the first update
         self._refuse_partial_weights()
-        description = _description(runner, drafts)
+        description = replace(_description(runner, drafts), process=os.getpid(), handle=handle)
         self.settings = description.settings
         self.control = Control(_own_path(runner.vllm_config), description, meter.take)
 
@@ -99,7 +106,7 @@ class RolloutWeights:
         """The weights are given up: nothing is sampled before the next update is whole."""
         self._generation.discard()
 
-    def receive(self, receive_weights: Callable[[Callable[[list, bool], None]], None]) -> None:
+    def receive(self, receive_weights: Receive) -> None:
         """Write one update, which `receive_weights` passes on in lists of named buckets.
 
         Raises:
@@ -107,7 +114,7 @@ class RolloutWeights:
         """
         importer: Importer | None = None
 
-        def write(buckets: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
+        def write(buckets: Buckets) -> None:
             nonlocal importer
             importer = importer or self._importer(buckets)
             for name, content in buckets:
@@ -115,7 +122,7 @@ class RolloutWeights:
 
         try:
             with self._generation.writing(), torch.no_grad():
-                receive_weights(write)
+                receive_all(receive_weights, write)
                 if importer is None:
                     raise HandoverError("an update contained no bucket")
                 importer.finish()
@@ -123,7 +130,7 @@ class RolloutWeights:
         finally:
             self.control.settle()
 
-    def _importer(self, buckets: list[tuple[str, torch.Tensor]]) -> Importer:
+    def _importer(self, buckets: Buckets) -> Importer:
         """For the update that training has announced. Its first bucket says whether training speaks our protocol."""
         manifest = self.control.manifest
         if manifest is None:
@@ -147,6 +154,27 @@ class RolloutWeights:
             return upstream(*args, **kwargs)
 
         model.compute_logits = compute_logits
+
+
+def receive_all(receive_weights: Receive, write: Callable[[Buckets], None]) -> None:
+    """Receive an update to its end and write it, but nothing more after an error, which is raised then.
+
+    verl's sender would wait forever for the answer to a bucket that was not received.
+    """
+    failure: Exception | None = None
+
+    def receive(buckets: Buckets, is_last: bool) -> None:
+        nonlocal failure
+        if failure is not None:
+            return
+        try:
+            write(buckets)
+        except Exception as error:
+            failure = error
+
+    receive_weights(receive)
+    if failure is not None:
+        raise failure
 
 
 class WatchfulReceiver(BucketedWeightReceiver):

@@ -10,6 +10,10 @@ AssertionError if that has made no update; it looks for the count among the tens
 KeyError; and it gives all weights one and the same tensor to count in, which rises by their number at each update
 (docs/upstream/megatron-core-torch-adam-resume.md).
 
+MindSpeed core_r0.16.0 replaces the distributed optimizer's `load_state_dict` by one that does not know the format that
+loads under any layout, and ends with "Unknown sharding_type: fully_reshardable". So tensors in that format are loaded
+here, as Megatron-core does, after everything else (docs/upstream/mindspeed-fully-reshardable.md).
+
 For the optimizer on the host see `verl_plugin.resume.hybrid_optimizer`.
 """
 
@@ -29,6 +33,7 @@ from verl_plugin.resume.loading import AnyLayoutManager
 
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 _OPTIMIZER, _EXPERTS, _STEP = "optimizer", "is_expert_parallel", "step"
+_TENSORS, _KIND, _ANY_LAYOUT = "param_state", "param_state_sharding_type", "fully_reshardable"
 
 
 class MegatronManager(AnyLayoutManager):
@@ -116,12 +121,27 @@ class AnyChain:
             tensors = {key: value for key, value in loaded.items() if key not in numbers}
             loaded = loaded[0] | tensors
         elif len(parts) > 1 and _OPTIMIZER in loaded:
-            common = {key: value for key, value in loaded.items() if key not in numbers and key != "param_state"}
+            common = {key: value for key, value in loaded.items() if key not in numbers and key != _TENSORS}
             loaded = {number: loaded[number] | common | _groups(part, common) for number, part in enumerate(parts)}
-        self._chain.load_state_dict(loaded)
+        states = [loaded] if len(parts) == 1 else [loaded[number] for number in range(len(parts))]
+        rest = [_without_tensors(state) for state in states]
+        self._chain.load_state_dict(rest[0] if len(parts) == 1 else dict(enumerate(rest)))
+        for part, state in zip(parts, states, strict=True):
+            if _in_any_layout(state):
+                part.load_parameter_state_from_fully_reshardable(state[_TENSORS])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._chain, name)
+
+
+def _in_any_layout(state: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's state has tensors in the format that loads under any layout."""
+    return _TENSORS in state and state.get(_KIND) == _ANY_LAYOUT
+
+
+def _without_tensors(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state without tensors in that format."""
+    return {key: value for key, value in state.items() if key != _TENSORS or not _in_any_layout(state)}
 
 
 def _groups(part: Any, common: Mapping[str, Any]) -> dict[str, Any]:

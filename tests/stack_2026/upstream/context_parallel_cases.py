@@ -16,7 +16,7 @@ class Case:
     Attributes:
         name: of the files with the results.
         model: the checkpoint's folder.
-        context, tensor, expert: parallel sizes.
+        context, tensor, pipeline, expert: parallel sizes; other ranks are data-parallel replicas.
         distributed: whether Megatron's optimizer is distributed, verl's default; a rank then has part of the gradients,
             which are not written.
         transformer: verl's `override_transformer_config`.
@@ -28,6 +28,7 @@ class Case:
     model: str
     context: int = 1
     tensor: int = 1
+    pipeline: int = 1
     expert: int = 1
     distributed: bool = False
     transformer: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -170,6 +170,7 @@ def engine_of(folder: Path, case: Case) -> Any:
         use_distributed_optimizer=case.distributed,
         context_parallel_size=case.context,
         tensor_model_parallel_size=case.tensor,
+        pipeline_model_parallel_size=case.pipeline,
         expert_model_parallel_size=case.expert,
         expert_tensor_parallel_size=1,
         router_replay=EngineRouterReplayConfig(mode="R3" if case.replay else "disabled"),

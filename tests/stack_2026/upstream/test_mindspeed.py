@@ -1,6 +1,6 @@
 """verl's engine with MindSpeed: one step matches transformers with torch's AdamW, and GRPO steps match the rollout.
 
-The 256-die job's optimizer, which updates on the host, resumes bit for bit.
+Its optimizer resumes bit for bit, on the dies and, as in the 256-die job, on the host.
 """
 
 import json
@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rehearsal.plan import ROOT
 from tests.stack_2026.checkpoints import make_checkpoints
 from tests.stack_2026.rehearsals import check_computes_alike, rehearse
-from tests.stack_2026.verl_plugin.test_hybrid_optimizer import HALF, MODEL, on_host, steps
+from tests.stack_2026.verl_plugin.test_hybrid_optimizer import HALF, MODEL, WITHOUT, on_host, steps
 from tests.stack_2026.verl_plugin.test_resume import LAST, SAVED, Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -25,6 +26,7 @@ CHECKOUTS = ("MindSpeed-core_r0.16.0", "Megatron-LM-core_r0.16.0")
 TOLERANCE = 5e-6
 # CANN's attention operator for packed batches, which the rollout does not call.
 PACKED_ATTENTION = "aclnnFlashAttentionVarLenScore"
+OPTIMIZERS: dict[str, dict[str, Any]] = {"host": on_host(), "half": on_host(**HALF), "dies": WITHOUT}
 KERNELS = ("mindspeed.core.fusions.fused_rms_norm", "mindspeed.te.pytorch.attention.dot_product_attention.backend")
 
 
@@ -79,8 +81,11 @@ def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
     assert len(packed) == 2, "the ranks that train compute with MindSpeed's attention"
 
 
-def test_optimizer_on_the_host_resumes_bit_for_bit(paths, tmp_path, monkeypatch):
-    """Use the job's options, and half the optimizer on the dies, where MindSpeed's AdamW counts updates per group."""
+def test_optimizer_resumes_bit_for_bit(paths, tmp_path, monkeypatch):
+    """Use the job's options for the host, half the optimizer on the dies, and all of it.
+
+    There MindSpeed's AdamW counts updates per group.
+    """
     for name, value in environment_with(paths, tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -89,14 +94,14 @@ def test_optimizer_on_the_host_resumes_bit_for_bit(paths, tmp_path, monkeypatch)
     runs.program = "tests.stack_2026.upstream.mindspeed_resume_program"
     runs.imported = ()  # MindSpeed changes Megatron, so it is imported first
     tasks = []
-    for name, options in {"whole": on_host(), "half": on_host(**HALF)}.items():
+    for name, options in OPTIMIZERS.items():
         tasks.append(runs.save("megatron", MODEL, name, **options))
         tasks.append(runs.load("megatron", f"{name}_resumed", runs.step(name), **options))
     runs.run(2, *tasks)
     facts = json.loads((tmp_path / "facts.0.json").read_text())
     assert facts["mindspeed"].startswith(paths[0]) and facts["megatron"].startswith(paths[1])
     assert facts["of_the_dies"].startswith("mindspeed.") and not facts["counts_with_weights"]
-    for name in ("whole", "half"):
+    for name in OPTIMIZERS:
         assert runs.differing(f"{name}.saved", f"{name}_resumed.loaded", MODEL) == []
         assert runs.differing(f"{name}.last", f"{name}_resumed.last", MODEL) == []
         counts = [steps(runs, f"{name}{when}") for when in (".saved", "_resumed.loaded", "_resumed.last")]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.forked import PYTORCH
 from tests.ranks import run_ranks
+from tests.stack_2026.verl_plugin import dead_worker_program
 from tests.stack_2026.verl_plugin.failing_program import CULPRIT, WORLD
 from tests.stack_2026.vllm_ascend.models import write_checkpoint
 
@@ -51,3 +52,33 @@ def test_raising_rank_named_and_the_next_update_succeeds(checkpoints):
         assert "a planted failure" in told["second"]["text"] and "abandoned update 2" in told["worker"]["text"]
         assert told["sampling"]["type"] == "WeightsNotWholeError"
         assert (told["third"]["type"], told["third"]["differing"], told["sampling again"]["type"]) == (None, [], None)
+
+
+def updates(folder: Path, way: str) -> list[list[dict[str, Any]]]:
+    """Run ranks with verl's sender and workers in processes of their own, and return each rank's updates."""
+    (folder / "way.txt").write_text(way)
+    for left in folder.glob("description.*"):
+        left.unlink()
+    program, world = dead_worker_program.__name__, dead_worker_program.WORLD
+    run_ranks(program, world, folder, timeout=240, imported=PYTORCH)
+    return [json.loads((folder / f"dead.{rank}.json").read_text()) for rank in range(world)]
+
+
+def test_updates_of_living_workers_succeed(checkpoints):
+    for of_rank in updates(checkpoints, "nothing"):
+        assert [each["text"] for each in of_rank] == [""] * dead_worker_program.UPDATES
+
+
+@pytest.mark.parametrize(("way", "when"), [("dies", "by its last bucket"), ("absent", "before the first bucket")])
+def test_dead_worker_named_on_all_training_ranks(checkpoints, way, when):
+    """verl's sender alone would wait for its answer forever."""
+    for first, second, third in updates(checkpoints, way):
+        assert first["text"] == "" and second["seconds"] < MOST_SECONDS and third["seconds"] < MOST_SECONDS
+        assert f"ReshardError: reshard: rank {CULPRIT} failed {when}: the vLLM worker on this die" in second["text"]
+        assert "has ended" in second["text"] and "has ended" in third["text"]
+
+
+def test_worker_that_raises_ends_no_rank_and_takes_the_next_update(checkpoints):
+    for of_rank in updates(checkpoints, "raises"):
+        assert [each["text"] for each in of_rank] == [""] * dead_worker_program.UPDATES
+    assert [path.name for path in checkpoints.glob("worker.*.error")] == [f"worker.{CULPRIT}.2.error"]
