@@ -3,9 +3,17 @@
 import json
 from pathlib import Path
 
+import torch
+
 from post_training.checkpoint.conversion import Conversion
 from post_training.checkpoint.files import INDEX_NAME, CheckpointError
-from post_training.checkpoint.huggingface import CONFIG_NAME, check_prediction_layers, check_tensors, open_huggingface
+from post_training.checkpoint.huggingface import (
+    CONFIG_NAME,
+    check_prediction_layers,
+    check_tensors,
+    open_huggingface,
+    with_type,
+)
 from post_training.checkpoint.manifest import MANIFEST_NAME
 from post_training.checkpoint.outputs import CopiedFile, SafetensorsFile, TextFile
 from post_training.checkpoint.records import Record
@@ -33,8 +41,7 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
     carried = carried_files(source)
     copies = [CopiedFile(path.name, path) for path in carried]
     index = index_text(files)
-    config = {key: value for key, value in folder.config.items() if key != "quantization_config"}
-    config["torch_dtype"] = "bfloat16"
+    config = with_type(folder.config, torch.bfloat16)
     return Conversion(
         source_folder=source,
         source_files=[*folder.files, *carried],

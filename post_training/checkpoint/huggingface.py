@@ -18,6 +18,8 @@ from post_training.layouts.layout import Table, as_matrix, whole_slice
 from post_training.user_files import FileError, parse_json, read_text
 
 CONFIG_NAME = "config.json"
+TYPE_KEYS = ("torch_dtype", "dtype")
+"""Keys of a config.json for the type of the weights; the second is transformers 5's, which reads it first."""
 SCALE_SUFFIX = "_scale_inv"
 JOIN_SUFFIX = "eh_proj.weight"
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.")
@@ -203,6 +205,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: not a JSON object")
     return content
+
+
+def with_type(config: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return a configuration of weights of this type that are not quantised."""
+    rest = {key: value for key, value in config.items() if key != "quantization_config"}
+    keys = [key for key in TYPE_KEYS if key in config] or TYPE_KEYS[:1]
+    return rest | dict.fromkeys(keys, str(dtype).removeprefix("torch."))
 
 
 def _check_quantisation(folder: Path, config: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from post_training.checkpoint.huggingface import (
     check_tensors,
     open_huggingface,
     read_json,
+    with_type,
 )
 from post_training.checkpoint.megatron_form import MegatronForm, all_shapes, mtp_aliases
 from post_training.checkpoint.megatron_shards import (
@@ -109,9 +110,8 @@ def to_huggingface(
     source = open_megatron(shards, shape, form)
     _check_replicas(source)
     files = grouped([whole_record(source, name) for name in all_shapes(shape, form.mtp_layers)], file_bytes)
-    written = {key: value for key, value in config.items() if key != "quantization_config"}
-    dtype = source.dtype("model.embed_tokens.weight")
-    written |= {"num_nextn_predict_layers": form.mtp_layers, "torch_dtype": str(dtype).removeprefix("torch.")}
+    written = with_type(config, source.dtype("model.embed_tokens.weight"))
+    written["num_nextn_predict_layers"] = form.mtp_layers
     carried: list[OutputFile] = [CopiedFile(path.name, path) for path in carried_files(model)]
     return Conversion(
         source_folder=shards,

@@ -13,7 +13,7 @@ import torch
 from post_training.checkpoint.cast import carried_files, index_text, whole_record
 from post_training.checkpoint.conversion import Conversion
 from post_training.checkpoint.files import INDEX_NAME, CheckpointError
-from post_training.checkpoint.huggingface import CONFIG_NAME, read_json
+from post_training.checkpoint.huggingface import CONFIG_NAME, TYPE_KEYS, read_json, with_type
 from post_training.checkpoint.outputs import CopiedFile, OutputFile, TextFile
 from post_training.checkpoint.shard_conversion import grouped
 from post_training.checkpoint.source import HFTensor, Source
@@ -21,7 +21,6 @@ from post_training.checkpoint.trained_weights import model_folder, open_weights
 from post_training.layouts.layout import Slice
 from post_training.models.families import family_of, table_for
 
-_TYPE_KEYS = ("torch_dtype", "dtype")  # the second is transformers 5's
 _EMBEDDING = "model.embed_tokens.weight"
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -65,7 +64,7 @@ def trained_to_huggingface(
     """
     actor = model_folder(folder)
     config = read_json(model / CONFIG_NAME)
-    key = next((name for name in _TYPE_KEYS if name in config), _TYPE_KEYS[0])
+    key = next((name for name in TYPE_KEYS if name in config), TYPE_KEYS[0])
     named = config.get(key)
     if named not in TYPES:
         raise CheckpointError(
@@ -75,8 +74,7 @@ def trained_to_huggingface(
     weights = open_weights(actor, table)
     source = RoundedSource(str(actor), list(weights.tensors.values()), weights.updated, TYPES[named])
     written = grouped([whole_record(source, name, shape) for name, shape in table.shapes.items()], file_bytes)
-    config = {name: value for name, value in config.items() if name != "quantization_config"}
-    config[key] = str(source.dtype(_EMBEDDING)).removeprefix("torch.")  # a checkpoint may have less than its model
+    config = with_type(config, source.dtype(_EMBEDDING))  # a checkpoint may have less than its model
     if "num_nextn_predict_layers" in config:
         config["num_nextn_predict_layers"] = 0  # such layers are not trained, so there are none to write
     carried: list[OutputFile] = [CopiedFile(path.name, path) for path in carried_files(model)]
