@@ -21,8 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The published wheel's own RECORD has a wrong hash of this file.
-_PUBLISHED_SO = {"torch_npu-2.5.1.post1.dist-info/METADATA"}
+_NOT_COMPARED = {
+    # The published wheel's own RECORD has a wrong hash of this file.
+    "torch_npu-2.5.1.post1.dist-info/METADATA",
+    # Behind a company's proxy its certificate authority is appended to these.
+    "certifi/cacert.pem",
+}
 # A hint is printed before this many bytes are hashed.
 WORTH_A_WORD = 200 * 10**6
 
@@ -128,7 +132,7 @@ def _records(path: Path) -> Iterator[tuple[str, str]]:
         for file, digest, *_ in csv.reader(lines):
             # Python compiles a .pyc again if its source is newer, even one from a package.
             inside = not file.startswith(("..", "/"))
-            if digest and inside and not file.endswith(".pyc") and file not in _PUBLISHED_SO:
+            if digest and inside and not file.endswith(".pyc") and file not in _NOT_COMPARED:
                 yield file, digest
 
 

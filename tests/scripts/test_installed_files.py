@@ -24,6 +24,7 @@ def environment(tmp_path) -> Path:
         "verl/__init__.py": b"x = 1\n",
         "verl/trainer, main/a.py": b"",
         "verl-0.4.0.dist-info/METADATA": b"Name: verl\n",
+        "certifi/cacert.pem": b"one authority\n",
     }
     record = ""
     for name, content in files.items():
@@ -47,6 +48,12 @@ def check(environment: Path, capsys) -> tuple[int, str]:
 def test_fresh_installation_passes(environment, capsys):
     assert check(environment, capsys) == (0, "")
     assert check_files(site(environment)).files == 3
+
+
+def test_authority_of_a_company_may_be_appended(environment, capsys):
+    with (site(environment) / "certifi" / "cacert.pem").open("a") as authorities:
+        authorities.write("another\n")
+    assert check(environment, capsys) == (0, "")
 
 
 def test_one_byte_that_changed_is_found_and_named(environment, capsys):
