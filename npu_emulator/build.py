@@ -1,7 +1,8 @@
 """Build the emulated CANN: one library with all of it, and the names under which torch_npu asks for its parts.
 
-setup.py calls this. torch_npu's wheel brings the public headers of CANN that the sources are compiled against. Object
-files are kept below ``build/`` beside this file, so that a second build compiles only what has changed.
+setup.py calls this; run as a program, it only compiles, and a later build finds that done. torch_npu's wheel brings
+the public headers of CANN that the sources are compiled against. Object files are kept below ``build/`` beside this
+file, so that a second build compiles only what has changed.
 """
 
 import os
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -228,8 +230,8 @@ def missing_symbols(wheel: Path, core: Path) -> list[str]:
     return sorted(name for name in wanted - given if of_cann.match(name))
 
 
-def build_cann(wheel: Path, folder: Path) -> None:
-    """Put libraries in ``folder/lib``, and the files by which CANN is found in ``folder/toolkit``.
+def compile_cann(wheel: Path) -> Path:
+    """Compile what has changed, and return the folder with the libraries in ``lib``.
 
     `wheel` is the folder in which torch_npu's wheel is installed. On failure the process ends with the compiler's exit
     code, or with one sentence. MAX_JOBS limits how many files are compiled at a time, as for torch.
@@ -244,7 +246,6 @@ def build_cann(wheel: Path, folder: Path) -> None:
     build.mkdir(parents=True, exist_ok=True)
     for place in PLACES:
         (made / place).mkdir(parents=True, exist_ok=True)
-    make_toolkit(folder / "toolkit")
     calls = "".join((ROOT / table).read_text() for table in (*release().calls, "mindspeed_calls.txt"))
     write_if_changed(build / "refused.inc", refusals(calls))
     write_if_changed(build / "documented.inc", documented_demands())
@@ -254,7 +255,21 @@ def build_cann(wheel: Path, folder: Path) -> None:
     status = subprocess.run(command).returncode
     if status:
         sys.exit(status)
-    missing = missing_symbols(wheel, out / CORE)
+    return made
+
+
+def build_cann(wheel: Path, folder: Path) -> None:
+    """Put libraries in ``folder/lib``, and the files by which CANN is found in ``folder/toolkit``.
+
+    For `wheel` and failures see `compile_cann`.
+    """
+    made = compile_cann(wheel)
+    missing = missing_symbols(wheel, made / "lib" / CORE)
     if missing:
         sys.exit(f"error: the wheel needs symbols of CANN that are not emulated: {', '.join(missing)}")
+    make_toolkit(folder / "toolkit")
     shutil.copytree(made, folder, dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    compile_cann(Path(sysconfig.get_path("platlib")))

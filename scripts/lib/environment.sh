@@ -9,6 +9,8 @@ readonly ENVIRONMENT_DEFAULT_STACK=2025
 # cache, both measured; those of 2026 on a machine that did other work too.
 readonly -A ENVIRONMENT_MEGABYTES=([2025]=9300 [2026]=9500)
 readonly -A ENVIRONMENT_MINUTES=([2025]=3 [2026]=8)
+# What PyTorch needs to be imported and compiled against; it is installed first.
+readonly ENVIRONMENT_PYTORCH='torch|torch-npu|numpy|nvidia-[a-z0-9-]+|ninja|packaging|typing-extensions|filelock|fsspec|jinja2|markupsafe|networkx|sympy|mpmath|tqdm|dill'
 readonly ENVIRONMENT_PROBE='#include <Python.h>
 #include <optional>
 int main() { return std::optional<int>(0).value(); }'
@@ -131,7 +133,7 @@ environment_emulator_stamp() {
 environment_step() {
     local log=$1 title=$2 started=$SECONDS status=0 earlier=${!:-}
     shift 2
-    printf '  %-46s' "$title"
+    printf '  %-48s' "$title"
     printf '\n== %s: %s\n' "$title" "$*" >>"$log"
     # Set before the command starts: a signal in between must not leave it behind.
     trap 'environment_abandon 130 "$earlier" "${!:-}"' INT
@@ -159,9 +161,15 @@ environment_abandon() {
     quit "$code" "Setting up the environment was interrupted; the next run starts it again."
 }
 
-# Installs every locked package into a new environment.
+# Prints the entries of PyTorch and what it needs, with their hashes.
+environment_pytorch_lock() {
+    cat "$@" | awk -v names="^($ENVIRONMENT_PYTORCH)==" '/^[a-zA-Z0-9]/ { wanted = $0 ~ names } wanted'
+}
+
+# Installs every locked package into a new environment. PyTorch comes first: what is compiled against it is compiled while
+# the other packages are unpacked, which leaves a core idle.
 environment_install_packages() {
-    local root=$1 python=$2 log=$3 environment=$4 locks=$5
+    local root=$1 python=$2 log=$3 environment=$4 locks=$5 pytorch=$4/pytorch.lock
     local install=("$environment/bin/uv" pip install --python "$environment/bin/python" --require-hashes --no-build-isolation)
     # Bytecode is compiled now: four workers that import the stack at once must not all do it.
     # Copies: a file that is a link into the installer's cache changes in every environment when it is edited in one.
@@ -170,8 +178,11 @@ environment_install_packages() {
     environment_step "$log" "creating ${environment##*/}" "$python" -m venv "$environment"
     environment_step "$log" "installing the installer" "$environment/bin/python" -m pip install --quiet \
         --disable-pip-version-check --require-hashes --no-deps -r "$root/requirements/bootstrap.lock"
-    environment_step "$log" "installing the packages of four locks" "${install[@]}" -r "$locks/runtime.lock" \
-        -r "$locks/upstream.lock" -r "$locks/dev.lock"
+    environment_pytorch_lock "$locks"/{runtime,upstream}.lock >"$pytorch"
+    environment_step "$log" "installing PyTorch" "${install[@]}" -r "$pytorch"
+    environment_step "$log" "installing the rest, compiling the emulated NPU" bash "$root/scripts/lib/together.sh" \
+        env PATH="$environment/bin:$PATH" "$environment/bin/python" "$root/npu_emulator/build.py" --and \
+        "${install[@]}" -r "$locks/runtime.lock" -r "$locks/upstream.lock" -r "$locks/dev.lock"
 }
 
 # Installs what scripts/tune.py searches with, beside the packages that are there.

@@ -19,7 +19,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEM_COMMANDS = (
-    "bash cat chmod cp cut date dirname du env find flock grep mkdir printf rm setsid sha256sum sleep sort tail tr"
+    "awk bash cat chmod cp cut date dirname du env find flock grep mkdir printf rm setsid sha256sum sleep sort tail tr"
     " uname xargs"
 ).split()
 ENSURE = """
@@ -49,6 +49,8 @@ CALLED_STUB = """#!/bin/bash
 name=${0##*/}
 case "$name $*" in
     "python -m pip"*) echo "pip" >>"$CALLS" ;;
+    "python "*npu_emulator/build.py) echo "compile" >>"$CALLS"; name=compiler ;;
+    "uv pip install"*--require-hashes*"--link-mode copy"*pytorch.lock) echo "pytorch" >>"$CALLS" ;;
     "python -I -S "*installed_files.py*) echo "check" >>"$CALLS"; [[ ! -e "$TOOLS/damaged" ]] || exit 2 ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*tune.lock) echo "search" >>"$CALLS" ;;
     "uv pip install"*"--link-mode copy"*npu_emulator*) echo "emulator" >>"$CALLS" ;;
@@ -62,6 +64,7 @@ if [[ -e "$TOOLS/break-$name" ]]; then echo "stub broke" >&2; exit 1; fi
 if [[ -e "$TOOLS/hang-$name" ]]; then sleep 600 & echo $! >"$TOOLS/hanging"; echo here >"$TOOLS/ready"; wait; fi
 """
 
+INSTALLED = ["venv", "pip", "pytorch", "compile"]
 SHARED = "--numprocesses=3,--dist=loadfile,--no-loadscope-reorder"
 # One file of each kind from which the emulated NPU is built.
 SOURCES = (
@@ -114,8 +117,11 @@ class Machine:
         return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=600)
 
     def take_calls(self) -> list[str]:
+        """Return what was called since the last time; of the two that run together, the compiler first."""
         calls = self.calls.read_text().split() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
+        if calls[4:5] == ["compile"]:
+            calls[3:5] = reversed(calls[3:5])
         return calls
 
 
@@ -135,7 +141,7 @@ def rejected(done, *parts):
 def test_first_run_installs_in_order_and_the_second_does_nothing(machine):
     first = machine.run()
     assert first.returncode == 0, first.stderr
-    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, "packages", "search", "emulator", "check"]
     second = machine.run()
     assert second.returncode == 0 and second.stdout == "" and machine.take_calls() == ["check"]
 
@@ -150,13 +156,25 @@ def test_a_path_from_which_ray_starts_no_workers_rejected_before_anything_is_mad
         assert done.returncode == 0 and "packages" in machine.take_calls()
 
 
+@pytest.mark.parametrize("stack", ["2025", "2026"])
+def test_pytorch_is_installed_first_with_its_hashes(machine, stack):
+    assert machine.run(stack=stack).returncode == 0
+    folder = machine.root / "requirements" / ("" if stack == "2025" else stack)
+    locks = "".join((folder / f"{name}.lock").read_text() for name in ("runtime", "upstream"))
+    chosen = (machine.root / (".venv" if stack == "2025" else f".venv-{stack}") / "pytorch.lock").read_text()
+    entries = {name: text for text, name in re.findall(r"^((\S+)==.*\n(?: .*\n)+)", locks, re.MULTILINE)}
+    for name in ("torch", "torch-npu", "numpy", "sympy", "nvidia-cublas-cu12"):
+        assert "--hash=sha256:" in entries[name] and entries[name] in chosen
+    assert re.findall(r"^vllm|^ray|^transformers", chosen, re.MULTILINE) == []
+
+
 def test_stacks_have_environments_of_their_own(machine):
     """They have separate folders, locks, logs and stamps: each is set up once, whatever happens to the other."""
     machine.run()
     machine.take_calls()
     first = machine.run(stack="2026")
     assert first.returncode == 0, first.stderr
-    assert machine.take_calls() == ["venv", "pip", "packages-2026", "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, "packages-2026", "emulator", "check"]
     assert f"Setting up the environment in {machine.root}/.venv-2026\n" in first.stdout
     for stack in ("2025", "2026"):
         assert machine.run(stack=stack).returncode == 0 and machine.take_calls() == ["check"]
@@ -270,11 +288,18 @@ def test_changed_lock_starts_from_nothing(machine):
     (machine.root / ".venv" / "leftover").touch()
     (machine.root / "requirements" / "runtime.lock").write_text("other\n")
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, "packages", "search", "emulator", "check"]
     assert not (machine.root / ".venv" / "leftover").exists()
 
 
-@pytest.mark.parametrize(("broken", "repeated"), [("python", ["venv", "pip"]), ("uv", ["venv", "pip", "packages"])])
+@pytest.mark.parametrize(
+    ("broken", "repeated"),
+    [
+        ("python", ["venv", "pip"]),
+        ("uv", ["venv", "pip", "pytorch"]),
+        ("compiler", [*INSTALLED, "packages"]),
+    ],
+)
 def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken, repeated):
     (machine.tools / f"break-{broken}").touch()
     for _ in range(2):
@@ -284,14 +309,20 @@ def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken,
         assert machine.take_calls() == repeated
     (machine.tools / f"break-{broken}").unlink()
     assert machine.run().returncode == 0
-    assert machine.take_calls() == ["venv", "pip", "packages", "search", "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, "packages", "search", "emulator", "check"]
 
 
 @pytest.mark.parametrize(
-    ("number", "stack"), [(signal.SIGINT, "2025"), (signal.SIGTERM, "2025"), (signal.SIGQUIT, "2025"), (2, "2026")]
+    ("number", "stack", "hanging"),
+    [
+        (signal.SIGINT, "2025", "uv"),
+        (signal.SIGTERM, "2025", "compiler"),
+        (signal.SIGQUIT, "2025", "uv"),
+        (signal.SIGINT, "2026", "compiler"),
+    ],
 )
-def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, stack):
-    (machine.tools / "hang-uv").touch()
+def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, stack, hanging):
+    (machine.tools / f"hang-{hanging}").touch()
     os.mkfifo(machine.tools / "ready")
     running = subprocess.Popen(
         ["bash", "-c", ENSURE, "ensure", stack],
@@ -309,11 +340,11 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, 
     _, errors = running.communicate(timeout=600)
     assert running.returncode == 128 + number and "was interrupted" in errors
     wait_until_gone(sleeper)
-    (machine.tools / "hang-uv").unlink()
+    (machine.tools / f"hang-{hanging}").unlink()
     machine.take_calls()
     assert machine.run(stack=stack).returncode == 0
     packages = ["packages", "search"] if stack == "2025" else ["packages-2026"]
-    assert machine.take_calls() == ["venv", "pip", *packages, "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, *packages, "emulator", "check"]
 
 
 def wait_until_ready(running, pipe):
