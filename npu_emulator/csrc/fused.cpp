@@ -252,6 +252,71 @@ OP(MoeTokenUnpermuteGrad, [](Tensor permuted, Tensor gradient, Tensor places, Te
     put(of_weights, (rows_at(wide(permuted), places).view(of_tokens.sizes()) * of_tokens).sum(-1));
 })
 
+#if NPU_EMULATOR_CANN_9
+// ---- the same for a map of [tokens, experts] that says which experts a token has; each token has equally many
+namespace {
+
+Tensor by_expert(const Tensor& map) { return map.to(at::kBool).t(); }
+
+// The weights of the rows, which are in order of experts, from [tokens, experts]; and back.
+Tensor in_rows(const Tensor& weights, const Tensor& map) { return weights.t().masked_select(by_expert(map)); }
+Tensor from_rows(const Tensor& rows, const Tensor& map) {
+  return at::zeros({map.size(1), map.size(0)}, rows.options()).masked_scatter(by_expert(map), rows).t();
+}
+
+int64_t rows_of_a_token(int64_t rows, int64_t tokens) {
+  TORCH_CHECK(tokens == 0 ? rows == 0 : rows % tokens == 0, "each token has to have equally many experts");
+  return quotient(rows, tokens);
+}
+
+}  // namespace
+
+OP(MoeTokenPermuteWithRoutingMap, [](Tensor tokens, Tensor map, Tensor weights, int64_t count, bool padded,
+                                     Tensor permuted, Tensor permuted_weights, Tensor places) {
+  TORCH_CHECK(!padded, "drop_and_pad is not emulated");
+  const auto chosen = by_expert(map);
+  TORCH_CHECK(map.to(at::kBool).sum(1).eq(rows_of_a_token(count, map.size(0))).all().item<bool>(),
+              "each token has to have equally many experts, ", count, " altogether");
+  const auto of_rows = at::arange(map.size(0), at::kLong).expand(chosen.sizes()).masked_select(chosen);
+  put(permuted, tokens.index_select(0, of_rows));
+  put(places, at::argsort(of_rows, true, 0, false));
+  if (weights.defined()) put(permuted_weights, in_rows(weights, map));
+})
+OP(MoeTokenPermuteWithRoutingMapGrad, [](Tensor gradient, Tensor of_permuted_weights, Tensor places, Tensor map,
+                                         int64_t, int64_t tokens, bool padded, Tensor of_tokens, Tensor of_weights) {
+  TORCH_CHECK(!padded, "drop_and_pad is not emulated");
+  const auto k = rows_of_a_token(places.numel(), tokens);
+  put(of_tokens, rows_at(wide(gradient), places).view({tokens, k, gradient.size(1)}).sum(1));
+  if (of_permuted_weights.defined()) put(of_weights, from_rows(wide(of_permuted_weights), map));
+})
+OP(MoeTokenUnpermuteWithRoutingMap, [](Tensor permuted, Tensor places, Tensor map, Tensor weights, bool padded, Ints,
+                                       Tensor out, Tensor rows, Tensor tokens, Tensor permuted_weights) {
+  TORCH_CHECK(!padded, "drop_and_pad is not emulated");
+  const auto k = rows_of_a_token(places.numel(), out.size(0));
+  auto weighted = wide(permuted);
+  if (weights.defined()) {
+    weighted = weighted * wide(in_rows(weights, map)).unsqueeze(1);
+    put(permuted_weights, in_rows(weights, map));
+  }
+  put(out, rows_at(weighted, places).view({out.size(0), k, out.size(1)}).sum(1));
+  put(rows, places);
+  put(tokens, at::arange(places.numel(), at::kInt).div(std::max<int64_t>(k, 1), "floor"));
+})
+// Callers pass the places twice: the row places[i] is of token i // k.
+OP(MoeTokenUnpermuteWithRoutingMapGrad, [](Tensor gradient, Tensor places, Tensor, Tensor map, Tensor permuted,
+                                           Tensor weights, bool padded, Ints, Tensor of_permuted, Tensor of_weights) {
+  TORCH_CHECK(!padded, "drop_and_pad is not emulated");
+  const auto k = rows_of_a_token(places.numel(), gradient.size(0));
+  auto of_rows = at::zeros({places.numel(), gradient.size(1)}, at::kFloat)
+                     .index_copy(0, places.to(at::kLong), wide(gradient).repeat_interleave(k, 0));
+  if (weights.defined()) {
+    put(of_weights, from_rows((of_rows * wide(permuted)).sum(1), map));
+    of_rows = of_rows * wide(in_rows(weights, map)).unsqueeze(1);
+  }
+  put(of_permuted, of_rows);
+})
+#endif
+
 // ---- products of groups of rows with the weight of each group
 namespace {
 
