@@ -27,7 +27,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     """Parse the command line that rehearse.sh passes on; the second value is --dry-run."""
     parser = CommandParser(prog="rehearse.sh --stack 2026", description=_DESCRIPTION)
     default = "(default: %(default)s)"
-    job = "a job of verl_plugin/config to scale down; model, backend and weights are its own, and it has no tool"
+    job = (
+        "a job of verl_plugin/config to scale down; model, backend and weights are its own, and it has no tool. "
+        "--backend mindspeed keeps MindSpeed's layers, else Megatron-core's replace them"
+    )
     parser.add_argument("--job", choices=JOBS, metavar="NAME", help=job)
     parser.add_argument("--data", type=Path, metavar="FILE", help="problems to train on (default: arithmetic)")
     model = f"family of the tiny model: {', '.join(MODELS)} {default}"
@@ -86,11 +89,13 @@ def _check_images(parser: CommandParser, values: dict[str, Any]) -> None:
 def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
     """Set the options that a job determines; the user's other options stay."""
     job = JOBS[values["job"]]
+    # The layers of a job on Megatron are MindSpeed's, which has to be asked for because no registry serves it.
+    backend = "mindspeed" if (values["backend"], job.backend) == ("mindspeed", "megatron") else job.backend
     for name in ("model", "backend", "weights", "tool", "rollout_dies"):
-        if values[name] != parser.get_default(name):
+        if values[name] not in (parser.get_default(name), backend):
             option = name.replace("_", "-")
             parser.error(f"--{option}={values[name]} is invalid: --job has its own. Remove one of them")
-    values |= {"model": job.model, "backend": job.backend, "precision": "bfloat16"}
+    values |= {"model": job.model, "backend": backend, "precision": "bfloat16"}
     for override in values["overrides"]:
         key, _, number = override.partition("=")
         # The launcher's user sets the number of dies with the same key as on NPUs; the layout follows it.

@@ -11,6 +11,7 @@ from verl_plugin.rollout.sync_window import EXECUTOR_KEY
 
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 _VLLM = f"{_ROLLOUT}.engine_kwargs.vllm"
+_TRANSFORMER = f"{_ACTOR}.megatron.override_transformer_config"
 _ENGINES = "verl_plugin.alltoallv.engines"
 
 
@@ -46,10 +47,17 @@ JOBS = {
 _LAYERS = 3
 
 
-def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[str]:
+def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int, own_layers: bool = False) -> Iterator[str]:
     """Yield Hydra overrides that make the job one of a tiny model, short answers and few processes.
 
     Algorithm, engines, offloading, micro batches by tokens, and how weights move stay the job's own.
+
+    Args:
+        job: the job.
+        steps: training steps.
+        seed: of data, rollout and training.
+        dies: emulated dies.
+        own_layers: whether a job on Megatron keeps MindSpeed's layers, which no registry serves.
     """
     prompts, mini = (8, 8) if job.cluster else (16, 8)
     yield from (f"data.train_batch_size={prompts}", f"{_ACTOR}.ppo_mini_batch_size={mini}")
@@ -76,17 +84,22 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int) -> Iterator[st
     yield f"+{_VLLM}.additional_config.alltoallv.verify=true"
     yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=16"
     if job.backend == "megatron":
+        yield from () if own_layers else _layers_of_megatron()
         yield from _megatron(job, dies)
 
 
-def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
+def _layers_of_megatron() -> Iterator[str]:
     """Yield the keys for Megatron-core's own layers in place of MindSpeed's: docs/stacks.md."""
     own = "verl_plugin.megatron_core,verl_plugin.finite_steps"
     yield f"actor_rollout_ref.model.external_lib=[{own},{RESUME},{_ENGINES},verl_plugin.phase_peaks,{OFFLOAD}]"
-    # They take padded batches, and have no fused permutation of tokens.
+    # They take padded batches.
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
-    transformer = f"{_ACTOR}.megatron.override_transformer_config"
-    yield f"{transformer}.moe_permute_fusion=false"
+
+
+def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
+    """Yield the sizes of the training dies, and what no layers have here."""
+    # Megatron-core's have no fused permutation of tokens, and MindSpeed's starts a kernel of Triton.
+    yield f"{_TRANSFORMER}.moe_permute_fusion=false"
     stages = 2 if job.cluster and dies % 2 == 0 else 1
     # Whole steps of these layers have only been run with experts spread over dies.
     yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
@@ -94,5 +107,5 @@ def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
     if job.cluster:
         first, last = (_LAYERS - 1, 1) if stages == 2 else ("null", "null")
         yield f"{_ACTOR}.megatron.pipeline_model_parallel_size={stages}"
-        yield f"{transformer}.num_layers_in_first_pipeline_stage={first}"
-        yield f"{transformer}.num_layers_in_last_pipeline_stage={last}"
+        yield f"{_TRANSFORMER}.num_layers_in_first_pipeline_stage={first}"
+        yield f"{_TRANSFORMER}.num_layers_in_last_pipeline_stage={last}"

@@ -197,7 +197,8 @@ class Plan:
             yield from _separate(options) if options.rollout_dies else resumable(options.backend)
         else:
             yield "reward.custom_reward_function.name=compute_score"
-            yield from scaled_down(JOBS[options.job], options.steps, options.seed, options.dies)
+            own_layers = options.backend == "mindspeed"
+            yield from scaled_down(JOBS[options.job], options.steps, options.seed, options.dies, own_layers)
         if not self.options.rollout_dies:  # verl's own buffer has no key for it
             yield f"+{SAMPLER}.sampler_kwargs.poll_interval={_ANSWERS_INTERVAL_S}"
         yield from _processes(self)

@@ -50,11 +50,15 @@ _LIMIT_S = 900.0
 
 @dataclass(frozen=True)
 class Proof:
-    """A job of `JOBS` with overrides, and the folder of its runs `unbroken` and `killed`."""
+    """A job of `JOBS` with overrides, and the folder of its runs `unbroken` and `killed`.
+
+    ``options`` are further ones of the rehearsal's command.
+    """
 
     job: str
     overrides: tuple[str, ...]
     folder: Path
+    options: tuple[str, ...] = ()
 
     def carry_out(self, signals: SignalFlag) -> Comparison:
         """Train, train again and kill, resume, and compare.
@@ -80,7 +84,7 @@ class Proof:
 
     def _command(self, output: Path, more: Sequence[str]) -> list[str]:
         own = ["trainer.save_freq=1", *more]
-        start = [*_REHEARSAL, "--job", self.job, "--steps", str(STEPS), "--output", str(output)]
+        start = [*_REHEARSAL, "--job", self.job, *self.options, "--steps", str(STEPS), "--output", str(output)]
         return [*start, "--", *self.overrides, *own]
 
     def _run(

@@ -19,8 +19,6 @@ from tests.stack_2026.checkpoints import make_checkpoints
 from tests.stack_2026.rehearsals import check_computes_alike, rehearse
 from tests.stack_2026.upstream.context_parallel_cases import SAMPLES, Case
 from tests.stack_2026.upstream.test_mindspeed import environment_with, paths  # noqa: F401  (a fixture)
-from verl_plugin.offload import LIBRARY as OFFLOAD
-from verl_plugin.resume.checks import ENGINES as RESUME
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -33,6 +31,8 @@ COMPARED, DIFFER, REPLACED = (f"rollout/expert_sets_{name}" for name in ("compar
 # The update would move the bias of DeepSeek-V3's routers too.
 FIXED = {"moe_router_bias_update_rate": 0.0}
 LATENT = FIXED | {"multi_latent_attention": True}
+# Of three layers over two stages.
+LAYERS = {"num_layers_in_first_pipeline_stage": 2, "num_layers_in_last_pipeline_stage": 1}
 # By number of ranks.
 CASES = {
     1: [
@@ -55,13 +55,14 @@ CASES = {
         Case("qwen3 all four", "qwen3", context=4),
         Case("qwen3 stages", "qwen3", context=2, pipeline=2),
         Case("qwen3_moe replicas", "qwen3_moe", context=2, expert=4),
-        Case("qwen3_moe stages", "qwen3_moe", context=2, pipeline=2, expert=2),
         Case("deepseek_v3 replicas", "deepseek_v3", context=2, expert=2, transformer=LATENT),
-        Case("deepseek_v3 stages", "deepseek_v3", context=2, pipeline=2, expert=2, transformer=LATENT),
+        # MindSpeed keeps the layers of stages, so these come last.
+        Case("qwen3_moe stages", "qwen3_moe", context=2, pipeline=2, expert=2, transformer=LAYERS),
+        Case("deepseek_v3 stages", "deepseek_v3", context=2, pipeline=2, expert=2, transformer=LATENT | LAYERS),
     ],
 }
-# MindSpeed keeps a process's first tensor-parallel size, so these have ranks of their own, four too. DeepSeek-V3 needs 1
-# with it (docs/upstream/mindspeed-duplicated-linear.md).
+# On four ranks too, of their own: MindSpeed keeps a process's first tensor-parallel size. DeepSeek-V3 needs 1 with it
+# (docs/upstream/mindspeed-duplicated-linear.md).
 SHARDS = [
     Case("qwen3 shards", "qwen3", context=2, tensor=2),
     Case("qwen3_moe shards", "qwen3_moe", context=2, tensor=2, expert=2),
@@ -69,13 +70,6 @@ SHARDS = [
 _MEGATRON = "actor_rollout_ref.actor.megatron"
 TWO = (f"{_MEGATRON}.context_parallel_size=2", "actor_rollout_ref.ref.megatron.context_parallel_size=2")
 OF_DEEPSEEK = f"+{_MEGATRON}.override_transformer_config.multi_latent_attention=true"
-# The job's own layers and packed batches, which scaling down replaces by Megatron-core's.
-OF_MINDSPEED = (
-    f"actor_rollout_ref.model.external_lib=[verl_plugin.mindspeed,verl_plugin.finite_steps,{RESUME},"
-    f"verl_plugin.alltoallv.engines,verl_plugin.phase_peaks,{OFFLOAD}]",
-    "actor_rollout_ref.model.use_remove_padding=true",
-    f"{_MEGATRON}.use_remove_padding=true",
-)
 Found = dict[str, list[dict[str, Any]]]
 
 
@@ -199,6 +193,6 @@ def test_killed_job_with_shared_sequences_resumes_as_the_unbroken_one(paths, tmp
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NPU_EMULATOR_STRICT", raising=False)
     monkeypatch.delenv("NPU_EMULATOR_NODE", raising=False)
-    proof = Proof("qwen3_235b_a22b_128_dies", (*OF_MINDSPEED, *TWO), tmp_path / "proof")
+    proof = Proof("qwen3_235b_a22b_128_dies", TWO, tmp_path / "proof", ("--backend", "mindspeed"))
     found = proof.carry_out(SignalFlag())
     assert found.steps == STEPS and found.differing == ()

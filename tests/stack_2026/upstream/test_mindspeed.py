@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rehearsal.plan import ROOT
+from rehearsal.stack_2026.jobs import JOBS
 from tests.stack_2026.checkpoints import make_checkpoints
 from tests.stack_2026.rehearsals import check_computes_alike, rehearse
 from tests.stack_2026.verl_plugin.test_hybrid_optimizer import HALF, MODEL, WITHOUT, on_host, steps
@@ -79,6 +80,12 @@ def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
     meters = [json.loads(file.read_text()) for file in (tmp_path / "run" / "meters").glob("*.json")]
     packed = [each for each in meters if PACKED_ATTENTION in each["operators"]]
     assert len(packed) == 2, "the ranks that train compute with MindSpeed's attention"
+
+
+@pytest.mark.parametrize("job", [name for name, job in JOBS.items() if job.backend == "megatron"])
+def test_scaled_down_job_computes_as_the_rollout_with_its_own_layers(paths, tmp_path, job):
+    run = rehearse(tmp_path / "run", "--job", job, "--backend", "mindspeed", **environment_with(paths, tmp_path))
+    check_computes_alike(run, tmp_path / "run")
 
 
 def test_optimizer_resumes_bit_for_bit(paths, tmp_path, monkeypatch):
