@@ -1,9 +1,9 @@
 """Answers verl's sender of weights in place of a vLLM worker that has ended.
 
-After each bucket verl 0.9.1's sender waits for the worker's answer without a limit (verl's pull request 7366, open). The
-training rank on a dead worker's die would wait forever, and all others for it in their next collective. Answered, it
-reaches the end of the update, where the ranks tell each other who failed. verl creates the sender itself and takes no
-class for it.
+After each bucket verl 0.9.1's sender waits for the worker's answer without a limit (verl's pull request 7366, open).
+The training rank on a dead worker's die would wait forever, and all others for it in their next collective. Answered,
+it reaches the end of the update, where the ranks tell each other who failed. verl creates the sender itself and takes
+no class for it.
 """
 
 from __future__ import annotations

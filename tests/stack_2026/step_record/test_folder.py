@@ -93,7 +93,7 @@ def test_damaged_record_says_so(written, damage, says):
 
 
 def test_nothing_is_left_of_a_record_that_cannot_be_written(record, tmp_path, monkeypatch):
-    with pytest.raises(RecordError, match="record_max_mib is 0"):
+    with pytest.raises(RecordError, match="record_max_mib=0"):
         write_record(tmp_path / "step_3", record, None, most_mib=0)
 
     def full(*_: object) -> None:

@@ -31,7 +31,7 @@ ENGINES = {
     "megatron": Case("megatron", "qwen3moe", "disabled", extended=False, distributed=True),
 }
 PHASES = ("reshard", "old_log_prob", "ref", "update")
-PLANTED_BYTES, NEIGHBOUR_BYTES = 64 << 20, 48 << 20
+PLANTED_BYTES, NEIGHBOUR_BYTES = 128 << 20, 48 << 20
 CYCLES = 50
 
 

@@ -61,7 +61,7 @@ def test_extension_adds_no_name_that_the_worker_has():
         ({"bucket_megabytes": 0}, "alltoallv.bucket_megabytes=0 is invalid: "),
         ({"bucket_megabytes": True}, "alltoallv.bucket_megabytes=True is invalid: "),
         ({"dies_per_node": 0}, "alltoallv.dies_per_node=0 is invalid: a node needs at least one die."),
-        ({"verify": "yes"}, "alltoallv.verify='yes' is invalid: "),
+        ({"verify": "yes"}, "alltoallv.verify='yes' is invalid. Set it to true or false."),
         (
             {"bucket": 3},
             "alltoallv.bucket is invalid: no such option. Set one of bucket_megabytes, dies_per_node,",
