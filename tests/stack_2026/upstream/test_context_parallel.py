@@ -31,7 +31,7 @@ COMPARED, DIFFER, REPLACED = (f"rollout/expert_sets_{name}" for name in ("compar
 # The update would move the bias of DeepSeek-V3's routers too.
 FIXED = {"moe_router_bias_update_rate": 0.0}
 LATENT = FIXED | {"multi_latent_attention": True}
-# Of three layers over two stages.
+# Three layers, the first two in the first stage.
 LAYERS = {"num_layers_in_first_pipeline_stage": 2, "num_layers_in_last_pipeline_stage": 1}
 # By number of ranks.
 CASES = {
