@@ -117,12 +117,12 @@ def _identity(path: Path) -> list[int] | None:
 
 
 def _entry(site: Path, name: str, known: list | None) -> list:
-    """Return the identity of RECORD, and the files with hashes in it; `known` itself if RECORD is unchanged."""
+    """Return the identity of RECORD, and the files with hashes in it; what is `known` if RECORD is unchanged."""
     identity = _identity(site / name / "RECORD")
     if identity is None:
         return [None, {f"{name}/RECORD": ("", [])}]
-    if known is not None and known[0] == identity:
-        return known
+    if known is not None and known[0] == identity:  # an earlier version of this program may have stored more files
+        return [identity, {file: seen for file, seen in known[1].items() if file not in _NOT_COMPARED}]
     return [identity, {file: (digest, None) for file, digest in _records(site / name / "RECORD")}]
 
 

@@ -50,7 +50,12 @@ def test_fresh_installation_passes(environment, capsys):
     assert check_files(site(environment)).files == 3
 
 
-def test_authority_of_a_company_may_be_appended(environment, capsys):
+@pytest.mark.parametrize("earlier", [False, True])
+def test_authority_of_a_company_may_be_appended(environment, capsys, monkeypatch, earlier):
+    if earlier:
+        with monkeypatch.context() as patch:
+            patch.setattr(installed_files, "_NOT_COMPARED", set())
+            assert check(environment, capsys) == (0, "")
     with (site(environment) / "certifi" / "cacert.pem").open("a") as authorities:
         authorities.write("another\n")
     assert check(environment, capsys) == (0, "")
