@@ -55,10 +55,8 @@ CASES = {
         Case("qwen3 all four", "qwen3", context=4),
         Case("qwen3 stages", "qwen3", context=2, pipeline=2),
         Case("qwen3_moe replicas", "qwen3_moe", context=2, expert=4),
-        Case("deepseek_v3 replicas", "deepseek_v3", context=2, expert=2, transformer=LATENT),
         # MindSpeed keeps the layers of stages, so these come last.
         Case("qwen3_moe stages", "qwen3_moe", context=2, pipeline=2, expert=2, transformer=LAYERS),
-        Case("deepseek_v3 stages", "deepseek_v3", context=2, pipeline=2, expert=2, transformer=LATENT | LAYERS),
     ],
 }
 # On four ranks too, of their own: MindSpeed keeps a process's first tensor-parallel size. DeepSeek-V3 needs 1 with it
@@ -70,6 +68,11 @@ SHARDS = [
 _MEGATRON = "actor_rollout_ref.actor.megatron"
 TWO = (f"{_MEGATRON}.context_parallel_size=2", "actor_rollout_ref.ref.megatron.context_parallel_size=2")
 OF_DEEPSEEK = f"+{_MEGATRON}.override_transformer_config.multi_latent_attention=true"
+# It keeps the kind of attention too.
+OF_LATENT = [
+    Case("deepseek_v3 replicas", "deepseek_v3", context=2, expert=2, transformer=LATENT),
+    Case("deepseek_v3 stages", "deepseek_v3", context=2, pipeline=2, expert=2, transformer=LATENT | LAYERS),
+]
 Found = dict[str, list[dict[str, Any]]]
 
 
@@ -114,6 +117,11 @@ def shards(folder, paths) -> Found:  # noqa: F811
     return run(folder, paths, 4, SHARDS)
 
 
+@pytest.fixture(scope="module")
+def latent(folder, paths) -> Found:  # noqa: F811
+    return run(folder, paths, 4, OF_LATENT)
+
+
 def largest(found: list[dict[str, Any]], name: str) -> float:
     """Return the largest difference of a kind on all ranks that have it."""
     return max(each[name] for each in found if name in each)
@@ -146,8 +154,9 @@ def test_shared_sequences_compute_as_transformers(shared, paths):  # noqa: F811
     check_exact(shared, CASES[2], paths)
 
 
-def test_shared_sequences_with_replicas_and_stages_compute_as_transformers(four, paths):  # noqa: F811
+def test_shared_sequences_with_replicas_and_stages_compute_as_transformers(four, latent, paths):  # noqa: F811
     check_exact(four, CASES[4], paths)
+    check_exact(latent, OF_LATENT, paths)
 
 
 def test_shared_sequences_with_tensor_shards_compute_as_transformers(shards, paths):  # noqa: F811
