@@ -166,8 +166,8 @@ environment_pytorch_lock() {
     cat "$@" | awk -v names="^($ENVIRONMENT_PYTORCH)==" '/^[a-zA-Z0-9]/ { wanted = $0 ~ names } wanted'
 }
 
-# Installs every locked package into a new environment. PyTorch comes first: what is compiled against it is compiled while
-# the other packages are unpacked, which leaves a core idle.
+# Installs every locked package into a new environment. PyTorch comes first: the emulated NPU is compiled against it while
+# the other packages are installed.
 environment_install_packages() {
     local root=$1 python=$2 log=$3 environment=$4 locks=$5 pytorch=$4/pytorch.lock
     local install=("$environment/bin/uv" pip install --python "$environment/bin/python" --require-hashes --no-build-isolation)
