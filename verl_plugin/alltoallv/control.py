@@ -30,7 +30,11 @@ ANSWER_SECONDS = 60.0
 START_SECONDS = 10.0
 """A server's workers open their sockets before the first update, except where they start late on another node."""
 
+LEAVE_SECONDS = 10.0
+"""A worker that waits for a bucket looks twice a second whether the update was given up."""
+
 _POLL_MILLISECONDS = 500
+_LEAVE_POLL_SECONDS = 0.05
 
 
 def control_path(job: str, training_rank: int) -> Path:
@@ -58,6 +62,13 @@ class Abandon:
 
     version: int
     reason: str
+
+
+@dataclass(frozen=True)
+class HasLeft:
+    """Asks whether the worker has left an update, whether it succeeded or not."""
+
+    version: int
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,8 @@ class Control:
                 self.version = version
             case Abandon():
                 self._abandoned = request
+            case HasLeft(version):
+                return self._settled >= version
             case TakeMemory():
                 return self._memory()
         return None
@@ -181,6 +194,20 @@ class Inquiry:
             if time.monotonic() > end:
                 raise HandoverError(f"the vLLM worker on this die did not answer within {ANSWER_SECONDS:.0f} s")
         return self._socket.recv_pyobj()
+
+    def abandon(self, version: int, reason: str) -> None:
+        """Announce that an update was given up, and wait until the worker has left it, `LEAVE_SECONDS` at most.
+
+        verl's sender binds the same address for every update: a worker that still waited there would take the first
+        message of the next one for a bucket.
+
+        Raises:
+            HandoverError: as `ask`.
+        """
+        self.ask(Abandon(version, reason))
+        end = time.monotonic() + LEAVE_SECONDS
+        while not self.ask(HasLeft(version)) and time.monotonic() < end:
+            time.sleep(_LEAVE_POLL_SECONDS)
 
     def check(self) -> None:
         """Raise HandoverError if the worker's process has ended."""

@@ -23,7 +23,7 @@ from post_training.models.families import config_values, table_for
 from post_training.reshard.exchange import Tensors
 from post_training.reshard.handover import Exporter, HandoverError, HandoverReport, without_memory
 from post_training.reshard.schedule import BucketError
-from verl_plugin.alltoallv.control import Abandon, Begin, Description, Inquiry, TakeMemory
+from verl_plugin.alltoallv.control import Begin, Description, Inquiry, TakeMemory
 from verl_plugin.alltoallv.rollout_layout import fitted
 from verl_plugin.alltoallv.settings import SETTINGS_KEY, VERL_BUCKET_KEY, AlltoallvSettings
 
@@ -195,7 +195,7 @@ class WeightTransfer:
     def _give_up(self, reason: str) -> None:
         if self._inquiry is not None:
             try:
-                self._inquiry.ask(Abandon(self._version, reason))
+                self._inquiry.abandon(self._version, reason)
             except Exception:  # noqa: S110 - what ended the update is raised, and the worker may be what failed
                 pass
 

@@ -24,6 +24,7 @@ from post_training.reshard.failure import ReshardError
 from post_training.reshard.generation import WeightsGeneration, WeightsNotWholeError
 from post_training.reshard.handover import HandoverError, Importer
 from tests.stack_2026.verl_plugin.fsdp_program import Case, Rank
+from verl_plugin.alltoallv import control
 from verl_plugin.alltoallv.control import Control, Description, control_path
 from verl_plugin.alltoallv.settings import AlltoallvSettings
 from verl_plugin.alltoallv.transfer import Training, WeightTransfer
@@ -99,6 +100,7 @@ def main(folder: Path) -> None:
     torch.npu.set_device(rank)
     dist.init_process_group("cpu:gloo,npu:hccl", timeout=datetime.timedelta(seconds=TIMEOUT))
     handover.MEMBERSHIP_CHECK_S = 2.0
+    control.LEAVE_SECONDS = 0.0  # this thread is the worker's too
     die_of_rank = Die(folder, f"failing.{os.environ['MASTER_PORT']}")
     handover.PART_ELEMENTS = BUCKET  # several buckets, like a real model
     found = {"first": told(die_of_rank.update) | {"differing": die_of_rank.rank.differing()}}

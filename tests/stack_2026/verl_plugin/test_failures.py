@@ -57,7 +57,7 @@ def test_raising_rank_named_and_the_next_update_succeeds(checkpoints):
 def updates(folder: Path, way: str) -> list[list[dict[str, Any]]]:
     """Run ranks with verl's sender and workers in processes of their own, and return each rank's updates."""
     (folder / "way.txt").write_text(way)
-    for left in folder.glob("description.*"):
+    for left in (*folder.glob("description.*"), *folder.glob("worker.*.error")):
         left.unlink()
     program, world = dead_worker_program.__name__, dead_worker_program.WORLD
     run_ranks(program, world, folder, timeout=240, imported=PYTORCH)
@@ -76,6 +76,11 @@ def test_dead_worker_named_on_all_training_ranks(checkpoints, way, when):
         assert first["text"] == "" and second["seconds"] < MOST_SECONDS and third["seconds"] < MOST_SECONDS
         assert f"ReshardError: reshard: rank {CULPRIT} failed {when}: the vLLM worker on this die" in second["text"]
         assert "has ended" in second["text"] and "has ended" in third["text"]
+        assert f"rank {CULPRIT} failed" in third["text"] and "other rank" not in third["text"]
+    # The other worker leaves each update that was given up, and takes the next.
+    errors = {path.name: path.read_text() for path in checkpoints.glob("worker.*.error")}
+    assert sorted(errors) == [f"worker.{1 - CULPRIT}.{update}.error" for update in (2, 3)]
+    assert all("training abandoned update" in text for text in errors.values())
 
 
 def test_worker_that_raises_ends_no_rank_and_takes_the_next_update(checkpoints):
