@@ -4,34 +4,68 @@ mbridge 0.15.1 cannot read a configuration of transformers 5, with which verl 0.
 package registry: it and Megatron-LM (core_r0.16.0 of both) are checkouts on PYTHONPATH.
 
     actor_rollout_ref.model.external_lib=verl_plugin.mindspeed
-
-DeepSeek-V3 needs `tensor_model_parallel_size=1`: docs/upstream/mindspeed-duplicated-linear.md.
 """
+
+from __future__ import annotations
 
 from typing import Any
 
 import mindspeed.megatron_adaptor  # noqa: F401  (before Megatron-core, which mbridge imports)
 
 # isort: split
-from mbridge.core import register_model
+from mbridge.core import LLMBridge, register_model
 from mbridge.models.qwen3 import Qwen3Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge
+from mindspeed.te.pytorch.module.linear import TELinear
+from torch import nn
 
 from verl_plugin.bridges import BridgeOfTransformers5, DeepseekV3OfTransformers5
+from verl_plugin.shared_experts import overlap_problem
+
+
+class OfMindSpeed(LLMBridge):
+    """Has MindSpeed's layers compute as one on several tensor parallel ranks, which two defects prevent.
+
+    - Shared experts do not overlap with the exchange of tokens: docs/upstream/mindspeed-shared-expert-overlap.md.
+    - Weights that every rank has whole lose the mark of those that are cut. The norm of gradients would count them once
+      on each rank, and mbridge export them several times: docs/upstream/mindspeed-duplicated-linear.md.
+    """
+
+    def _build_base_config(self, **kwargs: Any) -> Any:
+        if "moe_shared_expert_overlap" in kwargs:  # mbridge's own choice; the user's key still comes after it
+            kwargs["moe_shared_expert_overlap"] = False
+        config = super()._build_base_config(**kwargs)
+        problem = overlap_problem(config.moe_shared_expert_overlap, config.tensor_model_parallel_size)
+        if problem:
+            raise ValueError(problem)
+        return config
+
+    def get_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Build the model as upstream does."""
+        models = super().get_model(*args, **kwargs)
+        for model in models:
+            _unmark_whole_weights(model)
+        return models
+
+
+def _unmark_whole_weights(model: nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, TELinear) and layer.parallel_mode == "duplicated":
+            layer.weight.tensor_model_parallel = False
 
 
 @register_model("qwen3")
-class MindSpeedQwen3Bridge(BridgeOfTransformers5, Qwen3Bridge):
+class MindSpeedQwen3Bridge(OfMindSpeed, BridgeOfTransformers5, Qwen3Bridge):
     """Qwen3, dense."""
 
 
 @register_model("qwen3_moe")
-class MindSpeedQwen3MoEBridge(BridgeOfTransformers5, Qwen3MoEBridge):
+class MindSpeedQwen3MoEBridge(OfMindSpeed, BridgeOfTransformers5, Qwen3MoEBridge):
     """Qwen3 with experts."""
 
 
 @register_model("deepseek_v3")
-class MindSpeedDeepseekV3Bridge(DeepseekV3OfTransformers5):
+class MindSpeedDeepseekV3Bridge(OfMindSpeed, DeepseekV3OfTransformers5):
     """DeepSeek-V3."""
 
     def _build_base_config(self, **kwargs: Any) -> Any:

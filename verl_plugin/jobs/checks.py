@@ -37,6 +37,7 @@ from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY, SyncWindowSe
 from verl_plugin.rollout.sync_window import SETTINGS_KEY as WINDOWS_KEY
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
+from verl_plugin.shared_experts import overlap_problems
 from verl_plugin.step_record.checks import record_problems
 from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, RECORDED
 
@@ -148,6 +149,7 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
     tp, pp, cp = (megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "context"))
     ep, etp = megatron["expert_model_parallel_size"], megatron["expert_tensor_parallel_size"] or tp
     yield from context_problems(config)
+    yield from overlap_problems(config)
     if dies % (tp * pp):
         yield invalid(_MEGATRON_COUNTS[0], tp, f"{dies} dies are not a multiple of TP{tp} x PP{pp}", "a divisor")
     if dies % (tp * pp * cp):

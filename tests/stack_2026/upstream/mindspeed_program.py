@@ -1,6 +1,7 @@
 """Train one step with MindSpeed as verl 0.9's engine starts it, and compare with transformers on the same tokens.
 
-Every rank of a group runs this program, with experts spread over all; the first prints the results as JSON, by model.
+Every rank of a group runs this program, with experts spread over all. The arguments are the tensor parallel size, and
+the models' folders. The first rank prints the results as JSON, by model.
 """
 
 import json
@@ -22,6 +23,7 @@ from verl.workers.engine.mindspeed.transformer_impl import _mindspeed_repatch
 import mindspeed
 from mbridge import AutoBridge
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from verl.models.mcore.model_forward import gptmodel_forward_model_engine
@@ -31,6 +33,7 @@ from verl.workers.config import McoreEngineConfig
 import verl_plugin.mindspeed  # noqa: F401
 
 LENGTHS = (12, 5, 20)
+NO_CLIPPING = 1e6  # Megatron-core computes the norm of gradients only if it has a limit
 # With a large epsilon, Adam's first step is smooth in the gradient, instead of only its sign.
 STEP = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.95)}
 
@@ -50,14 +53,15 @@ def loss_of(logits: list[torch.Tensor], tokens: list[torch.Tensor]) -> torch.Ten
     return torch.stack(losses).sum() / sum(len(ids) - 1 for ids in tokens)
 
 
-def trained_reference(folder: Path) -> tuple[PreTrainedModel, list[torch.Tensor]]:
-    """Return transformers' model after a step of torch's AdamW, and its logits before the step."""
+def trained_reference(folder: Path) -> tuple[PreTrainedModel, list[torch.Tensor], float]:
+    """Return transformers' model after a step of torch's AdamW; its logits before, and the norm of its gradients."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = sequences()
     logits = [model(input_ids=ids[None]).logits[0] for ids in tokens]
     loss_of(logits, tokens).backward()
+    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None]).item()
     torch.optim.AdamW(model.parameters(), **STEP).step()  # verl has Megatron-core decay norms and biases too
-    return model, [each.detach() for each in logits]
+    return model, [each.detach() for each in logits], norm
 
 
 def _of_mindspeed(layer: torch.nn.Module) -> bool:
@@ -66,26 +70,28 @@ def _of_mindspeed(layer: torch.nn.Module) -> bool:
 
 def compare(folder: Path) -> dict[str, Any]:
     """Return the largest differences of logits and updated weights to transformers', and MindSpeed's layers."""
-    reference, expected = trained_reference(folder)
+    reference, expected, expected_norm = trained_reference(folder)
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
     bridge = AutoBridge.from_pretrained(str(folder), dtype=torch.float32)
+    bridge.set_extra_args(moe_router_bias_update_rate=0.0)  # as in the job of DeepSeek-V3
     models = bridge.get_model(bf16=False, wrap_with_ddp=True, data_parallel_random_init=False)
     bridge.load_weights(models, str(folder), memory_efficient=False)
     optimizer = get_megatron_optimizer(
         models,
         OptimizerConfig(
             optimizer="adam", lr=STEP["lr"], adam_eps=STEP["eps"], weight_decay=STEP["weight_decay"],
-            adam_beta1=STEP["betas"][0], adam_beta2=STEP["betas"][1], clip_grad=0.0, bf16=False,
+            adam_beta1=STEP["betas"][0], adam_beta2=STEP["betas"][1], clip_grad=NO_CLIPPING, bf16=False,
             params_dtype=torch.float32, use_distributed_optimizer=True,
         ),
     )  # fmt: skip
     tokens = sequences()
     nested = torch.nested.as_nested_tensor([ids.npu() for ids in tokens], layout=torch.jagged)
-    found = list(gptmodel_forward_model_engine(models[0], nested, {}, data_format="thd").unbind())
+    cut = gptmodel_forward_model_engine(models[0], nested, {}, data_format="thd").unbind()
+    found = [tensor_parallel.gather_from_tensor_model_parallel_region(each) for each in cut]
     logits = max((a.detach().cpu() - b).abs().max().item() for a, b in zip(found, expected, strict=True))
     loss_of(found, tokens).backward()
-    models[0].finish_grad_sync()
+    finalize_model_grads(models)
     succeeded, norm, _ = optimizer.step()
     with torch.no_grad():
         exported = {name: weight.cpu() for name, weight in bridge.export_weights(models)}
@@ -97,17 +103,22 @@ def compare(folder: Path) -> dict[str, Any]:
     return {
         "logits": logits,
         "stepped": succeeded,
+        "norm": abs(norm / expected_norm - 1),
         "weights": max((exported[name] - weight).abs().max().item() for name, weight in wanted.items()),
         "moved": max((wanted[name] - weight).abs().max().item() for name, weight in before.items()),
         "layers": sorted({type(each).__module__ for each in models[0].modules() if _of_mindspeed(each)}),
     }
 
 
-def main(folders: list[str]) -> None:
+def main(tensor: int, folders: list[str]) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
     _mindspeed_repatch(McoreEngineConfig())
-    parallel_state.initialize_model_parallel(expert_model_parallel_size=dist.get_world_size())
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor,
+        expert_model_parallel_size=dist.get_world_size(),
+        expert_tensor_parallel_size=1,  # as in the jobs
+    )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     results = {Path(folder).name: compare(Path(folder)) for folder in folders}
     if dist.get_rank() == 0:
@@ -117,4 +128,4 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

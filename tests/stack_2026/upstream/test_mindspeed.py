@@ -53,11 +53,21 @@ def environment_with(paths: list[str], scratch: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("dies", [1, 2])
-def test_step_with_mindspeed_equals_transformers(checkpoints, dies, paths, tmp_path):
-    compared = checkpoints if dies == 1 else checkpoints[1:]  # without experts there is no expert parallelism
+# MindSpeed keeps the tensor parallel size and the kind of attention of a process's first model.
+@pytest.mark.parametrize(
+    ("dies", "tensor", "models"),
+    [
+        (1, 1, ("qwen3", "qwen3_moe", "deepseek_v3")),
+        (2, 1, ("qwen3_moe", "deepseek_v3")),
+        (2, 2, ("qwen3_moe",)),
+        (2, 2, ("deepseek_v3",)),
+    ],
+)
+def test_step_with_mindspeed_equals_transformers(checkpoints, dies, tensor, models, paths, tmp_path):
+    """Spread experts over all dies; they are whole where tensors are cut, as in the jobs."""
+    compared = [folder for folder in checkpoints if folder.name in models]
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.upstream.mindspeed_program"]
+    command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.upstream.mindspeed_program", str(tensor)]
     environment = os.environ | environment_with(paths, tmp_path)
     environment |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     command += map(str, compared)
@@ -69,6 +79,7 @@ def test_step_with_mindspeed_equals_transformers(checkpoints, dies, paths, tmp_p
     for name, found in results.items():
         assert found["stepped"] and set(KERNELS) <= set(found["layers"]), (name, found)
         assert found["logits"] < TOLERANCE and found["weights"] < TOLERANCE, (name, found)
+        assert found["norm"] < TOLERANCE, (name, found)
         assert found["moved"] > 1000 * TOLERANCE, (name, found)
 
 

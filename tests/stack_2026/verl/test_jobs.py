@@ -26,6 +26,7 @@ CONTEXT, REF = f"{ACTOR}.megatron.context_parallel_size", "actor_rollout_ref.ref
 LONG_ANSWERS = f"data.max_response_length=12000 {ROLLOUT}.max_num_batched_tokens=16384"
 LIBRARIES = "actor_rollout_ref.model.external_lib=[verl_plugin.megatron_core,verl_plugin.alltoallv.engines]"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
+OVERLAP = f"{TRANSFORMER}.moe_shared_expert_overlap"
 # Groups that verl passes on to vLLM, Megatron-core and Ray without listing their keys, and a key that is in verl's code
 # (AgentLoopConfig) but in none of its configuration files.
 PASSED_ON = (
@@ -143,6 +144,7 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (ONE_NODE, f"{CONTEXT}=2 +{TRANSFORMER}.context_parallel_algo=adaptive_cp_algo", "it has not been run"),
         (ONE_NODE, f"{CONTEXT}=2 {REF}.context_parallel_size=1", "share their process groups"),
         (ONE_NODE, f"{ACTOR}.megatron.dynamic_context_parallel=true", "has no groups for it"),
+        (DIES_256, f"+{OVERLAP}=true", f"{OVERLAP}=True is invalid: MindSpeed gathers"),
         (DIES_256, f"{CONTEXT}=2", "multi_latent_attention=None is invalid: with"),
         (ONE_NODE, f"{ACTOR}.megatron.expert_model_parallel_size=1", "alltoallv has no layout for it with TP2 and EP1"),
         (ONE_NODE, f"{ROLLOUT}.n=1 {ACTOR}.ppo_mini_batch_size=4", "its 4 answers are not a multiple of 8 replicas"),
