@@ -85,7 +85,7 @@ def scaled_down(job: ScaledJob, steps: int, seed: int, dies: int, own_layers: bo
     yield f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=16"
     if job.backend == "megatron":
         yield from () if own_layers else _layers_of_megatron()
-        yield from _megatron(job, dies)
+        yield from _megatron(job, dies, own_layers)
 
 
 def _layers_of_megatron() -> Iterator[str]:
@@ -96,13 +96,14 @@ def _layers_of_megatron() -> Iterator[str]:
     yield from ("actor_rollout_ref.model.use_remove_padding=false", f"{_ACTOR}.megatron.use_remove_padding=false")
 
 
-def _megatron(job: ScaledJob, dies: int) -> Iterator[str]:
+def _megatron(job: ScaledJob, dies: int, own_layers: bool) -> Iterator[str]:
     """Yield the sizes of the training dies, and what no layers have here."""
     # Megatron-core's have no fused permutation of tokens, and MindSpeed's starts a kernel of Triton.
     yield f"{_TRANSFORMER}.moe_permute_fusion=false"
     stages = 2 if job.cluster and dies % 2 == 0 else 1
-    # Whole steps of these layers have only been run with experts spread over dies.
-    yield f"{_ACTOR}.megatron.tensor_model_parallel_size=1"
+    # Whole steps of Megatron-core's layers have only been run with experts spread over dies.
+    tensor = 2 if own_layers and dies % (2 * stages) == 0 else 1
+    yield f"{_ACTOR}.megatron.tensor_model_parallel_size={tensor}"
     yield f"{_ACTOR}.megatron.expert_model_parallel_size={dies // stages}"
     if job.cluster:
         first, last = (_LAYERS - 1, 1) if stages == 2 else ("null", "null")

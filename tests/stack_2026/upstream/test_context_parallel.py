@@ -202,6 +202,7 @@ def test_killed_job_with_shared_sequences_resumes_as_the_unbroken_one(paths, tmp
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NPU_EMULATOR_STRICT", raising=False)
     monkeypatch.delenv("NPU_EMULATOR_NODE", raising=False)
-    proof = Proof("qwen3_235b_a22b_128_dies", TWO, tmp_path / "proof", ("--backend", "mindspeed"))
+    sizes = (*TWO, f"{_MEGATRON}.tensor_model_parallel_size=1")
+    proof = Proof("qwen3_235b_a22b_128_dies", sizes, tmp_path / "proof", ("--backend", "mindspeed"))
     found = proof.carry_out(SignalFlag())
     assert found.steps == STEPS and found.differing == ()
