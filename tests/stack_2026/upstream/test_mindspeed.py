@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 CHECKOUTS = ("MindSpeed-core_r0.16.0", "Megatron-LM-core_r0.16.0")
 # Largest difference, in float32, of logits near 5 and of weights that one step moves by 1e-2.
 TOLERANCE = 5e-6
+# Largest relative difference of the norm of gradients. The latent attention's weights that all ranks have whole are a
+# quarter of its square: counted on two ranks they would raise it by a tenth.
+NORM = 1e-4
 # CANN's attention operator for packed batches, which the rollout does not call.
 PACKED_ATTENTION = "aclnnFlashAttentionVarLenScore"
 OPTIMIZERS: dict[str, dict[str, Any]] = {"host": on_host(), "half": on_host(**HALF), "dies": WITHOUT}
@@ -79,7 +82,7 @@ def test_step_with_mindspeed_equals_transformers(checkpoints, dies, tensor, mode
     for name, found in results.items():
         assert found["stepped"] and set(KERNELS) <= set(found["layers"]), (name, found)
         assert found["logits"] < TOLERANCE and found["weights"] < TOLERANCE, (name, found)
-        assert found["norm"] < TOLERANCE, (name, found)
+        assert found["norm"] < NORM, (name, found)
         assert found["moved"] > 1000 * TOLERANCE, (name, found)
 
 
