@@ -30,7 +30,7 @@ ANSWER_SECONDS = 60.0
 START_SECONDS = 10.0
 """A server's workers open their sockets before the first update, except where they start late on another node."""
 
-LEAVE_SECONDS = 10.0
+LEAVE_SECONDS = 5.0
 """A worker that waits for a bucket looks twice a second whether the update was given up."""
 
 _POLL_MILLISECONDS = 500

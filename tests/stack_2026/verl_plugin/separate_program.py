@@ -30,6 +30,7 @@ from post_training.reshard.generation import WeightsGeneration
 from post_training.reshard.handover import Importer
 from tests.stack_2026.verl_plugin.failing_program import at_second_pack, die, told
 from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, GREW, TIED, Case, Rank
+from verl_plugin.alltoallv import control
 from verl_plugin.alltoallv.control import Control, Description, control_path
 from verl_plugin.alltoallv.fsdp2_engine import AlltoallvFSDP2
 from verl_plugin.alltoallv.settings import AlltoallvSettings
@@ -282,6 +283,7 @@ def main(folder: Path) -> None:
         return
     os.environ["HCCL_EXEC_TIMEOUT"] = str(TIMEOUT // 2)
     handover.MEMBERSHIP_CHECK_S = 2.0
+    control.LEAVE_SECONDS = 0.0  # this thread is the worker's too
     if run.megatron and rank < run.trainers:
         trainer_of(run)  # importing it sets up Megatron
     member = Member(run, start(run))
