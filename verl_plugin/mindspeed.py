@@ -20,7 +20,7 @@ from mindspeed.te.pytorch.module.linear import TELinear
 from torch import nn
 
 from verl_plugin.bridges import BridgeOfTransformers5, DeepseekV3OfTransformers5
-from verl_plugin.shared_experts import overlap_problem
+from verl_plugin.mindspeed_layers import overlap_problem
 
 
 class OfMindSpeed(LLMBridge):
@@ -41,7 +41,7 @@ class OfMindSpeed(LLMBridge):
         return config
 
     def get_model(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the model as upstream does."""
+        """Build the model as upstream does, and take the mark of cut weights back from whole ones."""
         models = super().get_model(*args, **kwargs)
         for model in models:
             _unmark_whole_weights(model)

@@ -9,8 +9,9 @@ readonly ENVIRONMENT_DEFAULT_STACK=2025
 # cache or nearby, both measured.
 readonly -A ENVIRONMENT_MEGABYTES=([2025]=9300 [2026]=9500)
 readonly -A ENVIRONMENT_MINUTES=([2025]=3 [2026]=3)
-# What PyTorch needs to be imported and compiled against; it is installed first.
-readonly ENVIRONMENT_PYTORCH='torch|torch-npu|numpy|nvidia-[a-z0-9-]+|ninja|packaging|typing-extensions|filelock|fsspec|jinja2|markupsafe|networkx|sympy|mpmath|tqdm|dill'
+# What PyTorch needs to be imported and compiled against; it is installed first. setuptools too: replaced while the emulated NPU
+# is compiled, it would be missing for a moment.
+readonly ENVIRONMENT_PYTORCH='torch|torch-npu|numpy|nvidia-[a-z0-9-]+|ninja|setuptools|packaging|typing-extensions|filelock|fsspec|jinja2|markupsafe|networkx|sympy|mpmath|tqdm|dill'
 readonly ENVIRONMENT_PROBE='#include <Python.h>
 #include <optional>
 int main() { return std::optional<int>(0).value(); }'

@@ -29,6 +29,7 @@ from verl_plugin.jobs.composition import JobError
 from verl_plugin.jobs.context import context_model_problems, context_problems, parts_of_sequences
 from verl_plugin.jobs.images import image_problems
 from verl_plugin.jobs.tokenizers import tokenizer_problems
+from verl_plugin.mindspeed_layers import overlap_problems
 from verl_plugin.offload.checks import offload_problems
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
@@ -37,7 +38,6 @@ from verl_plugin.rollout.sync_window import EXECUTOR, EXECUTOR_KEY, SyncWindowSe
 from verl_plugin.rollout.sync_window import SETTINGS_KEY as WINDOWS_KEY
 from verl_plugin.routing_replay.checks import replay_model_problems, replay_problems
 from verl_plugin.sentences import invalid
-from verl_plugin.shared_experts import overlap_problems
 from verl_plugin.step_record.checks import record_problems
 from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, RECORDED
 

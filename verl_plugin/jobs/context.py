@@ -7,6 +7,7 @@ from typing import Any
 
 from post_training.models.families import sizes_of
 from post_training.report.run_folder import at
+from verl_plugin.mindspeed_layers import LAYERS, trains_with_mindspeed
 from verl_plugin.sentences import invalid
 
 _ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
@@ -16,7 +17,6 @@ _DYNAMIC, _PACKED = f"{_MEGATRON}.dynamic_context_parallel", f"{_MEGATRON}.use_r
 _TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
 _ALGORITHM, _LATENT = f"{_TRANSFORMER}.context_parallel_algo", f"{_TRANSFORMER}.multi_latent_attention"
 _RING = "megatron_cp_algo"
-_MINDSPEED, _OWN_LAYERS = "verl_plugin.mindspeed", "verl_plugin.megatron_core"
 # MindSpeed's other algorithms, and why they do not fit verl's packed batches (core_r0.16.0). verl gives each rank two
 # chunks of every sequence, one from either half.
 _OTHERS = {
@@ -47,10 +47,8 @@ def context_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield invalid(f"{_REF}.context_parallel_size", reference, reason, str(size))
     if size == 1:
         return
-    libraries = at(config, f"{_MODEL}.external_lib") or []
-    libraries = [libraries] if isinstance(libraries, str) else libraries
-    if _MINDSPEED not in libraries or _OWN_LAYERS in libraries:
-        reason = f"only MindSpeed's layers share sequences ({_MODEL}.external_lib=[{_MINDSPEED},...])"
+    if not trains_with_mindspeed(config):
+        reason = f"only MindSpeed's layers share sequences ({_MODEL}.external_lib=[{LAYERS},...])"
         yield invalid(KEY, size, reason, "1 with other layers")
     if not at(config, _PACKED):
         yield invalid(_PACKED, False, f"with {KEY}={size} batches have to be packed", "true")

@@ -54,7 +54,7 @@ def loss_of(logits: list[torch.Tensor], tokens: list[torch.Tensor]) -> torch.Ten
 
 
 def trained_reference(folder: Path) -> tuple[PreTrainedModel, list[torch.Tensor], float]:
-    """Return transformers' model after a step of torch's AdamW; its logits before, and the norm of its gradients."""
+    """Return transformers' model after a step of torch's AdamW, its logits before, and the norm of its gradients."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = sequences()
     logits = [model(input_ids=ids[None]).logits[0] for ids in tokens]
@@ -69,7 +69,7 @@ def _of_mindspeed(layer: torch.nn.Module) -> bool:
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """Return the largest differences of logits and updated weights to transformers', and MindSpeed's layers."""
+    """Return how far logits, norm of gradients and updated weights are from transformers', and MindSpeed's layers."""
     reference, expected, expected_norm = trained_reference(folder)
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)

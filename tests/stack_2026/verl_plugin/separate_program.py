@@ -113,7 +113,7 @@ class Served(Rank):
     """Rollout rank that does no training."""
 
     def build(self, checkpoint: Path) -> None:
-        pass
+        """Keep nothing of the checkpoint: training's model is on other ranks."""
 
 
 class Member:
