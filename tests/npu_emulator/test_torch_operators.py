@@ -3,7 +3,7 @@
 Exceptions are in torch_operators.toml with their reason: an operator of CANN that is not emulated, a difference of
 torch_npu's own, a call that only strict mode rejects, or why it cannot be compared. An operator that fails and is not
 listed, or is listed and does not fail so, is an error. ``python -m tests.npu_emulator.test_torch_operators FILE``
-writes the results as JSON, and with ``--together`` those of `unrelated`.
+writes the results as JSON, and with ``--together SAMPLES`` those of `unrelated`.
 """
 
 import functools
@@ -42,7 +42,6 @@ TYPES = (
     torch.bool,
 )  # fmt: skip
 WITH_GRADIENTS = TYPES[:3]
-MOST_SAMPLES = 12  # of an operator in a type; all of them take twice as long, and found no more
 
 
 @functools.cache
@@ -98,16 +97,18 @@ def difference(op) -> str | None:
     return None
 
 
-def unrelated(op) -> str | None:
+def unrelated(op, most_samples: int = 1) -> str | None:
     """Return the first call of an operator that strict mode rejects because two of its tensors do not go together.
 
-    torch's samples, in all types, lead to calls that torch_npu makes itself; other rejections do not count.
+    torch's samples, up to `most_samples` in each type, lead to calls that torch_npu makes itself; other rejections do
+    not count.
     """
     for dtype in (each for each in TYPES if each in op.dtypes):
         torch.manual_seed(0)
         with_gradient = op.supports_autograd and dtype in WITH_GRADIENTS
         try:
-            samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=with_gradient), MOST_SAMPLES))
+            made = op.sample_inputs("cpu", dtype, requires_grad=with_gradient)
+            samples = list(itertools.islice(made, most_samples))
         except Exception:  # which some operators do not make in some types
             continue
         for sample in samples:
@@ -182,9 +183,10 @@ def test_operators_equal_the_cpu_or_are_listed_with_their_reason(tmp_path, is_st
     assert sum(words is None for words in found.values()) >= (LEAST_EQUAL_IN_STRICT_MODE if is_strict else LEAST_EQUAL)
 
 
-def test_strict_mode_takes_what_torch_npu_puts_together(tmp_path):
+@pytest.mark.parametrize("samples", ["4", pytest.param("12", marks=pytest.mark.exhaustive)])
+def test_strict_mode_takes_what_torch_npu_puts_together(tmp_path, samples):
     """Types and shapes of several tensors: documents are wrong about these more often than about single tensors."""
-    found = found_by_a_process(tmp_path, True, "--together")
+    found = found_by_a_process(tmp_path, True, "--together", samples)
     assert {name: words for name, words in found.items() if words} == {}
     assert len(found) > 600
 
@@ -242,5 +244,5 @@ def test_wrong_kernel_detected():
 if __name__ == "__main__":
     _, left_out = read_list(is_strict=False)
     compared = [name for name in operator_list() if name not in left_out]
-    together = sys.argv[2:] == ["--together"]
-    Path(sys.argv[1]).write_text(json.dumps(differences(compared, unrelated if together else difference)))
+    find = functools.partial(unrelated, most_samples=int(sys.argv[3])) if len(sys.argv) > 2 else difference
+    Path(sys.argv[1]).write_text(json.dumps(differences(compared, find)))

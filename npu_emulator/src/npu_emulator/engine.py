@@ -73,6 +73,7 @@ _CHANGES = {
     "torchair.npu_fx_compiler": ("graph_bridge", "install"),
     "vllm.triton_utils": ("triton_bridge", "install"),
     "triton.backends.nvidia.driver": ("triton_bridge", "hide_cuda"),
+    "mindspeed.ops.triton.sort_chunks_by_idx": ("chunk_sorting", "replace"),
     "vllm.v1.worker.block_table": ("slot_mapping", "replace"),
     "vllm_ascend.ops": ("fused_kernels", "register_qkv_rmsnorm_rope"),
     "vllm_ascend.ops.triton.muls_add": ("fused_kernels", "replace_muls_add"),

@@ -4,11 +4,12 @@
         ...
     meters.snapshot()["phases"]["rollout"]["operators"]["aclnnMatmul"]["calls"]
 
-With NPU_EMULATOR_METERS=<folder> in the environment, a process writes its snapshot to ``<folder>/<pid>.json`` every few
-seconds, at exit, and whenever `write` is called.
+With NPU_EMULATOR_METERS=<folder> in the environment, a process writes its snapshot to ``<folder>/<pid>.json`` within a
+second of a change, at exit, and whenever `write` is called.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import threading
@@ -21,18 +22,18 @@ from .process_end import at_process_end
 
 _COPY_KINDS = ("host_to_device", "device_to_host", "device_to_device", "transposing_on_device")
 _GRAPHS = ("captured", "replayed", "tasks")  # tasks: operators, copies and collectives that replays have done
-_SECONDS_BETWEEN_WRITES = 5.0
-_FOLDER = os.environ.get("NPU_EMULATOR_METERS")
+_SECONDS_BETWEEN_WRITES = 1.0
+_FOLDER_VARIABLE = "NPU_EMULATOR_METERS"
 
 
+@dataclasses.dataclass(frozen=True)
 class _Totals:
     """Counters at one moment, or their growth between two."""
 
-    def __init__(self, operators: Counter, copies: Counter, collectives: Counter, graphs: Counter):
-        self.operators = operators
-        self.copies = copies
-        self.collectives = collectives
-        self.graphs = graphs
+    operators: Counter
+    copies: Counter
+    collectives: Counter
+    graphs: Counter
 
     @classmethod
     def now(cls) -> "_Totals":
@@ -147,7 +148,7 @@ def write(folder: str | None = None) -> Path | None:
 
     Readers see the old file or the new one, never a part of it.
     """
-    folder = folder or _FOLDER
+    folder = folder or os.environ.get(_FOLDER_VARIABLE)
     if not folder:
         return None
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -164,10 +165,13 @@ def _write_if_used() -> None:
 
 
 def _keep_writing() -> None:
-    pause = threading.Event()
+    pause, written = threading.Event(), None
     while True:
         pause.wait(_SECONDS_BETWEEN_WRITES)
-        _write_if_used()
+        counted = _Totals.now()
+        if counted != written:
+            _write_if_used()
+            written = counted
 
 
 def _begin_to_write() -> None:
@@ -177,9 +181,10 @@ def _begin_to_write() -> None:
 def start_writing() -> None:
     """Begin to write regularly if NPU_EMULATOR_METERS asks for it: a process that is killed writes nothing at its end.
 
-    A forked process begins anew, since its parent's thread does not go on in it.
+    A forked process starts its own thread, because its parent's does not run there, and writes to the folder that its
+    own environment names.
     """
-    if _FOLDER:
+    if os.environ.get(_FOLDER_VARIABLE):
         at_process_end(_write_if_used)
         _begin_to_write()
         os.register_at_fork(after_in_child=_begin_to_write)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.ranks import free_port
+from post_training.ports import reserve_ports
 
 PACKAGE = "tests.stack_2026.npu_emulator"
 
@@ -54,7 +54,7 @@ def test_key_of_no_process_is_rejected_by_name(shared):
 
 @pytest.mark.parametrize(("devices", "outcome"), [((0, 1), "sum [3.0, 3.0, 3.0, 3.0]"), ((1, 1), "rejected")])
 def test_communicator_has_one_rank_of_a_device(devices, outcome):
-    port = free_port()
+    port = reserve_ports()
     processes = [start("one_device_program", rank, port, device) for rank, device in enumerate(devices)]
     heard = [ended(process).splitlines()[-1] for process in processes]
     assert all(line.startswith(outcome) for line in heard)

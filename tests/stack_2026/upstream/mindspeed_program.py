@@ -1,7 +1,8 @@
 """Train one step with MindSpeed as verl 0.9's engine starts it, and compare with transformers on the same tokens.
 
-Every rank of a group runs this program, with experts spread over all. The arguments are the tensor parallel size, and
-the models' folders. The first rank prints the results as JSON, by model.
+Every rank of a group runs this program, with experts spread over all. The arguments are the tensor parallel size,
+whether tokens are permuted by fused operators, as JSON, and the models' folders. The first rank prints the results as
+JSON, by model.
 """
 
 import json
@@ -68,13 +69,27 @@ def _of_mindspeed(layer: torch.nn.Module) -> bool:
     return type(layer).__module__.startswith("mindspeed.")
 
 
-def compare(folder: Path) -> dict[str, Any]:
-    """Return how far logits, norm of gradients and updated weights are from transformers', and MindSpeed's layers."""
+def rejection_of_overlap(folder: Path) -> str:
+    """Return why the bridge does not let DeepSeek-V3's shared experts overlap; empty if it does."""
+    try:
+        AutoBridge.from_pretrained(str(folder)).set_extra_args(moe_shared_expert_overlap=True)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def compare(folder: Path, **options: Any) -> dict[str, Any]:
+    """Return how far logits, norm of gradients and updated weights are from transformers', and MindSpeed's layers.
+
+    Args:
+        folder: of the model.
+        options: of Megatron-core's configuration.
+    """
     reference, expected, expected_norm = trained_reference(folder)
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
     bridge = AutoBridge.from_pretrained(str(folder), dtype=torch.float32)
-    bridge.set_extra_args(moe_router_bias_update_rate=0.0)  # as in the job of DeepSeek-V3
+    bridge.set_extra_args(moe_router_bias_update_rate=0.0, **options)  # as in the job of DeepSeek-V3
     models = bridge.get_model(bf16=False, wrap_with_ddp=True, data_parallel_random_init=False)
     bridge.load_weights(models, str(folder), memory_efficient=False)
     optimizer = get_megatron_optimizer(
@@ -110,17 +125,21 @@ def compare(folder: Path) -> dict[str, Any]:
     }
 
 
-def main(tensor: int, folders: list[str]) -> None:
+def main(tensor: int, fused: bool, folders: list[str]) -> None:
     torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("hccl")
-    _mindspeed_repatch(McoreEngineConfig())
+    options = {"moe_permute_fusion": fused}
+    _mindspeed_repatch(McoreEngineConfig(override_transformer_config=dict(options)))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor,
         expert_model_parallel_size=dist.get_world_size(),
         expert_tensor_parallel_size=1,  # as in the jobs
     )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
-    results = {Path(folder).name: compare(Path(folder)) for folder in folders}
+    results: dict[str, Any] = {Path(folder).name: compare(Path(folder), **options) for folder in folders}
+    for folder in folders:
+        if (name := Path(folder).name) == "deepseek_v3":
+            results[name]["rejection"] = rejection_of_overlap(Path(folder))
     if dist.get_rank() == 0:
         print(json.dumps(results | {"mindspeed": mindspeed.__file__}))
     dist.barrier()
@@ -128,4 +147,4 @@ def main(tensor: int, folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:])

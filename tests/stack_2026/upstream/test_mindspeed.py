@@ -30,6 +30,7 @@ TOLERANCE = 5e-6
 NORM = 1e-4
 # CANN's attention operator for packed batches, which the rollout does not call.
 PACKED_ATTENTION = "aclnnFlashAttentionVarLenScore"
+PERMUTATION = "aclnnMoeTokenPermuteWithRoutingMap"
 OPTIMIZERS: dict[str, dict[str, Any]] = {"host": on_host(), "half": on_host(**HALF), "dies": WITHOUT}
 KERNELS = ("mindspeed.core.fusions.fused_rms_norm", "mindspeed.te.pytorch.attention.dot_product_attention.backend")
 
@@ -56,34 +57,55 @@ def environment_with(paths: list[str], scratch: Path) -> dict[str, str]:
     }
 
 
+def operators_of(meters: Path) -> list[set[str]]:
+    """Return the operators that each process of a run called on its die."""
+    return [set(json.loads(file.read_text())["operators"]) for file in meters.glob("*.json")]
+
+
 # MindSpeed keeps the tensor parallel size and the kind of attention of a process's first model.
 @pytest.mark.parametrize(
-    ("dies", "tensor", "models"),
+    ("dies", "tensor", "fused", "models"),
     [
-        (1, 1, ("qwen3", "qwen3_moe", "deepseek_v3")),
-        (2, 1, ("qwen3_moe", "deepseek_v3")),
-        (2, 2, ("qwen3_moe",)),
-        (2, 2, ("deepseek_v3",)),
+        (1, 1, False, ("qwen3", "qwen3_moe", "deepseek_v3")),
+        (2, 1, False, ("qwen3_moe", "deepseek_v3")),
+        (2, 1, True, ("qwen3_moe", "deepseek_v3")),
+        (2, 2, True, ("qwen3_moe",)),
+        (2, 2, True, ("deepseek_v3",)),
     ],
 )
-def test_step_with_mindspeed_equals_transformers(checkpoints, dies, tensor, models, paths, tmp_path):
-    """Spread experts over all dies; they are whole where tensors are cut, as in the jobs."""
+def test_step_with_mindspeed_equals_transformers(checkpoints, dies, tensor, fused, models, paths, tmp_path):
+    """Spread experts over all dies; they are whole where tensors are cut, as in the jobs, which permute fused."""
     compared = [folder for folder in checkpoints if folder.name in models]
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(dies), "-m", "tests.stack_2026.upstream.mindspeed_program", str(tensor)]
+    command.append(json.dumps(fused))
     environment = os.environ | environment_with(paths, tmp_path)
     environment |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    environment["NPU_EMULATOR_METERS"] = str(tmp_path / "meters")
     command += map(str, compared)
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout[-1000:] + run.stderr[-3000:]
     results = json.loads(next(line for line in run.stdout.splitlines() if line.startswith("{")))
     assert results.pop("mindspeed").startswith(paths[0])
     assert results.keys() == {folder.name for folder in compared}
+    assert {PERMUTATION in operators for operators in operators_of(tmp_path / "meters")} == {fused}
     for name, found in results.items():
         assert found["stepped"] and set(KERNELS) <= set(found["layers"]), (name, found)
         assert found["logits"] < TOLERANCE and found["weights"] < TOLERANCE, (name, found)
         assert found["norm"] < NORM, (name, found)
         assert found["moved"] > 1000 * TOLERANCE, (name, found)
+        if name == "deepseek_v3":
+            assert ("moe_shared_expert_overlap=True is invalid" in found["rejection"]) == (tensor > 1), found
+
+
+def test_permutation_equals_that_of_megatron_core(paths, tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "tests.stack_2026.upstream.permutation_program"]
+    environment = os.environ | environment_with(paths, tmp_path)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-3000:]
+    facts = json.loads(run.stdout.splitlines()[-1])
+    sorted_alike = {"equal": [True] * 5, "alone": True, "interpreted": True, "moved": True}
+    assert facts == {**sorted_alike, "permuted": [True] * 4, "rounds": True}
 
 
 def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
@@ -91,8 +113,7 @@ def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
     arguments = ("--backend", "mindspeed", "--model", "deepseek_v3", "--dies", "2")
     run = rehearse(tmp_path / "run", *arguments, **environment_with(paths, tmp_path))
     check_computes_alike(run, tmp_path / "run")
-    meters = [json.loads(file.read_text()) for file in (tmp_path / "run" / "meters").glob("*.json")]
-    packed = [each for each in meters if PACKED_ATTENTION in each["operators"]]
+    packed = [each for each in operators_of(tmp_path / "run" / "meters") if PACKED_ATTENTION in each]
     assert len(packed) == 2, "the ranks that train compute with MindSpeed's attention"
 
 
@@ -100,6 +121,8 @@ def test_grpo_steps_with_mindspeed_compute_as_the_rollout(paths, tmp_path):
 def test_scaled_down_job_computes_as_the_rollout_with_its_own_layers(paths, tmp_path, job):
     run = rehearse(tmp_path / "run", "--job", job, "--backend", "mindspeed", **environment_with(paths, tmp_path))
     check_computes_alike(run, tmp_path / "run")
+    fused = [each for each in operators_of(tmp_path / "run" / "meters") if PERMUTATION in each]
+    assert len(fused) == JOBS[job].dies, "every die that trains permutes its tokens fused, as the job does"
 
 
 def test_optimizer_resumes_bit_for_bit(paths, tmp_path, monkeypatch):

@@ -20,8 +20,9 @@ from verl.checkpoint_engine import CheckpointEngineRegistry
 from post_training.layouts.layout import PADDING, RolloutPlacement, Shard
 from post_training.models.families import table_for
 from post_training.reshard.handover import Importer
+from verl_plugin.alltoallv.addresses import control_path
 from verl_plugin.alltoallv.checkpoint_engine import AlltoallvCheckpointEngine
-from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.control import Control, Description
 from verl_plugin.alltoallv.fsdp2_engine import AlltoallvFSDP2
 from verl_plugin.alltoallv.settings import AlltoallvSettings
 from verl_plugin.alltoallv.transfer import ray_job
