@@ -42,7 +42,7 @@ from verl.workers.actor.dp_actor import DataParallelPPOActor  # noqa: E402
 
 from benchmarks.options import make_parser, write_results  # noqa: E402
 from post_training.arguments import whole  # noqa: E402
-from tests.ranks import free_port  # noqa: E402
+from post_training.ports import reserve_ports  # noqa: E402
 from verl_patches.features import settings  # noqa: E402
 from verl_patches.features.exact_loss.feature import ExactLossSettings  # noqa: E402
 
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.sequences % options.fixed:
         parser.error(f"--fixed={options.fixed} does not divide --sequences={options.sequences}")
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_ports()), "RANK": "0", "WORLD_SIZE": "1"}
     torch.npu.set_device(0)
     dist.init_process_group("hccl")
     try:

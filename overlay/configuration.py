@@ -77,7 +77,7 @@ def _default(spec: Field[Any]) -> Any:
 def _value(spec: Field[Any], kind: Any, node: Mapping[str, Any], key: str) -> Any:
     given = node.get(spec.name)
     if isinstance(kind, type) and is_dataclass(kind):
-        return kind(**read_section(kind, given or {}, f"{key}.{spec.name}"))
+        return kind(**read_section(kind, {} if given is None else given, f"{key}.{spec.name}"))
     if given is None:
         return _default(spec)
     value = checked(given, kind, f"{key}.{spec.name}")

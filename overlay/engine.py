@@ -276,7 +276,7 @@ class Engine:
         if place.raw is not effect.current:
             effect.upstream = place
         if patch.kind == "wrap":
-            is_on = patch.feature.is_in_force if patch.feature.can_be_off else None
+            is_on = patch.feature.is_active if patch.feature.can_be_off else None
             effect.current = wrapped(place.raw, patch.body, functools.partial(self.called.add, patch.label), is_on)
         else:
             effect.current = replaced(place.raw, patch.body)

@@ -100,7 +100,7 @@ class Feature(Generic[Settings]):
         """Whether the settings decide if its patches are called."""
         return self.is_on is not _always
 
-    def is_in_force(self) -> bool:
+    def is_active(self) -> bool:
         """Whether this process's settings turn it on; without settings only features that are always on are active."""
         if not self.can_be_off:
             return True

@@ -243,12 +243,14 @@ class LivingOwners:
             if owner.released or not facts:
                 self._seen.pop(role, None)
             elif facts.get("machine") == _machine():
-                living |= {role} if _process_start(int(facts["pid"])) == facts.get("started") else set()
+                if _process_start(int(facts["pid"])) == facts.get("started"):
+                    living.add(role)
             else:
                 before, rose = self._seen.get(role, (content, None))
                 rose = now if content != before else rose
                 self._seen[role] = content, rose
-                living |= {role} if rose is not None and now - rose <= STALE_S else set()
+                if rose is not None and now - rose <= STALE_S:
+                    living.add(role)
         return living
 
     def _newest(self) -> Iterator[tuple[str, bytes]]:

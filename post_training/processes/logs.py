@@ -3,6 +3,8 @@
 from pathlib import Path
 
 _CRASH = "Fatal Python error: "
+# torch_npu prints this when Python ends with any exception, after the exception.
+_UNKNOWN = "ERR99999 UNKNOWN"
 
 
 def last_error(log: Path) -> str:
@@ -16,9 +18,13 @@ def last_words(text: str) -> str:
     """Return the last line that is not empty, "" if there is none.
 
     If Python crashed, return the line that names the crash: Python prints its threads and all module names after it.
+    torch_npu's line for an unknown error is only returned if there is no other.
     """
-    crashes = [line for line in text.splitlines() if line.startswith(_CRASH)]
-    return crashes[-1] if crashes else _last_line(text)
+    lines = text.splitlines()
+    crashes = [line for line in lines if line.startswith(_CRASH)]
+    if crashes:
+        return crashes[-1]
+    return _last_line("\n".join(line for line in lines if _UNKNOWN not in line)) or _last_line(text)
 
 
 def last_line(log: Path) -> str:

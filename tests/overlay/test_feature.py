@@ -86,6 +86,8 @@ def test_a_section_is_read_with_its_defaults():
         ({"mode": "slow"}, "one.mode='slow' is invalid. Set it to one of fast, exact"),
         ({"inner": {"size": 0}}, "one.inner.size=0 is invalid. Set it to at least 1"),
         ({"inner": 3}, "one.inner must be a group of keys"),
+        ({"inner": ""}, "one.inner must be a group of keys, not ''"),
+        ({"inner": 0}, "one.inner must be a group of keys, not 0"),
         (3, "one must be a group of keys"),
     ],
 )
@@ -168,17 +170,17 @@ def test_enabled_of_a_section_is_its_switch(monkeypatch):
     assert (also.switch, also.is_on(SimpleNamespace(more=True))) == ("run.part.enabled", True)
     assert not Feature("three", "a test", section="run.size", settings=Inner).can_be_off
     monkeypatch.setattr(feature, "_settings_of_process", None)
-    assert made.current() == Section(enabled=False) and not made.is_in_force()
+    assert made.current() == Section(enabled=False) and not made.is_active()
     for enabled in (True, False):
         section = Section(enabled, 0.25)
         feature.read_settings_from(lambda section=section: SimpleNamespace(part=section))
-        assert made.current() is section and made.is_in_force() is enabled
+        assert made.current() is section and made.is_active() is enabled
 
 
-def test_without_settings_only_what_is_always_on_is_in_force(monkeypatch):
+def test_without_settings_only_what_is_always_on_is_active(monkeypatch):
     always, some = Feature("one", "a test"), Feature("two", "a test", switch="on", is_on=lambda settings: settings.on)
     monkeypatch.setattr(feature, "_settings_of_process", None)
-    assert always.is_in_force() and not some.is_in_force() and some.can_be_off and not always.can_be_off
+    assert always.is_active() and not some.is_active() and some.can_be_off and not always.can_be_off
     for on in (True, False):
         feature.read_settings_from(lambda on=on: SimpleNamespace(on=on))
-        assert always.is_in_force() and some.is_in_force() is on
+        assert always.is_active() and some.is_active() is on

@@ -107,7 +107,7 @@ def returned(body: list[ast.stmt]) -> Iterator[ast.expr]:
 
 def questions(function: str, switches: set[str]) -> list[str]:
     """Return the conditions in a function's source that read a switch, by an attribute of its name or the feature."""
-    asked = switches | {"is_on", "is_in_force"}
+    asked = switches | {"is_on", "is_active"}
     return [
         ast.unparse(node.test)
         for node in ast.walk(ast.parse(textwrap.dedent(function)))
@@ -128,7 +128,7 @@ def test_a_question_is_seen():
         current = settings.current()
         if not current.tracking.enabled or self.other:
             return upstream(self)
-        return upstream(self) if RESHARD.is_in_force() else None
+        return upstream(self) if RESHARD.is_active() else None
     """
     assert len(questions(body, {"enabled"})) == 2 and len(questions(body, {"precision"})) == 1
 

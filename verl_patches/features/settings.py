@@ -46,7 +46,8 @@ class OverlaySettings:
         Raises:
             SettingsError: an unknown key under `overlay`, or a value of the wrong kind.
         """
-        values = read_section(cls, config.get("overlay") or {}, NODE, elsewhere=SET_ELSEWHERE)
+        overlay = config.get("overlay")
+        values = read_section(cls, {} if overlay is None else overlay, NODE, elsewhere=SET_ELSEWHERE)
         return cls(**values, **{key.name: _read(key, config, job) for key in _BESIDE})
 
     @classmethod

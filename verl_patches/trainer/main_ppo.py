@@ -322,7 +322,7 @@ def _conclude(config: DictConfig, code: int, sentence: str) -> None:
         try:
             end_left_run(Path(folder), status)
         except Exception as error:  # a tracker's client raises anything
-            print(f"warning: MLflow was not told that the run {status}: {error}", file=sys.stderr)
+            print(f"warning: MLflow still shows the run as running: {error}", file=sys.stderr)
 
 
 class SurroundingsFailed(RuntimeError):

@@ -615,7 +615,7 @@ def _enter(phase: str) -> None:
 
 def _rewritten_weights(engine: LLMEngine, runner: NPUModelRunner) -> list[torch.Tensor]:
     """Return the rollout weights that every reshard writes; none if verl moves them, which does not tell."""
-    if not RESHARD.is_in_force():
+    if not RESHARD.is_active():
         return []
     import torch.distributed as dist
 

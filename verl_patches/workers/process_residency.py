@@ -10,7 +10,7 @@ def process_residency() -> Residency:
     """Return the only `Residency` of this process: actor, rollout and reference policy share the die."""
     residency = process_context().find(Residency)
     if residency is None:
-        residency = process_context().keep(Residency(RESIDENCY.is_in_force))
+        residency = process_context().keep(Residency(RESIDENCY.is_active))
         residency.register("kv_cache", sleeping_engine())
     return residency
 

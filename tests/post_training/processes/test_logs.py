@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
-from post_training.processes.logs import last_error
+import pytest
+
+from post_training.processes.logs import last_error, last_words
 from post_training.recovery.causes import classify
 
 
@@ -26,3 +28,14 @@ def test_a_crash_of_python_is_named(tmp_path):
     assert "\nExtension modules: numpy." in log.read_text()
     assert last_error(log) == "Fatal Python error: Segmentation fault"
     assert classify(1, "", log.read_text()).sentence == "Fatal Python error: Segmentation fault"
+
+
+UNKNOWN = "[ERROR] 2026-11-30-04:07:44 (PID:1277, Device:-1, RankID:-1) ERR99999 UNKNOWN applicaiton exception"
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [(f"Exception: 47 weights differ\n{UNKNOWN}\n", "Exception: 47 weights differ"), (UNKNOWN, UNKNOWN)],
+)
+def test_unknown_error_of_torch_npu_hides_no_exception(printed, expected):
+    assert last_words(printed) == expected

@@ -40,6 +40,7 @@ def test_integer_temperature_is_a_float():
         ),
         ({"residency": {"enable": True}}, "unknown key actor_rollout_ref.overlay.residency.enable; .*enabled"),
         ({"residency": True}, "actor_rollout_ref.overlay.residency must be a group of keys"),
+        ({"residency": False}, "actor_rollout_ref.overlay.residency must be a group of keys"),
         (
             {"residency": {"enabled": "yes"}},
             "overlay.residency.enabled='yes' is invalid. Set it to a value of type bool",

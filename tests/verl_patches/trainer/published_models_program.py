@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForVision2Seq
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForVision2Seq, PreTrainedModel
 
 import verl_patches.prelude_patch  # noqa: F401  (before Megatron)
 from overlay import ConfigurationError
@@ -101,7 +101,7 @@ def build(node: dict[str, Any], path: Path) -> None:
     if "megatron" in node["actor"]:
         build_stages(node, hf_config)
     else:
-        build_sharded(hf_config)
+        build_sharded(path)
 
 
 def serve(node: dict[str, Any], hf_config: Any) -> None:
@@ -163,13 +163,16 @@ def build_stages(node: dict[str, Any], hf_config: Any) -> None:
     parallel_state.set_pipeline_model_parallel_rank(0)
 
 
-def build_sharded(hf_config: Any) -> None:
-    """Check that transformers' model with a few layers has the layout's tensors."""
+@cache
+def build_sharded(path: Path) -> None:
+    """Check that transformers' model with a few layers has the layout's tensors, whatever the job."""
+    hf_config = AutoConfig.from_pretrained(path)
     hf_config.num_hidden_layers = getattr(hf_config, "first_k_dense_replace", 0) + 1
     # The class is chosen as in verl's worker.
     sees = type(hf_config) in AutoModelForVision2Seq._model_mapping
     kind = AutoModelForVision2Seq if sees else AutoModelForCausalLM
-    with torch.device("meta"):
+    # There is no memory to draw initial values in; parameters are still tied.
+    with torch.device("meta"), mock.patch.object(PreTrainedModel, "initialize_weights"):
         model = kind.from_config(hf_config, torch_dtype=torch.bfloat16, attn_implementation="eager")
     buffers = {name: tuple(each.shape) for name, each in model.named_buffers() if name.endswith("correction_bias")}
     held = {published_name(name) if sees else name: each for name, each in model.named_parameters()}

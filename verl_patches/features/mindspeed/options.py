@@ -40,8 +40,8 @@ def translate_options(config: DictConfig) -> None:
 
     for role in _OTHERS:
         megatron = OmegaConf.select(config, f"{role}.megatron")
-        if megatron is None or OmegaConf.is_interpolation(megatron, "override_transformer_config"):
-            continue  # FSDP has no such group, and verl's reference policy refers to the actor's
+        if not OmegaConf.is_dict(megatron) or OmegaConf.is_interpolation(megatron, "override_transformer_config"):
+            continue  # FSDP has no such group, verl's reference policy refers to the actor's; other values fail later
         for name in _given(OmegaConf.select(config, f"{role}.{_GROUP}")):
             raise ConfigurationError(
                 f"{role}.{_GROUP}.{name} is invalid: MindSpeed has one command line for all models of a process. Set "

@@ -93,16 +93,19 @@ def _remove_abandoned(kind: str, parent: Path, on_removal: Callable[[str], None]
 
 
 def _remove(folder: Path, on_removal: Callable[[str], None]) -> None:
-    """Remove a folder, the shared memory of its run and of runs inside it, and last the mark that identifies it."""
+    """Remove a folder, the shared memory of its run and of runs inside it, and last the mark that identifies it.
+
+    If something in it cannot be removed, the mark stays, so that a later run tries again.
+    """
     for each in (folder, *(mark.parent for mark in folder.glob(f"*/{_MARK}"))):
         for memory in _SHARED_MEMORY.glob(f"{glob.escape(shared_memory_prefix(each))}*"):
             memory.unlink(missing_ok=True)
     on_removal(folder.name)
-    for entry in folder.iterdir():
-        if entry.name == _MARK:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-        else:
-            entry.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # it may have gone, as a machine's own cleaning removes old folders from /tmp
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _MARK:
+                entry.unlink(missing_ok=True)
+        if [entry.name for entry in folder.iterdir()] in ([_MARK], []):
+            shutil.rmtree(folder)

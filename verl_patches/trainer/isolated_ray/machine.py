@@ -151,7 +151,7 @@ def _environment(folder: Path) -> Iterator[None]:
     finally:
         for name, value in earlier.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
         tempfile.tempdir = None

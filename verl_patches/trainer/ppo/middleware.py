@@ -53,7 +53,7 @@ class Middleware:
 
 def in_force() -> list[Middleware]:
     """Return the middleware of the active features, the nearest to the workers first."""
-    return [each for each in MIDDLEWARE if each.feature.is_in_force()]
+    return [each for each in MIDDLEWARE if each.feature.is_active()]
 
 
 def dress(trainer: Trainer, middleware: list[Middleware]) -> None:

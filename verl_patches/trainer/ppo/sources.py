@@ -29,11 +29,11 @@ def source_of(trainer: Trainer, sampler: PlacedSampler, collate: Callable[[Seque
     size, answers = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     epochs = config.trainer.total_epochs
     order = order_of(trainer, size)
-    if DYNAMIC_SAMPLING.is_in_force():
+    if DYNAMIC_SAMPLING.is_active():
         sizes = Sizes(size, config.data.get("gen_batch_size") or 3 * size, answers, steps)
         filtered = RolloutBuffer(rows, collate, PromptQueue(order, epochs), FilterGroups.of(config), sizes)
         return filtered, filtered
-    if PARTIAL_ROLLOUT.is_in_force():
+    if PARTIAL_ROLLOUT.is_active():
         chosen, queue = PARTIAL_ROLLOUT.current(), PromptQueue(order, epochs, used=order.batches * size)
         policy = PartialRollout(size, chosen.threshold, chosen.max_steps)
         finished = PartialRolloutBuffer(rows, collate, queue, policy, answers, steps)

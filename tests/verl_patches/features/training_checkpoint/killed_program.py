@@ -15,10 +15,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from post_training.hang_detection.signs import process_signs
+from post_training.ports import reserve_ports
 from rehearsal.resume_proof import stops
 from rehearsal.resume_proof.comparison import compare
 from rehearsal.resume_proof.stops import REACHED_NAME, STOP_NAME, Stop
-from tests.ranks import free_port, run_one
+from tests.ranks import run_one
 from tests.verl_patches.features.training_checkpoint.fsdp_program import Trained, start_rank
 from verl_patches.features import settings
 from verl_patches.features.measure.feature import MeasureSettings
@@ -66,7 +67,7 @@ def train(folder: Path, dtype: str) -> None:
 def run(folder: Path, dtype: str, stop: Stop | None = None) -> None:
     """Run all ranks to their end; or kill the rank that reaches `stop` there, and then the others."""
     folder.mkdir(exist_ok=True)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_ports()), "WORLD_SIZE": str(RANKS)}
     if stop is not None:
         stop.write(folder)
     children = [start(folder, dtype, rank) for rank in range(RANKS)]
