@@ -7,40 +7,17 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from post_training.inherited_environment import EnvironmentRejected, check_inherited, drop_inherited
+from rehearsal.run_plan import RunPlan
 
 if TYPE_CHECKING:
     from post_training.processes.command import SignalFlag
 
 DONE, FAILED, REJECTED, SIGNALLED = 0, 1, 2, 128
-
-
-class RunPlan(Protocol):
-    """The parts of a rehearsal's plan that are printed."""
-
-    @property
-    def output(self) -> Path:
-        """The folder that the run writes."""
-
-    @property
-    def checkpoint(self) -> Path:
-        """The folder of the tiny checkpoint."""
-
-    def environment(self) -> Mapping[str, str]:
-        """The variables that the commands get."""
-
-    def checkpoint_command(self) -> list[str]:
-        """Return the command that makes the checkpoint."""
-
-    def data_command(self) -> list[str]:
-        """Return the command that makes the parquet files."""
-
-    def run_command(self) -> list[str]:
-        """Return the command that trains."""
 
 
 def take_environment() -> int | None:

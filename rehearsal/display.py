@@ -41,9 +41,14 @@ _EVENTS = {
 
 
 def make_console() -> Console:
-    """Returns the console for standard output; without a terminal it prints plain, unbroken lines."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_LOG_WIDTH)
+    """Returns the console for standard output; without a terminal it prints plain, unbroken lines.
+
+    Brackets are no markup: paths and lines of logs have them.
+    """
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    if not console.is_terminal:
+        console.width = _LOG_WIDTH
+    return console
 
 
 def emulated_dies(count: int) -> str:
@@ -190,7 +195,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], output: Path) ->
 def print_rows(console: Console, rows: Mapping[str, str]) -> None:
     """Print the lines of a summary, each a name and its value."""
     for name, value in rows.items():
-        console.print(_wrapped(name, value), markup=False)
+        console.print(_wrapped(name, value))
 
 
 def _experts_in_words(share: float | None, compared: int | None) -> str:

@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from post_training.data import read_problems
 from post_training.disks import describe_full_disk
@@ -36,6 +37,7 @@ from rehearsal.preflight import (
     count_parameters,
     is_whole,
 )
+from rehearsal.run_plan import RunPlan
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from verl_patches.features.measure.run_files import read_executed, read_faults
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
@@ -64,15 +66,53 @@ def check_before_anything(plan: Plan) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """Carries out a plan, showing progress on ``console`` and stopping at a signal in ``signals``.
+class Stages:
+    """The stages that rehearsals of both stacks share.
 
-    ``launched`` is the Unix time at which the user started the command; all times shown count from it.
+    Progress goes to ``console``, and a signal in ``signals`` stops them. ``launched`` is the Unix time at which the
+    user started the command; all times shown count from it.
     """
 
     console: Console
     signals: SignalFlag
     launched: float
+
+    def _make_checkpoint(self, plan: RunPlan, model_type: str) -> None:
+        """Make the tiny model if it does not exist or is damaged."""
+        if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
+            if not os.access(plan.checkpoint.parent, os.W_OK | os.X_OK):
+                raise PreflightError(
+                    f"{plan.checkpoint} is damaged, and only {plan.checkpoint.owner()} can make it again. Let them "
+                    "remove it, or use a checkout of your own."
+                )
+            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; making it again")
+            shutil.rmtree(plan.checkpoint)
+        if not plan.checkpoint.exists():
+            name = family_of(TINY_MODELS[model_type]).name
+            self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
+
+    def _prepare_step(self, title: str, command: list[str], plan: RunPlan) -> None:
+        started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
+        with self.console.status(f"{title} ...") as line:
+
+            def show_last_line() -> None:
+                line.update(Text(f"{title} ... {escaped(last_line(log))}"))
+
+            status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
+        if status != 0:
+            raise RunFailed(f"{title} failed: {last_error(log)}", log)
+        self.console.print(f"{title:<46}{time.monotonic() - started:5.0f} s")
+
+    def _summarise_interrupted(self, output: Path, write: Callable[[str], object], interrupted: Interrupted) -> None:
+        """Write the summary of an interrupted run, and its report if it had begun, by calling ``write``."""
+        try:
+            write(f"interrupted by {interrupted}")
+        except (OSError, ReportError) as error:
+            self.console.print(f"warning: {output} has no summary: {error}")
+
+
+class Rehearsal(Stages):
+    """Carries out a plan of the stack 2025."""
 
     def carry_out(self, plan: Plan) -> dict[str, Any]:
         """Checks, prepares, trains and reports; returns the summary.
@@ -90,7 +130,10 @@ class Rehearsal:
             try:
                 return self._carry_out(plan)
             except Interrupted as interrupted:
-                self._summarise_interrupted(plan, config, interrupted)
+                facts = self._facts(plan, config)
+                self._summarise_interrupted(
+                    plan.output, lambda failure: write_report(plan.output, facts, failure), interrupted
+                )
                 raise
 
     def _carry_out(self, plan: Plan) -> dict[str, Any]:
@@ -105,23 +148,13 @@ class Rehearsal:
         link_latest(plan.output)
         return self._train(plan, config)
 
-    def _summarise_interrupted(self, plan: Plan, config: Mapping[str, Any], interrupted: Interrupted) -> None:
-        """Write a summary of an interrupted run, and the report if it had begun."""
-        precision = config["actor_rollout_ref"]["overlay"]["precision"]
-        wall_s = time.time() - self.launched
-        facts = RunFacts(plan.options.seed, plan.options.dies, wall_s=wall_s, precision=precision)
-        try:
-            write_report(plan.output, facts, f"interrupted by {interrupted}")
-        except (OSError, ReportError) as error:
-            self.console.print(f"warning: {plan.output} has no summary: {error}", markup=False)
-
     def _prepare(self, plan: Plan) -> Plan:
         """Makes checkpoint and parquet files; returns the plan with the settings that follow from the data."""
         plan.output.mkdir(parents=True, exist_ok=True)
         if not plan.options.resumes:
             plan.options.write(plan.output / OPTIONS_NAME)
         if plan.options.given_model is None:
-            self._make_checkpoint(plan)
+            self._make_checkpoint(plan, plan.options.model_type)
         if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
             self._prepare_step("Making the parquet files", plan.data_command(), plan)
         if plan.options.data is None:
@@ -129,32 +162,6 @@ class Rehearsal:
         return plan.with_overrides(
             measured_settings(plan.train_data, plan.options.given_model or plan.checkpoint, plan.options.dies)
         )
-
-    def _make_checkpoint(self, plan: Plan) -> None:
-        """Make the tiny model if it does not exist or is damaged."""
-        if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
-            if not os.access(plan.checkpoint.parent, os.W_OK | os.X_OK):
-                raise PreflightError(
-                    f"{plan.checkpoint} is damaged, and only {plan.checkpoint.owner()} can make it again. Let them "
-                    "remove it, or use a checkout of your own."
-                )
-            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; making it again")
-            shutil.rmtree(plan.checkpoint)
-        if not plan.checkpoint.exists():
-            name = family_of(TINY_MODELS[plan.options.model_type]).name
-            self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
-
-    def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
-        started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
-        with self.console.status(f"{title} ...") as line:
-
-            def show_last_line() -> None:
-                line.update(f"{title} ... {escaped(last_line(log))}")
-
-            status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
-        if status != 0:
-            raise RunFailed(f"{title} failed: {last_error(log)}", log)
-        self.console.print(f"{title:<46}{time.monotonic() - started:5.0f} s")
 
     def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
         steps = config["trainer"]["total_training_steps"]
@@ -168,20 +175,21 @@ class Rehearsal:
         full_disk = describe_full_disk([plan.output]) if status != 0 else None
         if full_disk:  # the log and a report may be on it
             raise RunFailed(full_disk, plan.log)
-        precision = config["actor_rollout_ref"]["overlay"]["precision"]
-        failure = failure_of(status, progress.records, steps, precision, plan.log)
-        facts = RunFacts(
-            plan.options.seed,
-            plan.options.dies,
-            wall_s=time.time() - self.launched,
-            precision=precision,
+        facts = replace(
+            self._facts(plan, config),
             startup_s=progress.startup_seconds(),
             startup_events=progress.event_seconds(),
         )
+        failure = failure_of(status, progress.records, steps, facts.precision, plan.log)
         summary = write_report(plan.output, facts, failure)
         if failure is not None:
             raise RunFailed(failure, plan.log)
         return summary
+
+    def _facts(self, plan: Plan, config: Mapping[str, Any]) -> RunFacts:
+        """Return what a summary says of the run, without its start-up."""
+        precision = config["actor_rollout_ref"]["overlay"]["precision"]
+        return RunFacts(plan.options.seed, plan.options.dies, wall_s=time.time() - self.launched, precision=precision)
 
     def _go_back(self, plan: Plan, options: Mapping[str, Any]) -> None:
         """Remove the records of steps that will be trained again, and print from which step the run resumes."""
@@ -193,10 +201,10 @@ class Rehearsal:
             except ValueError as error:
                 raise PreflightError(str(error)) from error
         for sentence in skipped:
-            self.console.print(f"skipped: {escaped(sentence)}", markup=False)
+            self.console.print(f"skipped: {escaped(sentence)}")
         take_back_steps(str(plan.output), step or 0)
         where = f"after step {step}" if step else f"at step 1, because {checkpoints} has no complete checkpoint"
-        self.console.print(f"Continuing {escaped(where)}", markup=False)
+        self.console.print(f"Continuing {escaped(where)}")
 
 
 def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:

@@ -22,27 +22,26 @@ on emulated dies, and writes outputs/rehearsal/TIME/, with the link
 outputs/rehearsal/latest. Stops everything that it starts.
 
   --stack NAME          2025 (default) or 2026: which versions to run, in .venv/
-                        or .venv-2026/ (docs/stacks.md)
-  --backend NAME        with --stack 2026: megatron (default), fsdp2, or
-                        mindspeed, with checkouts of MindSpeed and Megatron-LM
-                        (core_r0.16.0 of both) on PYTHONPATH
-  --weights NAME        with --stack 2026, how they reach the rollout: alltoallv
-                        (default), or naive, verl's own way
-  --precision NAME      with --stack 2026: float32 (default) or bfloat16
+                        or .venv-2026/ (docs/stacks.md); with 2026 also:
+    --job NAME          scale down this job of verl_plugin/config
+    --backend NAME      megatron (default), fsdp2 or mindspeed (docs/stacks.md)
+    --weights NAME      alltoallv (default), or naive, verl's own way
+    --precision NAME    float32 (default) or bfloat16
+    --tool NAME         calculator: the model calls it before it answers
+    --rollout-dies N    N of the dies only generate while the others train
   --data FILE           problems to train on, like deepscaler.json (problem,
                         answer) or GSM8K's jsonl (question, answer)
                         (default: the arithmetic in data/)
   --model NAME          family of the tiny model (default: deepseek_v3):
                         $(<"$families_file")
   --steps N             training steps
-  --seed N              seed of data order, sampling and training (default: 1)
+  --seed N              of data order, sampling and training (default: 1)
   --dies N              emulated dies (default: 4; 2 for image models)
   --device-memory N     memory of each die in MiB (default: 1024)
   --chip NAME           a2 or a3: the chip to emulate, which rejects the other
                         chip's operators (default: a3)
-  --stream-seed N       run streams late and in any order that events allow,
-                        drawn from N: a missing wait shows as a wrong value
-                        (npu_emulator/README.md)
+  --stream-seed N       run streams in any order that events allow, drawn from
+                        N: a missing wait shows (npu_emulator/README.md)
   --recipe NAME         grpo (default); dapo: clip-higher, dynamic sampling, an
                         overlong penalty; ppo: a critic, and advantages by GAE
   --output DIR          folder to write (default: outputs/rehearsal/TIME)
@@ -71,14 +70,19 @@ main() {
                 stack=$2
                 shift 2
                 ;;
-            --backend | --weights | --precision)
+            --backend | --weights | --precision | --tool | --rollout-dies | --job)
                 argument_require_value "$1" $#
+                choices=()
                 case $1 in
                     --backend) choices=(megatron mindspeed fsdp2) ;;
                     --weights) choices=(alltoallv naive) ;;
                     --precision) choices=(float32 bfloat16) ;;
+                    --tool) choices=(calculator) ;;
+                    --rollout-dies) argument_require_number "$1" "$2" 1 ;;
+                    --job) [[ -f $project_root/verl_plugin/config/$2.yaml ]] ||
+                        fail "$1=$2 is invalid. Set it to the name of a file in verl_plugin/config, without .yaml." ;;
                 esac
-                [[ " ${choices[*]} " == *" $2 "* && $2 != *" "* ]] ||
+                [[ -z ${choices[*]} || (" ${choices[*]} " == *" $2 "* && $2 != *" "*) ]] ||
                     fail "$1=$2 is invalid. Set it to one of: ${choices[*]}."
                 of_2026=$1
                 options+=("$1" "$2")

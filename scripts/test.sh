@@ -20,7 +20,8 @@ usage() {
     cat <<'USAGE'
 Usage: bash scripts/test.sh [--fast | --measure | --measure-new |
                              PYTEST ARGUMENTS...]
-       bash scripts/test.sh --stack 2026 [--chip NAME] [PYTEST ARGUMENTS...]
+       bash scripts/test.sh --stack 2026 [--chip NAME] [--fast |
+                             PYTEST ARGUMENTS...]
 
 Sets up .venv/ and .venv.docs/, runs ruff, mypy, import-linter and shellcheck,
 and then the tests: all of them without arguments, as CI does. Unknown arguments
@@ -48,22 +49,39 @@ set up, or arguments are rejected.
 USAGE
 }
 
+# Sets `sharing` to the options that let processes share the tests, if the arguments select no tests of their own.
+share_unless_selected() {
+    sharing=()
+    if (($# == 0)) || [[ $* =~ ^--(fast|measure|measure-new)$ ]]; then
+        sharing=("${SHARING[@]}")
+    fi
+}
+
 # Runs the tests of another stack than the default: all that are for it, unless the arguments name a file or a folder.
 run_stack() {
-    local stack=$1 chip=$2 argument tools tests=() sharing=() settings
+    local stack=$1 chip=$2 argument before='' tools tests=() sharing
     shift 2
     environment_ensure "$project_root" "$stack"
     tools=$(environment_folder "$project_root" "$stack")/bin
     mapfile -t tests < <(grep -v '^#' "$project_root/tests/stack_$stack/also.txt")
     tests=("tests/stack_$stack" "${tests[@]}")
-    (($#)) || sharing=("${SHARING[@]}")
+    share_unless_selected "$@"
     for argument in "$@"; do
-        [[ ! -e ${argument%%::*} ]] || tests=()
+        [[ $before == -[km] || ! -e ${argument%%::*} ]] || tests=()
+        before=$argument
     done
-    mapfile -t settings < <("$tools/python" -m rehearsal.environment --stack "$stack" --chip "$chip")
+    become_pytest "$tools/python" "$stack" "$chip" "${sharing[@]}" "${tests[@]}" "$@"
+}
+
+# Becomes pytest, with a rehearsal's environment and nothing of the user's Ray or Python path.
+become_pytest() {
+    local python=$1 lines settings arguments=(--stack "$2")
+    [[ -z $3 ]] || arguments+=(--chip "$3")
+    shift 3
+    lines=$("$python" -m rehearsal.environment "${arguments[@]}")
+    mapfile -t settings <<<"$lines"
     unset RAY_ADDRESS
-    exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest \
-        "${sharing[@]}" "${tests[@]}" "$@" </dev/null
+    exec env "${settings[@]}" PYTHONPATH="$project_root" "$python" -m pytest "$@" </dev/null
 }
 
 main() {
@@ -97,15 +115,9 @@ main() {
     "$tools/mypy"
     "$tools/lint-imports" --no-logo --cache-dir .cache/import_linter
     "$tools/shellcheck" --external-sources "${shell_scripts[@]}"
-    # The tests run as the rehearsal does: with its environment, and nothing of the user's Ray or Python path.
-    local settings
-    mapfile -t settings < <("$tools/python" -m rehearsal.environment)
-    unset RAY_ADDRESS
-    local sharing=()
-    if (($# == 0)) || [[ $* =~ ^--(fast|measure|measure-new)$ ]]; then
-        sharing=("${SHARING[@]}")
-    fi
-    exec env "${settings[@]}" PYTHONPATH="$project_root" "$tools/python" -m pytest "${sharing[@]}" "$@" </dev/null
+    local sharing
+    share_unless_selected "$@"
+    become_pytest "$tools/python" "$stack" "" "${sharing[@]}" "$@"
 }
 
 main "$@"

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import forked
+from post_training.ports import reserve_ports
+from tests import forked, stack_2026
 from tests.fast_tier import Measurement, Selection, Unmeasured, file_of, folder_of
 from tests.sharing import FileScheduling
 
@@ -59,6 +59,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Measurement())
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         forked.share_templates(without=tuple(MODES))
+        if stack_2026.IS_INSTALLED:
+            from tests.stack_2026 import shared_training
+
+            shared_training.share_templates()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -173,10 +177,7 @@ def lone_rank():
     import torch_npu  # noqa: F401
 
     torch.npu.set_device(0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    dist.init_process_group("hccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    dist.init_process_group("hccl", init_method=f"tcp://127.0.0.1:{reserve_ports()}", rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
 

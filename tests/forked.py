@@ -41,6 +41,8 @@ READ_AT_IMPORT = (
     "OMP_NUM_THREADS", "PYTORCH_NPU_ALLOC_CONF", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCHDYNAMO_DISABLE",
     "VERL_USE_EXTERNAL_MODULES",
 )  # fmt: skip
+STARTED = dict(os.environ)
+"""The environment before any test: what tests import changes it."""
 SHARED = "TEMPLATES_OF_TESTS"
 """Environment variable that describes the shared templates as JSON: their owner, and for each its imports, the
 environment it read, and its client."""

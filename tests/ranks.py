@@ -8,12 +8,12 @@ import gc
 import importlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import traceback
 from pathlib import Path
 
+from post_training.ports import reserve_ports
 from tests import forked
 
 
@@ -36,15 +36,9 @@ def run_ranks(
     assert process.returncode == 0, output[-6000:]
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def fork_ranks(program: str, world_size: int, folder: Path) -> int:
     """Import the program, fork one child per rank, and return the number of failed ranks."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_ports()), "WORLD_SIZE": str(world_size)}
     module = importlib.import_module(program)
     gc.freeze()  # an engine collects garbage several times while it starts, and imports leave none
     children = []

@@ -14,13 +14,15 @@ import protocol  # type: ignore[import-not-found]  # noqa: E402  (isolated start
 
 
 def main() -> int:
-    """Run one worker through the template; returns its exit code, 128 + N when signal N ended it."""
+    """Run one worker through the template; returns its exit code, 128 + N after signal N, 1 without a template."""
     path, *argv = sys.argv[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(path)
-        protocol.send_request(connection, argv)
-        status = protocol.receive_exit_status(connection)
-    return status if status >= 0 else 128 - status
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(path)
+            protocol.send_request(connection, argv, protocol.open_descriptors(connection.fileno()))
+            return protocol.receive_exit_code(connection)
+    except ConnectionError as error:
+        sys.exit(f"error: the process that forks workers has ended ({error}). Its own error is printed before this one")
 
 
 if __name__ == "__main__":

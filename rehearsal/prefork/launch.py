@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+from rehearsal.prefork import protocol
 
 # The program in the template's folder that multiprocessing's method `spawn` starts as a worker.
 _EXECUTABLE = "python"
@@ -26,6 +30,28 @@ class Template:
     process: subprocess.Popen
     socket_path: Path
     control: int
+
+    def run(self, program: str, arguments: Sequence[str]) -> int:
+        """Run the source of a program as a fork of the template, with this process's streams, folder and environment.
+
+        Call it from the main thread: SIGINT and SIGTERM of this process reach the program as SIGTERM.
+
+        Returns:
+            The program's exit code, 128 + N if signal N ended it.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(str(self.socket_path))
+
+            def hang_up(*_: object) -> None:  # the template ends the fork of a client that does
+                connection.shutdown(socket.SHUT_WR)
+
+            before = {number: signal.signal(number, hang_up) for number in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                protocol.send_request(connection, ["-c", program, *arguments], [*range(protocol.STANDARD_STREAMS)])
+                return protocol.receive_exit_code(connection)
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     @property
     def py_executable(self) -> str:
@@ -45,11 +71,11 @@ class Template:
         self.socket_path.parent.rmdir()
 
 
-def start_template(modules: Sequence[str], early: Sequence[str] = ()) -> Template:
-    """Start a template that will import ``modules``, in order, when the first worker is asked for; returns at once.
+def start_template(modules: Sequence[str], output: BinaryIO | None = None) -> Template:
+    """Start a template that will import ``modules``, in order, when the first fork is asked for; returns at once.
 
-    Submit a trivial Ray task right after ``ray.init`` to have the imports run beside the driver's own. ``early`` are
-    modules that it imports at once, none of which may import Ray.
+    A driver that is not a fork submits a trivial Ray task right after ``ray.init``, so that the imports run beside its
+    own. ``output`` receives the output of the imports, by default this process's streams.
 
     Raises:
         PreforkError: a real NPU driver is on this machine, where forking after import is not safe.
@@ -68,10 +94,9 @@ def start_template(modules: Sequence[str], early: Sequence[str] = ()) -> Templat
     executable = folder / _EXECUTABLE
     executable.write_text(f'#!/bin/sh\nexec {_client_command(path)} "$@"\n')
     executable.chmod(0o700)
-    command = [sys.executable, "-m", "rehearsal.prefork.template", str(listener.fileno()), str(control_read)]
-    process = subprocess.Popen(
-        [*command, str(executable), *early, "--", *modules], pass_fds=(listener.fileno(), control_read)
-    )
+    inherited = listener.fileno(), control_read
+    command = [sys.executable, "-m", "rehearsal.prefork.template", *map(str, inherited), str(executable), *modules]
+    process = subprocess.Popen(command, pass_fds=inherited, stdout=output, stderr=output)
     listener.close()
     os.close(control_read)
     return Template(process, path, control_write)

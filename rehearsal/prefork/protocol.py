@@ -3,14 +3,13 @@
 Standard library only: the client is started once per worker without site-packages.
 """
 
-import array
 import json
 import os
 import socket
 import struct
 
 _LENGTH = struct.Struct("!I")
-_STANDARD_STREAMS = 3
+STANDARD_STREAMS = 3
 _MOST_DESCRIPTORS = 253  # that Linux hands over in one message
 
 
@@ -22,16 +21,14 @@ def open_descriptors(*others: int) -> list[int]:
         # The listing's own descriptor is closed by now.
         if number not in others and os.path.exists(f"/proc/self/fd/{name}"):
             found.append(number)
-    return sorted({*range(_STANDARD_STREAMS), *found})
+    return sorted({*range(STANDARD_STREAMS), *found})
 
 
-def send_request(connection: socket.socket, argv: list[str]) -> None:
-    """Send this process's command line, environment, directory and open descriptors with their numbers."""
-    numbers = open_descriptors(connection.fileno())
+def send_request(connection: socket.socket, argv: list[str], numbers: list[int]) -> None:
+    """Send a command line, and this process's environment, directory and descriptors ``numbers``."""
     request = {"argv": argv, "environment": dict(os.environ), "directory": os.getcwd(), "descriptors": numbers}
     body = json.dumps(request).encode()
-    handed = array.array("i", numbers)
-    connection.sendmsg([_LENGTH.pack(len(body))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handed)])
+    socket.send_fds(connection, [_LENGTH.pack(len(body))], numbers)
     connection.sendall(body)
 
 
@@ -42,7 +39,7 @@ def receive_request(connection: socket.socket) -> tuple[dict, list[int]]:
         ConnectionError: the client went away before the request was complete.
     """
     header, streams, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_DESCRIPTORS)
-    if len(header) < _LENGTH.size or len(streams) < _STANDARD_STREAMS:
+    if len(header) < _LENGTH.size or len(streams) < STANDARD_STREAMS:
         for stream in streams:
             os.close(stream)
         raise ConnectionError("the worker's client closed the connection before sending its request")
@@ -64,7 +61,7 @@ def send_exit_status(connection: socket.socket, status: int) -> None:
     connection.sendall(str(status).encode())
 
 
-def receive_exit_status(connection: socket.socket) -> int:
-    """Wait until the worker has ended; 1 when the template itself went away."""
-    text = connection.recv(16)
-    return int(text) if text else 1
+def receive_exit_code(connection: socket.socket) -> int:
+    """Wait until the worker has ended; 128 + N if signal N ended it, 1 if the template itself went away."""
+    status = int(connection.recv(16) or 1)
+    return status if status >= 0 else 128 - status

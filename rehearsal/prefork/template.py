@@ -1,13 +1,13 @@
 """The template process: import once, then fork a worker for every client that connects.
 
-Modules that need Ray are imported with the first request, because Ray's core reads RAY_JOB_ID and RAY_RAYLET_PID once,
-when it is imported; both are the same for every worker of one job on one machine, so the first request's values serve
-for all. Modules before ``--`` are imported at once, beside the driver's own imports.
+Modules are imported with the first request, because Ray's core reads its variables when it is imported; they are the
+same for every worker of one job on one machine. A driver has no RAY_JOB_ID and RAY_RAYLET_PID. If it makes the first
+request, the import gets placeholders, and each worker has Ray read its own values.
 
-Run as ``python -m rehearsal.prefork.template LISTENING_FD CONTROL_FD EXECUTABLE [MODULE... --] MODULE...``. It ends
-when the process that started it closes its end of the control pipe; workers that are still alive belong to Ray and end
-with its raylet. Processes that a worker starts by multiprocessing's method `spawn` are started as EXECUTABLE, which
-asks for a fork too.
+Run as ``python -m rehearsal.prefork.template LISTENING_FD CONTROL_FD EXECUTABLE MODULE...``. When the process that
+started it closes its end of the control pipe, it waits up to five seconds for its workers, kills the remaining ones and
+ends; multiprocessing's resource tracker, for example, ignores SIGTERM. Processes that a worker starts by
+multiprocessing's method `spawn` are started as EXECUTABLE, which asks for a fork too.
 """
 
 import fcntl
@@ -20,6 +20,8 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
+import time
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +29,10 @@ from dataclasses import dataclass
 from rehearsal.prefork import protocol
 
 _STANDARD_ERROR = 2
+# Seconds that workers have to end after the process that started the template.
+_GRACE_S = 5.0
+# For the import of Ray's core. The first job of a Ray that has just started has this ID.
+_RAY_PLACEHOLDERS = {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": str(os.getpid())}
 
 
 @dataclass
@@ -38,19 +44,33 @@ class _Worker:
     connection: socket.socket
 
 
-def _become_worker(request: dict, streams: list[int], set_by_imports: dict[str, str]) -> None:
+@dataclass(frozen=True)
+class _ChangedVariable:
+    """An environment variable that the imports have set; `before` is None if it was not set earlier."""
+
+    before: str | None
+    after: str
+
+
+def _become_worker(request: dict, streams: list[int], set_by_imports: dict[str, _ChangedVariable]) -> None:
     """In the forked child: take over the client's descriptors, directory, environment and command line, then run it.
 
-    Variables that the imports have set stay, unless the client sets them otherwise: a worker that imports for itself
-    would have them too.
+    A variable that the imports have set keeps their value if the client has the value that they found: imports of the
+    worker's own would have set it too.
     """
     _take_over(request["descriptors"], streams)
     os.chdir(request["directory"])
     os.environ.clear()
-    os.environ.update(set_by_imports | request["environment"])
+    environment = request["environment"]
+    kept = {name: each.after for name, each in set_by_imports.items() if environment.get(name) == each.before}
+    os.environ.update(environment | kept)
+    tempfile.tempdir = None  # an import may have cached the template's
+    if (core := sys.modules.get("ray._raylet")) is not None:
+        core.Config.initialize("")  # reads RAY_* again, RAY_AUTH_MODE among them
     sys.argv = list(request["argv"])
-    while len(sys.argv[0]) == 2 and sys.argv[0] != "-c":  # a flag of the interpreter, which runs already
-        del sys.argv[0]
+    while sys.argv[0].startswith("-") and sys.argv[0] != "-c":  # a flag of the interpreter, which runs already
+        if sys.argv.pop(0) in ("-W", "-X"):
+            del sys.argv[0]  # its value
     if sys.argv[0] == "-c":
         _run_text(sys.argv.pop(1))
         return
@@ -84,35 +104,34 @@ def _run_text(text: str) -> None:
     exec(compile(text, "<string>", "exec"), main.__dict__)
 
 
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    return error.code if isinstance(error.code, int) else 1
-
-
 class TemplateServer:
     """Serve fork requests on a listening socket until the control pipe closes."""
 
-    def __init__(self, listener: socket.socket, control: int, early: Sequence[str], modules: Sequence[str]):
-        self._early = tuple(early)
+    def __init__(self, listener: socket.socket, control: int, modules: Sequence[str]):
         self._modules = tuple(modules)
         self._imported = False
-        self._set_by_imports: dict[str, str] = {}
+        self._set_by_imports: dict[str, _ChangedVariable] = {}
         self._listener = listener
         self._control = control
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, _Worker] = {}
+        self._end: float | None = None
 
     def serve(self) -> None:
-        """Fork workers, and report their ends to their clients, until the starter goes away."""
-        self._import(self._early)
+        """Fork workers, and report their ends to their clients, until the starter and the workers are gone."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._control, selectors.EVENT_READ, None)
-        while True:
-            for key, _ in self._selector.select():
-                if key.fd == self._control:
-                    return
+        self._selector.register(self._control, selectors.EVENT_READ, self._close)
+        while self._end is None or (self._workers and time.monotonic() < self._end):
+            for key, _ in self._selector.select(None if self._end is None else self._end - time.monotonic()):
                 key.data(key)
+        for worker in self._workers.values():
+            signal.pidfd_send_signal(worker.process_descriptor, signal.SIGKILL)
+
+    def _close(self, _: selectors.SelectorKey) -> None:
+        """Take no more requests, because the starter went away."""
+        self._end = time.monotonic() + _GRACE_S
+        self._selector.unregister(self._control)
+        self._selector.unregister(self._listener)
 
     def _accept(self, _: selectors.SelectorKey) -> None:
         connection, _address = self._listener.accept()
@@ -122,6 +141,8 @@ class TemplateServer:
             connection.close()
             return
         self._import_once(request["environment"])
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # a fork would print again what is buffered
         pid = os.fork()
         if pid == 0:
             self._run_child(connection, request, streams)
@@ -136,18 +157,23 @@ class TemplateServer:
         if self._imported:
             return
         os.environ.update({name: value for name, value in environment.items() if name.startswith("RAY_")})
-        self._import(self._modules)
+        placeholders = {name: value for name, value in _RAY_PLACEHOLDERS.items() if name not in os.environ}
+        os.environ.update(placeholders)
+        before = dict(os.environ)
+        for module in self._modules:
+            importlib.import_module(module)
+        self._set_by_imports = {
+            name: _ChangedVariable(before.get(name), value)
+            for name, value in os.environ.items()
+            if value != before.get(name)
+        }
+        for name in placeholders:
+            del os.environ[name]
         gc.freeze()  # keeps the collector from writing to, and so copying, the pages that all workers share
         self._imported = True
 
-    def _import(self, modules: Sequence[str]) -> None:
-        before = set(os.environ)
-        for module in modules:
-            importlib.import_module(module)
-        self._set_by_imports |= {name: value for name, value in os.environ.items() if name not in before}
-
     def _run_child(self, connection: socket.socket, request: dict, streams: list[int]) -> None:
-        """Never returns: the child's code ends in ``os._exit`` after the ordinary interpreter shutdown."""
+        """Release the server's descriptors in a forked child, and unwind to the bottom of the stack; never returns."""
         self._selector.close()
         self._listener.close()
         connection.close()
@@ -172,7 +198,9 @@ class TemplateServer:
         worker.connection.close()
 
     def _client_gone(self, worker: _Worker) -> None:
-        """The process that Ray watches was stopped: its worker must not outlive it."""
+        """End the worker of a client that was stopped, unless it has ended in the same round of events."""
+        if worker.process_descriptor not in self._workers:
+            return
         self._selector.unregister(worker.connection)
         signal.pidfd_send_signal(worker.process_descriptor, signal.SIGTERM)
 
@@ -180,7 +208,7 @@ class TemplateServer:
 class _BecomeWorker(BaseException):
     """Unwinds a forked child out of the server before it runs the worker's script at the bottom of the stack."""
 
-    def __init__(self, request: dict, streams: list[int], set_by_imports: dict[str, str]):
+    def __init__(self, request: dict, streams: list[int], set_by_imports: dict[str, _ChangedVariable]):
         super().__init__()
         self.request = request
         self.streams = streams
@@ -189,21 +217,17 @@ class _BecomeWorker(BaseException):
 
 def main(arguments: list[str]) -> int:
     """Serve workers that have the modules named on the command line; in a forked child, run the worker instead."""
-    listening, control, executable, *names = arguments
+    listening, control, executable, *modules = arguments
     del sys.argv[1:]  # not for the modules: MindSpeed makes fields of a configuration out of any argument that it finds
-    early, modules = (names[: names.index("--")], names[names.index("--") + 1 :]) if "--" in names else ([], names)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the starter's pipe decides
     multiprocessing.set_executable(executable)
     try:
-        TemplateServer(socket.socket(fileno=int(listening)), int(control), early, modules).serve()
+        TemplateServer(socket.socket(fileno=int(listening)), int(control), modules).serve()
     except _BecomeWorker as fork:
         worker = fork.request, fork.streams, fork.set_by_imports
     else:
         return 0
-    try:
-        _become_worker(*worker)
-    except SystemExit as end:
-        return _exit_code(end)
+    _become_worker(*worker)
     return 0
 
 

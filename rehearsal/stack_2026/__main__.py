@@ -1,12 +1,13 @@
 """The rehearsal of the stack of 2026, after rehearse.sh has read the command line and set up the environment."""
 
 import sys
+from argparse import ArgumentTypeError
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from post_training.arguments import absolute
+from post_training.arguments import absolute, whole
 from post_training.command_parser import CommandParser
 from post_training.masking import masked_output
 from post_training.terminal import escape_output
@@ -15,6 +16,7 @@ from rehearsal.stack_2026.jobs import JOBS
 from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, TOOLS, WEIGHTS, Options, Plan, make_plan
 from rehearsal.tiny_model.architecture import reads_images
 
+_PRECISION_OF_JOBS = "bfloat16"
 _DESCRIPTION = """
 Rehearse a post-training with unmodified verl 0.9.1 and vLLM-Ascend 0.23.0 on emulated dies.
 
@@ -23,8 +25,7 @@ Example:
 """
 
 
-def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
-    """Parse the command line that rehearse.sh passes on; the second value is --dry-run."""
+def _parser() -> CommandParser:
     parser = CommandParser(prog="rehearse.sh --stack 2026", description=_DESCRIPTION)
     default = "(default: %(default)s)"
     job = (
@@ -37,17 +38,25 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--model", choices=MODELS, default=Options.model, metavar="NAME", help=model)
     backend = f"training engine: {', '.join(BACKENDS)} {default}"
     parser.add_argument("--backend", choices=BACKENDS, default=Options.backend, metavar="NAME", help=backend)
-    parser.add_argument("--steps", type=int, default=Options.steps, help=f"training steps {default}")
-    parser.add_argument("--seed", type=int, default=Options.seed, help=f"seed of the run {default}")
-    parser.add_argument("--dies", type=int, default=Options.dies, help=f"emulated dies {default}")
+    # A job has its own steps, dies and precision: only None says that the user gave none.
+    steps = f"training steps (default: the job's, or {Options.steps})"
+    parser.add_argument("--steps", type=whole(1), metavar="N", help=steps)
+    parser.add_argument("--seed", type=whole(0), default=Options.seed, metavar="N", help=f"seed of the run {default}")
+    dies = f"emulated dies (default: the job's, or {Options.dies})"
+    parser.add_argument("--dies", type=whole(1), metavar="N", help=dies)
     apart = "dies that only generate while the others train; needs --weights alltoallv (default: 0, none)"
-    parser.add_argument("--rollout-dies", type=int, default=Options.rollout_dies, metavar="N", help=apart)
+    parser.add_argument("--rollout-dies", type=whole(0), default=Options.rollout_dies, metavar="N", help=apart)
     memory = f"memory of each die in MiB {default}"
     parser.add_argument(
-        "--device-memory", type=int, default=Options.device_memory_mb, dest="device_memory_mb", help=memory
+        "--device-memory",
+        type=whole(1),
+        default=Options.device_memory_mb,
+        dest="device_memory_mb",
+        metavar="N",
+        help=memory,
     )
-    precision = f"of training and rollout: {' or '.join(PRECISIONS)} {default}"
-    parser.add_argument("--precision", choices=PRECISIONS, default=Options.precision, help=precision)
+    precision = f"of training and rollout: {' or '.join(PRECISIONS)} (default: the job's, or {Options.precision})"
+    parser.add_argument("--precision", choices=PRECISIONS, help=precision)
     weights = f"how weights reach the rollout, {' or '.join(WEIGHTS)} (verl's own way) {default}"
     parser.add_argument("--weights", choices=WEIGHTS, default=Options.weights, metavar="NAME", help=weights)
     tool = f"function that the model calls before it answers: {', '.join(TOOLS)} (default: none)"
@@ -56,12 +65,20 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--resume", type=absolute, metavar="DIR", help="resume the run in this folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides for the training")
+    return parser
+
+
+def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
+    """Parse the command line that rehearse.sh passes on; the second value is --dry-run."""
+    parser = _parser()
     values = vars(parser.parse_args(arguments))
     dry_run, resumed = values.pop("dry_run"), values.pop("resume")
     if resumed is not None:
         return Options.of_command(parser, values, resumed), dry_run
     if values["job"] is not None:
         _take_job(parser, values)
+    for name in ("steps", "dies", "precision"):
+        values[name] = getattr(Options, name) if values[name] is None else values[name]
     _check_images(parser, values)
     if (apart := values["rollout_dies"]) and not 0 < apart < values["dies"]:
         parser.error(
@@ -95,15 +112,19 @@ def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
         if values[name] not in (parser.get_default(name), backend):
             option = name.replace("_", "-")
             parser.error(f"--{option}={values[name]} is invalid: --job has its own. Remove one of them")
-    values |= {"model": job.model, "backend": backend, "precision": "bfloat16"}
+    if values["precision"] not in (None, _PRECISION_OF_JOBS):
+        parser.error(f"--precision={values['precision']} is invalid: --job has its own. Remove one of them")
+    values |= {"model": job.model, "backend": backend, "precision": _PRECISION_OF_JOBS}
     for override in values["overrides"]:
         key, _, number = override.partition("=")
         # The launcher's user sets the number of dies with the same key as on NPUs; the layout follows it.
-        if key == "trainer.n_gpus_per_node" and number.isdecimal():
-            values["dies"] = int(number)
-    for name in ("dies", "steps"):
-        if values[name] == parser.get_default(name):
-            values[name] = getattr(job, name)
+        if key == "trainer.n_gpus_per_node":
+            try:
+                values["dies"] = whole(1)(number)
+            except ArgumentTypeError as error:
+                parser.error(f"{key}={error}")
+    values["dies"] = values["dies"] or job.dies
+    values["steps"] = values["steps"] or job.steps
 
 
 def rehearse(plan: Plan) -> int:

@@ -97,9 +97,9 @@ def _layers_of_megatron() -> Iterator[str]:
 
 
 def _megatron(job: ScaledJob, dies: int, own_layers: bool) -> Iterator[str]:
-    """Yield the sizes of the training dies, and what no layers have here."""
-    # Megatron-core's have no fused permutation of tokens, and MindSpeed's starts a kernel of Triton.
-    yield f"{_TRANSFORMER}.moe_permute_fusion=false"
+    """Yield the sizes of the training dies, and what Megatron-core's own layers lack."""
+    if not own_layers:
+        yield f"{_TRANSFORMER}.moe_permute_fusion=false"
     stages = 2 if job.cluster and dies % 2 == 0 else 1
     # Whole steps of Megatron-core's layers have only been run with experts spread over dies.
     tensor = 2 if own_layers and dies % (2 * stages) == 0 else 1

@@ -149,9 +149,14 @@ class Plan:
     @property
     def checkpoints(self) -> Path:
         """The folder of the run's checkpoints: the user's, or one in the run's own folder."""
-        prefix = "trainer.default_local_dir="
-        given = [each.removeprefix(prefix) for each in self.options.overrides if each.startswith(prefix)]
-        return absolute(Path(given[-1])) if given else self.output / "checkpoints"
+        given = self.options.given("trainer.default_local_dir")
+        return absolute(given) if given else self.output / "checkpoints"
+
+    @property
+    def steps(self) -> int:
+        """The number of training steps: the user's key wins against the option."""
+        given = self.options.given("trainer.total_training_steps")
+        return int(given) if given and given.isdecimal() else self.options.steps
 
     def checkpoint_command(self) -> list[str]:
         """Return the command that makes the tiny checkpoint with its tokenizer."""

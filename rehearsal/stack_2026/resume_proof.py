@@ -24,7 +24,7 @@ from post_training.arguments import absolute
 from post_training.command_parser import CommandParser
 from post_training.masking import masked_output
 from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end
-from post_training.processes.descendants import descendants
+from post_training.processes.descendants import descendants, send
 from post_training.processes.logs import last_error
 from post_training.terminal import escape_output
 from rehearsal.kept_options import OPTIONS_NAME
@@ -68,21 +68,18 @@ class Proof:
             ProofError: a run failed, or the one to be killed did not come to its save.
         """
         unbroken, killed = (self._empty(name) for name in ("unbroken", "killed"))
-        self._train(unbroken, [], signals)
+        if status := self._run("unbroken", self._command(unbroken), signals):
+            raise self._error("unbroken", f"the unbroken run ended with {status}")
         reached = killed / "checkpoints" / REACHED_NAME
-        status = self._run("killed", self._command(killed, [_HELD]), signals, lambda: _kill_at(reached))
+        status = self._run("killed", self._command(killed, _HELD), signals, lambda: _kill_at(reached))
         if not reached.is_file() or status == 0:
-            raise self._error("killed", f"the run to be killed ended with {status} before its save")
+            raise self._error("killed", f"the run to be killed ended with {status}, and was not killed in its save")
         resume = [*_REHEARSAL, "--resume", str(killed), "--", _COMPLETE]
         if status := self._run("resumed", resume, signals):
             raise self._error("resumed", f"the resumed run ended with {status}")
         return compare(unbroken, killed)
 
-    def _train(self, output: Path, more: Sequence[str], signals: SignalFlag) -> None:
-        if status := self._run(output.name, self._command(output, more), signals):
-            raise self._error(output.name, f"the {output.name} run ended with {status}")
-
-    def _command(self, output: Path, more: Sequence[str]) -> list[str]:
+    def _command(self, output: Path, *more: str) -> list[str]:
         own = ["trainer.save_freq=1", *more]
         start = [*_REHEARSAL, "--job", self.job, *self.options, "--steps", str(STEPS), "--output", str(output)]
         return [*start, "--", *self.overrides, *own]
@@ -142,7 +139,7 @@ def _agree(name: str, ours: Any, theirs: Any) -> bool:
 
 
 def _kill_at(reached: Path) -> None:
-    """Kill the training that is held, once the file `reached` exists; the file stays."""
+    """Kill all processes of the training that is held, once the file `reached` exists; the file stays."""
     if not reached.is_file():
         return
     for process in descendants(os.getpid()):
@@ -151,7 +148,8 @@ def _kill_at(reached: Path) -> None:
         except OSError:
             continue
         if _TRAINING in line:
-            os.kill(process, signal.SIGKILL)
+            for each in (process, *descendants(process)):
+                send(each, signal.SIGKILL)
             return
 
 

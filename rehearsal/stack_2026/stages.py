@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from rich.text import Text
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.disks import describe_full_disk
-from post_training.models.families import family_of
-from post_training.processes.command import SignalFlag, run_to_the_end
-from post_training.processes.logs import last_error, last_line
+from post_training.processes.command import Interrupted, run_to_the_end
+from post_training.processes.logs import last_error
 from post_training.report import RunFacts, read_records, summarise
 from post_training.report.faults import FLOAT32_GATE
 from post_training.report.meters import read_meters
@@ -28,7 +27,7 @@ from post_training.user_files import FileError, read_object, read_yaml
 from rehearsal.display import Progress, emulated_dies, format_duration, peaks_in_words, print_rows
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
-from rehearsal.preflight import PreflightError, check_device_memory, check_output, count_parameters, is_whole
+from rehearsal.preflight import PreflightError, check_device_memory, check_output, count_parameters
 from rehearsal.stack_2026.plan import Options, Plan
 from rehearsal.stack_2026.records import (
     LOG_PROB_DIFFERENCE,
@@ -37,8 +36,7 @@ from rehearsal.stack_2026.records import (
     RecordWriter,
     answers_of,
 )
-from rehearsal.stages import RunFailed, link_latest
-from rehearsal.tiny_model.architecture import TINY_MODELS
+from rehearsal.stages import RunFailed, Stages, link_latest
 from verl_patches.features.training_checkpoint.run_records import take_back_steps
 from verl_plugin.jobs.tokenizers import MODEL, tokenizer_problems
 from verl_plugin.resume.step_folders import check_complete, newest_complete
@@ -52,16 +50,8 @@ _RESUMING = ("trainer.resume_mode", _FROM)
 _NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """Carries out a plan, showing progress on ``console`` and stopping at a signal in ``signals``.
-
-    ``launched`` is the Unix time at which the user started the command; all times shown count from it.
-    """
-
-    console: Console
-    signals: SignalFlag
-    launched: float
+class Rehearsal(Stages):
+    """Carries out a plan of the stack 2026."""
 
     def carry_out(self, plan: Plan) -> dict[str, Any]:
         """Checks, prepares, trains and reports; returns the summary.
@@ -79,14 +69,33 @@ class Rehearsal:
             given_checkpoint(plan.options)
             check_output(plan.output)
         with owning([plan.output], "rehearsal"):
-            self._prepare(plan)
-            check_device_memory(
-                count_parameters(plan.options.given_model or plan.checkpoint),
-                plan.options.dies,
-                plan.options.device_memory_mb,
-            )
-            link_latest(plan.output)
-            return self._train(self._resumed(plan) if plan.options.resumes else plan)
+            try:
+                return self._carry_out(plan)
+            except Interrupted as interrupted:
+                facts = self._facts(plan)
+                self._summarise_interrupted(
+                    plan.output, lambda failure: write_report(plan.output, facts, failure), interrupted
+                )
+                raise
+
+    def _carry_out(self, plan: Plan) -> dict[str, Any]:
+        self._prepare(plan)
+        check_device_memory(
+            count_parameters(plan.options.given_model or plan.checkpoint),
+            plan.options.dies,
+            plan.options.device_memory_mb,
+        )
+        link_latest(plan.output)
+        return self._train(self._resumed(plan) if plan.options.resumes else plan)
+
+    def _facts(self, plan: Plan) -> RunFacts:
+        """Return what a summary says of the run, without its start-up."""
+        return RunFacts(
+            plan.options.seed,
+            plan.options.dies,
+            wall_s=time.time() - self.launched,
+            precision=plan.options.precision,
+        )
 
     def _prepare(self, plan: Plan) -> None:
         """Make the checkpoint, if there is none yet, and the parquet files."""
@@ -94,17 +103,9 @@ class Rehearsal:
         if not plan.options.resumes:
             plan.options.write(plan.output / OPTIONS_NAME)
         if plan.options.given_model is None:
-            self._make_checkpoint(plan)
+            self._make_checkpoint(plan, plan.options.model)
         if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
             self._prepare_step("Making the parquet files", plan.data_command(), plan)
-
-    def _make_checkpoint(self, plan: Plan) -> None:
-        if plan.checkpoint.exists() and not is_whole(plan.checkpoint):
-            self.console.print(f"{escaped(str(plan.checkpoint))} is damaged; making it again")
-            shutil.rmtree(plan.checkpoint)
-        if not plan.checkpoint.exists():
-            name = family_of(TINY_MODELS[plan.options.model]).name
-            self._prepare_step(f"Making the tiny {name} checkpoint", plan.checkpoint_command(), plan)
 
     def _resumed(self, plan: Plan) -> Plan:
         """Return the plan of a resumed run, after removing the records of steps that will be trained again.
@@ -121,28 +122,16 @@ class Rehearsal:
             folder, skipped = (folder, skipped) if given is None else (given, [])
         step = 0 if folder is None else int(folder.name.rpartition("_")[2])
         for sentence in skipped:
-            self.console.print(f"skipped: {escaped(sentence)}", markup=False)
+            self.console.print(f"skipped: {escaped(sentence)}")
         plan.upstream_metrics.unlink(missing_ok=True)
         take_back_steps(str(plan.output), step)
         where = f"after step {step}" if step else f"at step 1, because {plan.checkpoints} has no complete checkpoint"
-        self.console.print(f"Continuing {escaped(where)}", markup=False)
+        self.console.print(f"Continuing {escaped(where)}")
         kept = tuple(word for word in plan.options.overrides if _key(word) not in _RESUMING)
         return replace(plan, resumed=folder, options=replace(plan.options, overrides=kept))
 
-    def _prepare_step(self, title: str, command: list[str], plan: Plan) -> None:
-        started, log = time.monotonic(), plan.output / "logs" / "prepare.log"
-        with self.console.status(f"{title} ...") as line:
-
-            def show_last_line() -> None:
-                line.update(f"{title} ... {escaped(last_line(log))}")
-
-            status = run_to_the_end(command, plan.environment(), ROOT, log, self.signals, show_last_line)
-        if status != 0:
-            raise RunFailed(f"{title} failed: {last_error(log)}", log)
-        self.console.print(f"{title:<46}{time.monotonic() - started:5.0f} s")
-
     def _train(self, plan: Plan) -> dict[str, Any]:
-        steps = plan.options.steps
+        steps = plan.steps
         dies = emulated_dies(plan.options.dies)
         self.console.print(f"Training for {steps} steps on {dies}; log: {escaped(str(plan.log))}")
         records = RecordWriter(plan.upstream_metrics, plan.output / METRICS)
@@ -152,19 +141,16 @@ class Rehearsal:
                 records.update()
                 progress.update()
 
-            status = run_to_the_end(plan.run_command(), plan.environment(), ROOT, plan.log, self.signals, show)
-        if plan.composed.exists():
-            shutil.copy(plan.composed, plan.output / CONFIGURATION)
+            try:
+                status = run_to_the_end(plan.run_command(), plan.environment(), ROOT, plan.log, self.signals, show)
+            finally:
+                records.update()
+                if plan.composed.exists():
+                    shutil.copy(plan.composed, plan.output / CONFIGURATION)
         failure = describe_full_disk([plan.output]) if status != 0 else None
         failure = failure or failure_of(status, progress.records, steps, _compared(plan.options), plan.log)
         failure = failure or lost_answers(progress.records, plan.composed)
-        facts = RunFacts(
-            plan.options.seed,
-            plan.options.dies,
-            wall_s=time.time() - self.launched,
-            precision=plan.options.precision,
-            startup_s=progress.startup_seconds(),
-        )
+        facts = replace(self._facts(plan), startup_s=progress.startup_seconds())
         summary = write_report(plan.output, facts, failure)
         if failure is not None:
             raise RunFailed(failure, plan.log)

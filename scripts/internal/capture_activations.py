@@ -40,23 +40,20 @@ def _import_stack() -> None:
 
 def _forked(asked: dict[str, Any]) -> int:
     """Fork a process for each emulated die; if one fails, kill the others, which would wait for it."""
-    import socket
     import traceback
 
+    from post_training.ports import reserve_ports
     from verl_patches.trainer.isolated_ray import confine_worker, name_shared_memory
 
     confine_worker()
     name_shared_memory()  # so that remains of a killed rank are removed with the temporary folder
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        port = probe.getsockname()[1]
-    ranks, children = asked["ranks"], set()
+    ranks, port, children = asked["ranks"], str(reserve_ports()), set()
     for rank in range(ranks):
         child = os.fork()
         if child == 0:
             os.environ |= {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port),
+                "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": port,
             }  # fmt: skip
             code = 1
             try:

@@ -158,7 +158,7 @@ print(n.device_count(), n.get_device_properties(0).total_memory if n.device_coun
         fail "$(type -P python3) cannot import torch_npu. Start this in the image (docs/first-hour.md), or $remedy."
     # The last line: CANN prints warnings before it.
     read -r found die_memory <<<"${found##*$'\n'}"
-    if [[ ! $dies =~ ^[0-9]+$ ]] || ((found < dies)); then
+    if [[ ! $dies =~ ^[1-9][0-9]{0,3}$ ]] || ((found < dies)); then
         fail "torch_npu sees $found NPUs, but the job takes $dies. Use a machine with that many, pass -- trainer.n_gpus_per_node=N, or $remedy."
     fi
 }

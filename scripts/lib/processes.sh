@@ -68,12 +68,13 @@ process_stop_node() {
     fi
     exec {process_lock}<>"$process_notes.lock"
     if ! flock --nonblock "$process_lock"; then
-        read -r pid birth <"$process_notes.lock"
+        # It may be about to write its name, or end at any time.
+        read -r pid birth <"$process_notes.lock" || true
         if [[ -n $birth && $(process_birth "$pid") == "$birth" ]]; then
             say "ending the job of process $pid"
-            kill -TERM "$pid"
+            kill -TERM "$pid" 2>/dev/null || true
             # It ends the training, then Ray, and each may take its time.
-            flock --wait $((2 * STOP_TIMEOUT_S + 10)) "$process_lock" || kill -KILL "$pid"
+            flock --wait $((2 * STOP_TIMEOUT_S + 10)) "$process_lock" || kill -KILL "$pid" 2>/dev/null || true
         fi
     fi
     process_end_noted

@@ -79,16 +79,16 @@ ray_node_reason() {
     fi
 }
 
-# Whether our own Ray has ended, or the joined one does not answer. A training that failed with STATUS because one of Ray's processes is gone may tell so
-# before Ray does.
+# Whether our own Ray has ended, or the joined one does not answer, after the training has failed. If one of Ray's
+# processes is gone, the training may notice that before Ray does.
 ray_node_ended() {
-    local status=$1 begun=$SECONDS
+    local begun=$SECONDS
     if [[ -n $joined ]]; then
-        ((status != 0)) && ! network_answers "$MASTER_ADDR" "$RAY_PORT"
+        ! network_answers "$MASTER_ADDR" "$RAY_PORT"
         return
     fi
     while process_runs "$ray_process"; do
-        ((status != 0 && SECONDS - begun < RAY_NOTICES_S)) || return 1
+        ((SECONDS - begun < RAY_NOTICES_S)) || return 1
         sleep "$POLL_S"
     done
 }

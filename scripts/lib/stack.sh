@@ -26,8 +26,8 @@ stack_suffix() {
     [[ $1 == "$ENVIRONMENT_DEFAULT_STACK" ]] || printf '_%s' "$1"
 }
 
-# Sets the caller's arrays: places, the keys of a run that writes into FOLDER and is judged by the rule reward; and
-# loggers, the variables (NAME=value) by which verl 0.9 does the former.
+# Sets the caller's arrays: places, the keys for the run's output folder and rule reward; and loggers, the NAME=value
+# variables that give verl 0.9 its output folder.
 stack_places() {
     local root=$1 stack=$2 folder=$3
     loggers=()

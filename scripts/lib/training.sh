@@ -30,8 +30,6 @@ training_prepare() {
     local root=$1 configuration=$2 stack=$3 output=$OUTPUT_DIR start places loggers train reject ray=ray_init.address
     start=$(date +%Y%m%d-%H%M%S)
     [[ $output == /* ]] || output=$root/$output
-    # A clock that was set back must not mix two runs.
-    [[ ! -e $output/$start ]] || start+=-$$
     declare -ga training_weights=()
     # mbridge of stack 2026 reads safetensors alone.
     if [[ $stack == 2026 ]]; then
@@ -42,6 +40,8 @@ training_prepare() {
     declare -g training_root=$root training_child=0 training_folder=$output/$start
     # All nodes may share the output's file system.
     [[ $network_role == head ]] || training_folder=$output/nodes/$network_address/$start
+    # Never reuse the folder of another run, not even after the clock was set back.
+    [[ ! -e $training_folder ]] || training_folder+=-$$
     declare -g training_log=$training_folder/train.log ray_log=$training_folder/ray.log
     stack_places "$root" "$stack" "$training_folder"
     cluster_environment+=("${loggers[@]}")
@@ -131,7 +131,8 @@ training_run() {
     [[ $network_role == worker ]] || training_reject
     mkdir -p "$training_folder" || fail "OUTPUT_DIR=$training_folder is invalid: it cannot be created. Correct the path, or free space."
     trap 'training_interrupted 130' INT
-    trap 'training_interrupted 143' TERM HUP
+    trap 'training_interrupted 143' TERM
+    trap 'training_interrupted 129' HUP
     trap 'training_interrupted 131' QUIT
     trap ray_node_stop EXIT
     training_report "role=$network_role" phase=waiting
@@ -162,7 +163,7 @@ training_lead() {
         *) training_ray_ended "$status" ;;
     esac
     training_child_run "${training_command[@]}" || status=$?
-    ! ray_node_ended "$status" || training_ray_ended "$status"
+    ((status == 0)) || ! ray_node_ended || training_ray_ended "$status"
     training_report phase=ended "exit_code=$status"
     ((status == 0)) || quit 1 "The training failed with $(training_code "$status"). The log is $training_log."
     say "done; results are in $training_folder"

@@ -99,7 +99,7 @@ def observed(demonstration: Demonstration, body: Callable[..., Any]) -> Any:
 def installed(body: Callable[..., Any], upstream: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that the engine installs in place of `upstream` for the wrap with this body."""
     (patch,) = [each for each in declared() if each.body is body]
-    return wrapped(upstream, body, is_on=patch.feature.is_in_force)
+    return wrapped(upstream, body, is_on=patch.feature.is_active)
 
 
 class Upstream:

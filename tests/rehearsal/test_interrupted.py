@@ -12,6 +12,7 @@ from rich.console import Console
 from post_training.processes.command import Interrupted, SignalFlag
 from post_training.report import ReportError
 from rehearsal import stages
+from rehearsal.display import make_console
 from rehearsal.plan import Options, make_plan
 
 CONFIG = {"trainer": {"total_training_steps": 5}, "actor_rollout_ref": {"overlay": {"precision": "bfloat16"}}}
@@ -62,6 +63,22 @@ def test_interrupted_rehearsal_leaves_summary(interrupted, steps):
     summary = json.loads((plan.output / "summary.json").read_text())
     assert summary["failure"] == "interrupted by SIGINT" and summary["steps"] == steps
     assert (plan.output / "report.png").exists() == bool(steps)
+
+
+def test_brackets_in_logs_and_paths_are_no_markup(tmp_path, monkeypatch, capsys):
+    plan = make_plan(Options(output=tmp_path / "[run]"), "now")
+    log = plan.output / "logs" / "prepare.log"
+
+    def command(line, environment, folder, log, signals, show):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("<s>[INST] 1+1 [/INST]\n")
+        show()
+        return 0
+
+    monkeypatch.setattr(stages, "run_to_the_end", command)
+    rehearsal = stages.Rehearsal(make_console(), SimpleNamespace(received=[]), time.time())
+    rehearsal._prepare_step(f"Reading {log}", ["true"], plan)
+    assert f"Reading {log}" in capsys.readouterr().out
 
 
 def test_summary_that_cannot_be_written_keeps_the_interrupt(interrupted, monkeypatch, capsys):

@@ -177,7 +177,7 @@ def test_records_of_steps_that_are_trained_again_are_taken_back(tmp_path, named,
     printed = io.StringIO()
     options = {"default_local_dir": str(checkpoints), "resume_mode": "resume_path" if named else "auto"}
     options["resume_from_path"] = named and str(checkpoints / named)
-    rehearsal = Rehearsal(Console(file=printed, width=1000), None, 0.0)
+    rehearsal = Rehearsal(Console(file=printed, width=1000, markup=False), None, 0.0)
     rehearsal._go_back(SimpleNamespace(output=tmp_path), options)
     assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == kept
     *skipped, last = printed.getvalue().splitlines()

@@ -1,11 +1,9 @@
-"""Helpers for tests of the launchers: a shipped cluster file with replaced values, a free port, a script's module."""
+"""Helpers for tests of the launchers: a shipped cluster file with replaced values, a script's module."""
 
 from __future__ import annotations
 
 import importlib.util
-import random
 import re
-import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,18 +11,6 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "scripts" / "env" / "a3_256_dies.env"
 SHIPPED_2026 = SHIPPED.with_name("a3_256_dies_2026.env")
-
-
-def free_port(address: str) -> int:
-    """Return a free port of `address` that the system does not give to another test's connection in the meantime."""
-    while True:
-        # Below the range of Linux's ephemeral ports, and above Ray's own worker ports.
-        port = random.randrange(21_000, 32_000)
-        try:
-            with socket.create_server((address, port)):
-                return port
-        except OSError:
-            continue
 
 
 def write_cluster_file(path: Path, shipped: Path = SHIPPED, **values: object) -> Path:

@@ -96,12 +96,19 @@ def test_both_stacks_run_whatever_becomes_of_the_first(run, codes, code, said):
     ("variables", "said"),
     [
         ({"free": 12000}, r"2026: NOT RUN: \.venv-2026/ takes 9\.5 GB, .*; the disk has 12\.0 GB left"),
-        ({"SECONDS": "4000"}, "2026: NOT RUN: those of the first stack ended after 66 minutes"),
+        ({"SECONDS": "5000"}, "2026: NOT RUN: those of the first stack ended after 83 minutes"),
     ],
 )
 def test_stack_without_space_or_time_left_out_and_named(run, codes, variables, said):
     ended, ran = run(*codes, **variables)
     assert ended.returncode == codes[0] and ran == BOTH[:1]
+    assert re.search(said, ended.stdout), ended.stdout
+
+
+def test_other_stack_begun_late_is_tested_by_its_fast_tier(run):
+    ended, ran = run(0, 1, SECONDS="2500")
+    assert ended.returncode == 1 and ran == [*BOTH[:1], "--stack 2026 --fast"]
+    said = r"2026: FAILED with exit code 1 after .*; only its fast tier, since the first stack took 41 minutes\n$"
     assert re.search(said, ended.stdout), ended.stdout
 
 

@@ -216,6 +216,8 @@ def test_space_of_replaced_packages_counts(machine):
     ("arguments", "run"),
     [
         ([], f"run:a2:pytest,{SHARED},tests/stack_2026,tests/overlay/test_pins.py"),
+        (["--fast"], f"run:a2:pytest,{SHARED},tests/stack_2026,tests/overlay/test_pins.py,--fast"),
+        (["-k", "scripts"], "run:a2:pytest,tests/stack_2026,tests/overlay/test_pins.py,-k,scripts"),
         (["-k", "chip"], "run:a2:pytest,tests/stack_2026,tests/overlay/test_pins.py,-k,chip"),
         (["--chip", "a3", "tests/one.py::f"], "run:a3:pytest,tests/one.py::f"),
     ],
@@ -461,7 +463,13 @@ def test_launcher_rejects_before_it_sets_up_anything(machine):
     assert rejected(machine.run(*launcher, "--seed", "-1"), "--seed=-1 is invalid. Set it to a whole number")
     assert rejected(machine.run(*launcher, "--model", "llama"), f"Set it to one of: {' '.join(sorted(TINY_MODELS))}.")
     assert rejected(machine.run(*launcher, "--faster"), 'Unknown argument "--faster"')
-    for option, good in (("--backend", "fsdp2"), ("--weights", "naive"), ("--precision", "bfloat16")):
+    (machine.root / "verl_plugin" / "config").mkdir(parents=True)
+    (machine.root / "verl_plugin" / "config" / "qwen3_0_6b_gsm8k_one_card.yaml").touch()
+    options = {
+        "--backend": "fsdp2", "--weights": "naive", "--precision": "bfloat16", "--tool": "calculator",
+        "--rollout-dies": "1", "--job": "qwen3_0_6b_gsm8k_one_card",
+    }  # fmt: skip
+    for option, good in options.items():
         bad = machine.run(*launcher, "--stack", "2026", option, "none")
         assert rejected(bad, f"{option}=none is invalid. Set it to ")
         assert rejected(machine.run(*launcher, option, good), f"{option} needs --stack 2026")

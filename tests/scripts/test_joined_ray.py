@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from post_training.ports import reserve_ports
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
-from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
+from tests.scripts.cluster_files import ROOT, write_cluster_file
 
 # Ray treats 127.0.0.1 as another name of this machine's network address.
 ADDRESS, SECOND = "127.0.0.2", "127.0.0.3"
@@ -42,7 +43,7 @@ class JoinedRay:
     """A head with one NPU on loopback, and the launcher that joins it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port(ADDRESS)
+        self.folder, self.port = folder, reserve_ports(ADDRESS)
         self.at = f"{ADDRESS}:{self.port}"
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "NPU_EMULATOR_NODE") if name in os.environ}
         path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.cluster_files import ROOT, SHIPPED, free_port, write_cluster_file
+from post_training.ports import reserve_ports
+from tests.scripts.cluster_files import ROOT, SHIPPED, write_cluster_file
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
 
@@ -203,7 +204,7 @@ def _new_terminal_job() -> None:
 
 @pytest.fixture
 def port():
-    number = free_port(HEAD)
+    number = reserve_ports(HEAD)
     yield number
     shutil.rmtree(f"/tmp/ray-{getpass.getuser()}-{number}", ignore_errors=True)
 
@@ -497,7 +498,7 @@ def test_a_second_start_beside_a_job_that_runs_rejected(head, port):
 
 def test_two_jobs_of_one_user_run_beside_each_other(head, tmp_path, port):
     """The other job has another RAY_PORT; neither its end nor its --stop affects the first."""
-    other_port = free_port(HEAD)
+    other_port = reserve_ports(HEAD)
     (tmp_path / "other").mkdir()
     other = Machine(tmp_path / "other", other_port, HEAD)
     head.set("train-hangs")

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
-from tests.scripts.cluster_files import ROOT, free_port, write_cluster_file
+from post_training.ports import reserve_ports
+from tests.scripts.cluster_files import ROOT, write_cluster_file
 from verl_patches.trainer.isolated_ray import python_of_workers
 
 LAUNCHER = ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh"
@@ -40,7 +41,7 @@ exec {shlex.quote(sys.executable)} "$@"
 
 @pytest.fixture
 def port():
-    number = free_port(ADDRESS)
+    number = reserve_ports(ADDRESS)
     yield number
     shutil.rmtree(f"/tmp/ray-{getpass.getuser()}-{number}", ignore_errors=True)
 

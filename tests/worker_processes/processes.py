@@ -9,12 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.forkserver
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from post_training.ports import reserve_ports
 
 RANKS = 4
 ANSWER_WITHIN_S = 400
@@ -50,7 +51,7 @@ class Processes:
         server._stop()
         self._preloaded_before = server._preload_modules
         context.set_forkserver_preload(["tests.worker_processes.preloaded"])
-        port = _free_port()
+        port = reserve_ports()
         self._connections: list[Connection] = []
         self._processes = []
         for rank in range(RANKS):
@@ -127,12 +128,6 @@ class ByRank(list):
 
 def _for_rank(value: Any, rank: int) -> Any:
     return value[rank] if isinstance(value, ByRank) else value
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _serve(rank: int, port: int, connection: Connection) -> None:

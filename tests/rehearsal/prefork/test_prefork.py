@@ -113,7 +113,59 @@ def test_a_crashing_worker_reports_its_signal_and_spares_the_template(template, 
     script = write(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert start_worker(template, script).wait(60) == 128 + signal.SIGKILL
     assert template.process.poll() is None
-    assert start_worker(template, write(tmp_path, "raise SystemExit('sentence')")).wait(60) == 1
+    worker = start_worker(template, write(tmp_path, "raise SystemExit('sentence')"))
+    assert worker.communicate(timeout=60)[1] == "sentence\n" and worker.returncode == 1
+
+
+def test_worker_and_client_that_end_together_spare_the_template(template, tmp_path):
+    source = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    client = start_worker(template, write(tmp_path, source))
+    worker = int(client.stdout.readline())
+    template.process.send_signal(signal.SIGSTOP)
+    for process in (worker, client.pid):
+        os.kill(process, signal.SIGKILL)
+    client.wait(60)
+    template.process.send_signal(signal.SIGCONT)
+    assert start_worker(template, write(tmp_path, "")).wait(60) == 0
+
+
+@pytest.mark.parametrize("flags", [["-B", "-Wignore"], ["-X", "utf8", "-W", "ignore"], []])
+def test_flags_of_the_interpreter_are_not_the_script(template, tmp_path, flags):
+    (tmp_path / "ab").write_text("import sys; print(sys.argv)")
+    command = [*shlex.split(template.py_executable), *flags, "ab", "-c"]
+    assert subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60) == "['ab', '-c']\n"
+
+
+def test_output_of_imports_appears_once(tmp_path, monkeypatch):
+    (tmp_path / "announces.py").write_text("print('imported')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with (tmp_path / "said").open("wb") as said:
+        running = start_template(["announces"], said)
+    script = write(tmp_path, "print('worked')")
+    workers = [start_worker(running, script) for _ in range(2)]
+    assert [worker.communicate(timeout=600)[0] for worker in workers] == ["worked\n"] * 2
+    running.close()
+    assert (tmp_path / "said").read_text() == "imported\n"
+
+
+def test_client_of_a_template_that_has_ended_says_so(template, tmp_path):
+    script = write(tmp_path, "")
+    template.process.kill()
+    template.process.wait()
+    worker = start_worker(template, script)
+    said = worker.communicate(timeout=60)[1]
+    assert worker.returncode == 1 and said.startswith("error: the process that forks workers has ended ("), said
+    assert said.count("\n") == 1
+
+
+def test_program_runs_with_the_streams_and_signals_of_its_starter(template, capfd):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    ends = "import os, signal; os.kill({process}, signal.SIGTERM); signal.pause()"
+    assert template.run("import sys; print(sys.argv[1]); sys.exit(5)", ["given"]) == 5
+    assert capfd.readouterr().out == "given\n"
+    assert template.run(ends.format(process=os.getpid()), []) == 128 + signal.SIGTERM
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_stopping_the_client_stops_its_worker(template, tmp_path):
@@ -125,6 +177,16 @@ def test_stopping_the_client_stops_its_worker(template, tmp_path):
     worker.kill()
     assert worker.stdout.read() == "", "the pipe closes when the worker, its last holder, has ended"
     os.close(descriptor)
+    worker.wait(60)
+
+
+def test_worker_that_ignores_signals_ends_with_the_template(template, tmp_path):
+    source = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
+    worker = start_worker(template, write(tmp_path, source))
+    assert worker.stdout.readline() == "ready\n"
+    template.close()
+    assert worker.stdout.read() == "", "the pipe closes when the worker, its last holder, has ended"
+    assert template.process.returncode == 0
     worker.wait(60)
 
 
