@@ -39,7 +39,8 @@ from post_training.reshard.handover import Importer
 from tests.post_training.layouts.grouped_query_reference import rollout_state
 from tests.post_training.layouts.reference import same_bits
 from tests.stack_2026.verl_plugin.fsdp_program import shape_of
-from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.addresses import control_path
+from verl_plugin.alltoallv.control import Control, Description
 from verl_plugin.alltoallv.export import AlltoallvExport
 from verl_plugin.alltoallv.settings import AlltoallvSettings
 from verl_plugin.alltoallv.transfer import ray_job

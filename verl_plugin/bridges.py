@@ -11,16 +11,33 @@ from typing import Any
 from mbridge.core import LLMBridge
 from mbridge.models.deepseek_v3 import DeepseekV3Bridge
 
+from verl_plugin.rotary import is_built, rotary_type
+
 # YaRN keys that have the same names in Megatron-core and transformers.
 _YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "original_max_position_embeddings")
 
 
 class BridgeOfTransformers5(LLMBridge):
-    """Reads a configuration of transformers 5, and gives Megatron-core 0.16 the arguments that it takes."""
+    """Reads a configuration of transformers 5, and gives Megatron-core 0.16 the arguments that it takes.
+
+    Raises:
+        ValueError: mbridge would build plain rotary embeddings for a model that scales them.
+    """
 
     def __init__(self, hf_config: Any, *args: Any, **kwargs: Any) -> None:
+        self.require_rotary_type(hf_config)
         _restore_rope_keys(hf_config)
         super().__init__(hf_config, *args, **kwargs)
+
+    @staticmethod
+    def require_rotary_type(hf_config: Any) -> None:
+        """Raise ValueError for a type of rotary embeddings that is not built for this model."""
+        found = rotary_type({"rope_parameters": getattr(hf_config, "rope_parameters", None)})
+        if not is_built(hf_config.model_type, found):
+            raise ValueError(
+                f"config.json's rope_type={found} is invalid: mbridge builds plain rotary embeddings for it. "
+                "Train with fsdp2."
+            )
 
     def _build_base_config(self, **kwargs: Any) -> Any:
         # mbridge 0.15.1 uses an earlier name for this argument, which Megatron-core 0.16 rejects.

@@ -7,8 +7,7 @@ bridge of a model type counts.
 
     VERL_USE_EXTERNAL_MODULES=verl_plugin.megatron_core
 
-These layers take only padded batches (actor_rollout_ref.actor.megatron.use_remove_padding=false) and one context
-parallel rank.
+These layers take only padded batches (actor_rollout_ref.model.use_remove_padding=false) and one context parallel rank.
 """
 
 from __future__ import annotations

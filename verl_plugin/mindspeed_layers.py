@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from post_training.report.run_folder import at
+from verl_plugin.libraries import libraries_of
 from verl_plugin.sentences import invalid
 
 LAYERS = "verl_plugin.mindspeed"
-_MODEL, _MEGATRON = "actor_rollout_ref.model", "actor_rollout_ref.actor.megatron"
-_OTHER_LAYERS = "verl_plugin.megatron_core"
+_MEGATRON = "actor_rollout_ref.actor.megatron"
+OTHER_LAYERS = "verl_plugin.megatron_core"
 _OVERLAP = f"{_MEGATRON}.override_transformer_config.moe_shared_expert_overlap"
 
 
 def trains_with_mindspeed(config: Mapping[str, Any]) -> bool:
     """Whether a job on Megatron-core loads MindSpeed's layers and no others."""
-    libraries = at(config, f"{_MODEL}.external_lib") or []
-    libraries = [libraries] if isinstance(libraries, str) else libraries
-    return LAYERS in libraries and _OTHER_LAYERS not in libraries
+    libraries = libraries_of(config)
+    return LAYERS in libraries and OTHER_LAYERS not in libraries
 
 
 def overlap_problem(overlaps: object, tensor_parallel_size: int) -> str:

@@ -25,7 +25,7 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from verl.utils.device import get_device_id, get_device_name
 
 from post_training.reshard.handover import HandoverError, HandoverReport
-from verl_plugin.alltoallv.control import control_path
+from verl_plugin.alltoallv.addresses import control_path, register_adapter
 from verl_plugin.alltoallv.export import OfferedWeights
 from verl_plugin.alltoallv.joint_group import join, leave
 from verl_plugin.alltoallv.settings import BACKEND, LIBRARY, LIBRARY_KEY
@@ -33,6 +33,9 @@ from verl_plugin.alltoallv.transfer import WeightTransfer, ray_job
 
 _STANDALONE = re.compile(r"rollout_standalone_(\d+)")
 OPTIONS_KEY = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKEND}"
+
+
+register_adapter()
 
 
 @dataclass(frozen=True)

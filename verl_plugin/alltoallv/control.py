@@ -6,6 +6,7 @@ own, named after the training rank on its die; requests are Python objects, as i
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -35,11 +36,6 @@ LEAVE_SECONDS = 5.0
 
 _POLL_MILLISECONDS = 500
 _LEAVE_POLL_SECONDS = 0.05
-
-
-def control_path(job: str, training_rank: int) -> Path:
-    """Return the socket of the worker on a training rank's die. It is named after the job, as verl's own are."""
-    return Path(f"/tmp/rl-colocate-alltoallv-{job}-{training_rank}.sock")
 
 
 @dataclass(frozen=True)
@@ -103,6 +99,7 @@ class Control:
     Attributes:
         manifest: of the updates, once a training rank has planned them.
         version: of the update that began last; 0 before the first.
+        greeted: whether a training rank has introduced itself.
 
     Args:
         path: of the socket.
@@ -115,11 +112,13 @@ class Control:
     ) -> None:
         self.manifest: Manifest | None = None
         self.version = 0
+        self.greeted = False
         self._description, self._memory = description, memory
         self._trainer: int | None = None
         self._abandoned: Abandon | None = None
         self._settled = 0
         path.unlink(missing_ok=True)
+        atexit.register(path.unlink, missing_ok=True)
         socket: Any = zmq.Context.instance().socket(zmq.REP)
         socket.bind(f"ipc://{path}")
         threading.Thread(target=self._serve, args=(socket,), name="alltoallv control", daemon=True).start()
@@ -145,6 +144,7 @@ class Control:
             case Hello(process):
                 # The ID means nothing if that process is in another PID namespace.
                 self._trainer = process if runs(process) else None
+                self.greeted = True
                 return self._description
             case Manifest():
                 self.manifest = request
@@ -212,7 +212,9 @@ class Inquiry:
     def check(self) -> None:
         """Raise HandoverError if the worker's process has ended."""
         if self._stand_in is not None and self._stand_in.needed:
-            raise HandoverError(f"the vLLM worker on this die, process {self._process}, has ended")
+            raise HandoverError(
+                f"the vLLM worker on this die, process {self._process}, has ended; its last lines in the log say why"
+            )
 
     def greet(self) -> Description:
         """Introduce this process and return the worker's description. From now on a worker that ends is noticed."""

@@ -11,7 +11,7 @@ from verl.utils.device import get_device_id, get_device_name
 
 from post_training.device_phases import PhaseMemory
 from post_training.reshard.handover import HandoverError
-from verl_plugin.alltoallv.control import control_path
+from verl_plugin.alltoallv.addresses import control_path
 from verl_plugin.alltoallv.settings import LIBRARY, LIBRARY_KEY
 from verl_plugin.alltoallv.transfer import Training, WeightTransfer, ray_job
 

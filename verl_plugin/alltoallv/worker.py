@@ -5,7 +5,9 @@ verl's extension of the worker is the base class: what it does beside weights st
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +24,8 @@ from post_training.layouts.model_tensors import wholly_covered
 from post_training.reshard.generation import WeightsGeneration
 from post_training.reshard.handover import HandoverError, Importer
 from post_training.reshard.mla_refresh import absorbed_tensors, refresh_absorbed_weights
-from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.addresses import control_path, own_handle
+from verl_plugin.alltoallv.control import Control, Description
 from verl_plugin.alltoallv.ipc_support import remember_ipc_support
 from verl_plugin.alltoallv.rollout_layout import restore_expert_order, served_weights
 from verl_plugin.alltoallv.settings import EXTENSION_KEY, AlltoallvSettings
@@ -30,6 +33,8 @@ from verl_plugin.alltoallv.sleep import DiscardingSleep, RolloutMeter
 
 _TILED = 29  # ACL_FORMAT_FRACTAL_NZ
 _POLL_MILLISECONDS = 500
+STRANGER_SECONDS = 10.0
+"""Training begins to send an update within moments of asking the worker to take it."""
 
 Buckets = list[tuple[str, torch.Tensor]]
 Receive = Callable[[Callable[[Buckets, bool], None]], None]
@@ -55,6 +60,9 @@ class AlltoallvExtension(vLLMColocateWorkerExtension):
         if weights.settings.discard_on_sleep and self._discarding_sleep is None:
             self._discarding_sleep = DiscardingSleep(self, weights.written, weights.discard)
 
+    def _get_zmq_handle(self) -> str:
+        return own_handle(super()._get_zmq_handle())
+
     def update_weights_from_ipc(
         self, peft_config: dict | None = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
@@ -71,7 +79,8 @@ class AlltoallvExtension(vLLMColocateWorkerExtension):
             raise HandoverError("the server of this worker never prepared its model (monkey_patch_model)")
         if self.device is None:  # as upstream: vLLM-Ascend's worker may not set it
             self.device = torch.device(f"{get_device_name()}:{self.local_rank}")
-        receiver = WatchfulReceiver(self._get_zmq_handle(), self.device, use_shm, self._alltoallv.control.check)
+        control, without_engines = self._alltoallv.control, super()._get_zmq_handle()
+        receiver = WatchfulReceiver(self._get_zmq_handle(), self.device, use_shm, control, without_engines)
         self._alltoallv.receive(receiver.receive_weights)
 
 
@@ -181,32 +190,43 @@ class WatchfulReceiver(BucketedWeightReceiver):
     """verl's receiver, which does not wait for training ranks that have ended or given up.
 
     Args:
-        zmq_handle: verl's socket.
+        zmq_handle: the socket of the job's own.
         device: of the worker.
         use_shm: whether memory of the host carries the buckets.
-        check: raises when there is nothing to wait for.
+        control: of the worker.
+        without_engines: verl's socket, at which training sends that does not have this project's engines.
     """
 
     socket: Any
 
-    def __init__(self, zmq_handle: str, device: torch.device, use_shm: bool, check: Callable[[], None]) -> None:
+    def __init__(
+        self, zmq_handle: str, device: torch.device, use_shm: bool, control: Control, without_engines: str
+    ) -> None:
         super().__init__(zmq_handle, device, use_shm)
-        self._check = check
+        self._control, self._without_engines = control, without_engines
 
     def _init_socket(self) -> None:
         super()._init_socket()
-        self.socket = _WatchfulSocket(self.socket, self._check)
+        self.socket = _WatchfulSocket(self.socket, self._control, self._without_engines)
 
 
 class _WatchfulSocket:
-    """A socket whose `recv_pyobj` runs `check` while nothing comes."""
+    """A socket that looks, while nothing comes, whether anything will.
 
-    def __init__(self, socket: Any, check: Callable[[], None]) -> None:
-        self._socket, self._check = socket, check
+    If no training rank has introduced itself for `STRANGER_SECONDS`, it also receives at `without_engines`, so that
+    training that sends whole tensors there gets an error and no silence.
+    """
+
+    def __init__(self, socket: Any, control: Control, without_engines: str) -> None:
+        self._socket, self._control, self._without_engines = socket, control, without_engines
 
     def recv_pyobj(self) -> Any:
+        stranger = time.monotonic() + STRANGER_SECONDS
         while not self._socket.poll(_POLL_MILLISECONDS):
-            self._check()
+            self._control.check()
+            if not self._control.greeted and time.monotonic() > stranger:
+                self._socket.connect(self._without_engines)
+                stranger = math.inf
         return self._socket.recv_pyobj()
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from post_training.models.families import family_of
 from post_training.report.run_folder import at
+from verl_plugin.libraries import LIBRARIES_KEY, libraries_of
 from verl_plugin.rollout import WORKER, WORKER_KEY
 from verl_plugin.sentences import invalid
 
@@ -15,7 +17,6 @@ KEY = f"ray_kwargs.ray_init.runtime_env.env_vars.{VARIABLE}"
 ATTENTION_KEY = "actor_rollout_ref.model.override_config.attn_implementation"
 ATTENTION = "batch_invariant"
 LIBRARY = "verl_plugin.batch_invariance.training"
-_LIBRARIES = "actor_rollout_ref.model.external_lib"
 _STRATEGY = "actor_rollout_ref.actor.strategy"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _EAGER = f"{_ROLLOUT}.enforce_eager"
@@ -28,6 +29,12 @@ _FEW_DIES = 15
 _QUANTIZATION = (f"{_ROLLOUT}.quantization", f"{_ROLLOUT}.engine_kwargs.vllm.quantization")
 EXPERTS_FAMILIES = ("qwen3_moe",)
 """`model_type` of the mixtures whose experts verl computes on NPUs with the rollout's operators."""
+# verl 0.9.1 takes it from both places.
+ULYSSES = tuple(
+    f"actor_rollout_ref.{role}{group}.ulysses_sequence_parallel_size"
+    for role in ("actor", "ref")
+    for group in ("", ".fsdp_config")
+)
 _SWITCH = {"0": False, "1": True}
 
 
@@ -69,17 +76,20 @@ def invariance_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if mode.rollout and not at(config, _EAGER) and str(graphs) not in ("PIECEWISE", "NONE"):
         reason = f"{KEY}=1 replaces the attention, but whole graphs capture another one"
         yield invalid(_GRAPHS, graphs, reason, f"PIECEWISE, or {_EAGER} to true")
-    libraries, strategy = at(config, _LIBRARIES) or [], at(config, _STRATEGY)
+    libraries, strategy = libraries_of(config), at(config, _STRATEGY)
     if not mode.training:
         return
-    if LIBRARY not in ([libraries] if isinstance(libraries, str) else libraries):
-        yield invalid(_LIBRARIES, libraries, f"{ATTENTION_KEY}={ATTENTION} is registered there", f"[..., {LIBRARY}]")
+    if LIBRARY not in libraries:
+        yield invalid(LIBRARIES_KEY, libraries, f"{ATTENTION_KEY}={ATTENTION} is registered there", f"[..., {LIBRARY}]")
     if not mode.rollout:
         yield invalid(
             ATTENTION_KEY, ATTENTION, f"the rollout sums in another order without {KEY}=1", "another attention"
         )
     if strategy != "fsdp2":
         yield invalid(ATTENTION_KEY, ATTENTION, f"{strategy} has its own attention", "null")
+    for key in ULYSSES:
+        if (parts := at(config, key) or 1) != 1:
+            yield invalid(key, parts, f"{ATTENTION_KEY}={ATTENTION} sees only a rank's part of a sequence", "1")
     dies = at(config, _TENSOR_PARALLEL)
     if dies != 1:
         reason = f"with {ATTENTION_KEY}={ATTENTION} training does not split sums over dies"
@@ -91,6 +101,8 @@ def invariance_model_problems(config: Mapping[str, Any], model: Mapping[str, Any
     mode = BatchInvariance.from_config(config)
     if not mode.rollout:
         return
+    if family_of(model).reads_images:
+        yield invalid(KEY, 1, "the mode was not run with a vision tower, whose attention sees all of an image", "0")
     has_experts = bool(model.get("num_experts") or model.get("n_routed_experts"))
     # transformers' Qwen2 has biases whatever its config.json says.
     has_biases = bool(model.get("attention_bias")) or model.get("model_type") == "qwen2"

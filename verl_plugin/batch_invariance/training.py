@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import flash_attention_mask
+from verl.utils.ulysses import get_ulysses_sequence_parallel_world_size
 
 from verl_plugin.batch_invariance.checks import ATTENTION as NAME
 from verl_plugin.batch_invariance.checks import ATTENTION_KEY as KEY
@@ -104,9 +105,20 @@ def attention(
 
     Returns:
         [batch, tokens, heads, size], zero at padding.
+
+    Raises:
+        ValueError: the attention is not that of the rollout: with dropout, not causal, or of a part of a sequence.
     """
     if dropout:
         raise ValueError("attention_dropout is invalid: the rollout has none. Set it to 0.")
+    if named.get("is_causal") is False or not getattr(module, "is_causal", True):
+        raise ValueError(
+            "attn_implementation=batch_invariant is invalid: this attention, of images, is not causal. Set it to null."
+        )
+    if get_ulysses_sequence_parallel_world_size() > 1:
+        raise ValueError(
+            "ulysses_sequence_parallel_size is invalid: batch_invariant needs whole sequences. Set it to 1."
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], query.shape[3])
     for row, start, end in sequences(query.shape[0], query.shape[2], attention_mask, named.get("position_ids")):

@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
+from post_training.ports import reserve_ports
 from verl_plugin.batch_invariance.comparison import Break, compare_log_probs, first_break
 from verl_plugin.batch_invariance.engine import PROMPT, Engine, replacement_of
 from verl_plugin.batch_invariance.jobs import Job
@@ -99,9 +99,7 @@ def become_engine(rank: int, port: int) -> dict[str, str]:
 
 def _start_other(arguments: argparse.Namespace) -> None:
     """Start the other engine, and make this process the first one."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = reserve_ports()
     command = [sys.executable, "-W", "ignore", "-m", __spec__.name, str(arguments.job), str(arguments.result)]
     subprocess.Popen([*command, "--follow"], env=os.environ | become_engine(1, port))
     os.environ.update(become_engine(0, port))

@@ -10,12 +10,12 @@ from typing import Any
 
 from post_training.hang_detection.settings import EndSeconds, WarnSeconds, WatchSettings, limit_problems
 from post_training.report.run_folder import at
+from verl_plugin.libraries import LIBRARIES_KEY, libraries_of
 from verl_plugin.sentences import invalid
 from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, RECORDED
 
 KEY = "trainer.hang_detection"
 ENGINES = "verl_plugin.heartbeats.engines"
-_LIBRARIES = "actor_rollout_ref.model.external_lib"
 _GROUPS = {"warn_s": WarnSeconds, "end_s": EndSeconds}
 
 
@@ -74,11 +74,11 @@ def hang_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return
     if not chosen.enabled:
         return
-    mode, libraries = at(config, MODE_KEY), at(config, _LIBRARIES) or []
+    mode = at(config, MODE_KEY)
     if mode not in (RECORDED, ONE_FORWARD):
         yield invalid(f"{KEY}.enabled", True, f"the trainer {MODE_KEY}={mode} does not report hung ranks", "false")
-    if ENGINES not in ([libraries] if isinstance(libraries, str) else libraries):
-        reason = f"training sends heartbeats only with {ENGINES} in {_LIBRARIES}"
+    if ENGINES not in libraries_of(config):
+        reason = f"training sends heartbeats only with {ENGINES} in {LIBRARIES_KEY}"
         yield invalid(f"{KEY}.enabled", True, reason, "false")
     yield from limit_problems(chosen, KEY)
 

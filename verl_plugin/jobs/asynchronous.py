@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from post_training.report.run_folder import at
-from verl_plugin.alltoallv.settings import BACKEND, BACKEND_MODULE, LIBRARY, LIBRARY_KEY
+from verl_plugin.alltoallv.settings import BACKEND, BACKEND_MODULE, LIBRARY
+from verl_plugin.libraries import LIBRARIES_KEY, libraries_of
 from verl_plugin.offload import LIBRARY as OFFLOAD
 from verl_plugin.sentences import invalid
 from verl_plugin.trainer_modes import COLOCATED, MODE_KEY, ONE_FORWARD, RECORDED, SEPARATE, SYNCHRONOUS
@@ -77,18 +78,19 @@ def _separate_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Require alltoallv between the dies: verl's own engines were only run to compare them with it."""
-    libraries = at(config, LIBRARY_KEY) or []
-    libraries = [libraries] if isinstance(libraries, str) else libraries
+    libraries = libraries_of(config)
     apart = "training and rollout have dies of their own"
     if at(config, _ENGINE) != BACKEND:
         yield invalid(_ENGINE, at(config, _ENGINE), f"{apart}, which was only run with {BACKEND}", BACKEND)
     if at(config, _MODULE) != BACKEND_MODULE:
         yield invalid(_MODULE, at(config, _MODULE), f"verl finds {_ENGINE}={BACKEND} only there", BACKEND_MODULE)
     if LIBRARY not in libraries:
-        yield invalid(LIBRARY_KEY, libraries, f"{_ENGINE}={BACKEND} sends what that module offers", f"[{LIBRARY},...]")
+        yield invalid(
+            LIBRARIES_KEY, libraries, f"{_ENGINE}={BACKEND} sends what that module offers", f"[{LIBRARY},...]"
+        )
     if OFFLOAD in libraries:
         reason = f"{apart}, which was not run with {OFFLOAD}"
-        yield invalid(LIBRARY_KEY, libraries, reason, f"a list without {OFFLOAD}")
+        yield invalid(LIBRARIES_KEY, libraries, reason, f"a list without {OFFLOAD}")
 
 
 def _update_problems(config: Mapping[str, Any]) -> Iterator[str]:

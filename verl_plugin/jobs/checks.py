@@ -18,19 +18,21 @@ from verl_plugin.alltoallv.settings import (
     EXTENSION,
     EXTENSION_KEY,
     LIBRARY,
-    LIBRARY_KEY,
     SETTINGS_KEY,
     AlltoallvSettings,
 )
 from verl_plugin.batch_invariance.checks import invariance_model_problems, invariance_problems
+from verl_plugin.heartbeats.settings import ENGINES as HEARTBEATS
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.asynchronous import asynchronous_problems, rollout_dies
 from verl_plugin.jobs.composition import JobError
 from verl_plugin.jobs.context import context_model_problems, context_problems, parts_of_sequences
 from verl_plugin.jobs.images import image_problems
+from verl_plugin.jobs.megatron_models import megatron_model_problems, option_problems
 from verl_plugin.jobs.tokenizers import tokenizer_problems
+from verl_plugin.libraries import LIBRARIES_KEY, libraries_of
 from verl_plugin.mindspeed_layers import overlap_problems
-from verl_plugin.offload.checks import offload_problems
+from verl_plugin.offload.checks import PEAKS, offload_problems
 from verl_plugin.onpolicy.checks import onpolicy_model_problems, onpolicy_problems, registration_problems
 from verl_plugin.resume.checks import resume_problems
 from verl_plugin.rollout import BACKEND, BACKEND_KEY, WORKER, WORKER_KEY
@@ -41,7 +43,7 @@ from verl_plugin.sentences import invalid
 from verl_plugin.step_record.checks import record_problems
 from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, RECORDED
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 _MEGATRON = f"{_ACTOR}.megatron"
 # Keys that verl multiplies or divides by.
 _COUNTS = (
@@ -53,6 +55,12 @@ _COUNTS = (
 _MEGATRON_COUNTS = tuple(
     f"{_MEGATRON}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context", "expert_model")
 )
+# Most tokens of a micro batch, by the key that makes verl fill micro batches up to it.
+_TOKEN_LIMITS = {
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": f"{_ACTOR}.use_dynamic_bsz",
+    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": f"{_ROLLOUT}.log_prob_use_dynamic_bsz",
+    f"{_REF}.log_prob_max_token_len_per_gpu": f"{_REF}.log_prob_use_dynamic_bsz",
+}
 _ENGINES = ("fsdp2", "megatron")
 
 
@@ -106,6 +114,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     yield from asynchronous_problems(config)
     yield from _placement_problems(config, strategy)
     yield from _weight_problems(config)
+    yield from _order_problems(config)
     yield from _worker_problems(config)
     yield from _window_problems(config)
     yield from replay_problems(config)
@@ -131,12 +140,13 @@ def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
     key = f"{_ROLLOUT}.max_num_batched_tokens"
     if not at(config, f"{_ROLLOUT}.enable_chunked_prefill") and at(config, key) < longest:
         yield invalid(key, at(config, key), f"a sequence may have {longest} tokens", f"{longest} or more")
-    key, parts = f"{_ACTOR}.ppo_max_token_len_per_gpu", parts_of_sequences(config)
-    if at(config, f"{_ACTOR}.use_dynamic_bsz") and at(config, key) * parts < longest:
-        shared = f", and {parts} dies share it" if parts > 1 else ""
-        yield invalid(
-            key, at(config, key), f"a sequence may have {longest} tokens{shared}", f"{-(-longest // parts)} or more"
-        )
+    parts = parts_of_sequences(config)
+    shared = f", and {parts} dies share it" if parts > 1 else ""
+    for key, is_dynamic in _TOKEN_LIMITS.items():
+        limit = at(config, key)
+        if at(config, is_dynamic) and (limit is None or limit * parts < longest):
+            reason = f"a sequence may have {longest} tokens{shared}"
+            yield invalid(key, limit, reason, f"{-(-longest // parts)} or more")
 
 
 def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[str]:
@@ -149,6 +159,7 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
     tp, pp, cp = (megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "context"))
     ep, etp = megatron["expert_model_parallel_size"], megatron["expert_tensor_parallel_size"] or tp
     yield from context_problems(config)
+    yield from option_problems(config)
     yield from overlap_problems(config)
     if dies % (tp * pp):
         yield invalid(_MEGATRON_COUNTS[0], tp, f"{dies} dies are not a multiple of TP{tp} x PP{pp}", "a divisor")
@@ -195,11 +206,10 @@ def _replica_problems(config: Mapping[str, Any], replicas: int) -> Iterator[str]
 
 def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Check that both alltoallv keys are set or neither is, and check the plugin's options."""
-    libraries, vllm = at(config, LIBRARY_KEY) or [], at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
-    libraries = [libraries] if isinstance(libraries, str) else libraries
+    libraries, vllm = libraries_of(config), at(config, f"{_ROLLOUT}.engine_kwargs.vllm") or {}
     exports, imports = LIBRARY in libraries, vllm.get("worker_extension_cls") == EXTENSION
     if imports and not exports:
-        yield invalid(LIBRARY_KEY, libraries, f"vLLM's workers wait for alltoallv ({EXTENSION_KEY})", f"[{LIBRARY}]")
+        yield invalid(LIBRARIES_KEY, libraries, f"vLLM's workers wait for alltoallv ({EXTENSION_KEY})", f"[{LIBRARY}]")
     if exports and not imports:
         yield invalid(EXTENSION_KEY, vllm.get("worker_extension_cls"), "training sends by alltoallv", EXTENSION)
     try:
@@ -208,6 +218,15 @@ def _weight_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield invalid(SETTINGS_KEY, vllm.get("additional_config"), "not a group of options", "{}")
     except ValueError as error:
         yield str(error)
+
+
+def _order_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Require modules that observe the hand-over of weights behind alltoallv, whose export calls none before it."""
+    libraries = libraries_of(config)
+    for name in (HEARTBEATS, PEAKS):
+        if LIBRARY in libraries and name in libraries and libraries.index(name) < libraries.index(LIBRARY):
+            reason = f"{name} sees the hand-over of weights only behind {LIBRARY}"
+            yield invalid(LIBRARIES_KEY, libraries, reason, f"a list with {name} behind {LIBRARY}")
 
 
 def _worker_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -233,7 +252,7 @@ def _window_problems(config: Mapping[str, Any]) -> Iterator[str]:
     reasons = {
         "there is only one engine": dp == 1,
         f"over several nodes it needs {MODE_KEY}={ONE_FORWARD} or {RECORDED}, not {mode}": tp * dp
-        > config["trainer"]["n_gpus_per_node"]
+        > rollout_dies(config)[1]
         and mode not in (ONE_FORWARD, RECORDED),
         f"windows need {WORKER_KEY}={WORKER}": vllm.get("worker_cls") != WORKER,
     }
@@ -302,6 +321,11 @@ def _model_problems(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iter
             stage_layers(at(config, _MEGATRON), values["num_hidden_layers"])
         except ValueError as error:
             yield str(error)
+        yield from megatron_model_problems(config, model)
+    engines = at(config, f"{_ROLLOUT}.data_parallel_size")
+    if engines > 1 and not experts:
+        reason = "vLLM gives the engines of a model without experts no ranks of their own"
+        yield invalid(f"{_ROLLOUT}.data_parallel_size", engines, reason, "1, which gives as many instances")
     served = at(config, f"{_ROLLOUT}.expert_parallel_size")
     if served > max(experts, 1):
         yield invalid(f"{_ROLLOUT}.expert_parallel_size", served, f"the model has {experts} experts", "1 or fewer dies")

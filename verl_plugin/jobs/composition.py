@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from verl_plugin.jobs.types import type_problems
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -34,17 +37,20 @@ def compose_job(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         overrides: Hydra's, as verl's command line takes them.
 
     Raises:
-        JobError: there is no such job or key, or an override cannot be read.
+        JobError: there is no such job or key, an override cannot be read, or its value is of a wrong type.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException, OverrideParseException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     if name not in job_names():
         raise JobError(f"--config-name={name} is invalid: no such job. Set it to {' or '.join(job_names())}.")
     with initialize_config_dir(config_dir=str(CONFIG_FOLDER), version_base=None):
         try:
-            return compose(name, list(overrides))
+            config = compose(name, list(overrides))
+            plain: Any = OmegaConf.to_container(config, resolve=True)
+            problems = type_problems(plain, _own_values(name))
         except OverrideParseException as error:
             raise JobError(
                 f"{error.override} is invalid: Hydra cannot read it. Set it as KEY=VALUE, with quotes around a value "
@@ -52,6 +58,22 @@ def compose_job(name: str, overrides: Sequence[str] = ()) -> DictConfig:
             ) from error
         except (HydraException, OmegaConfBaseException) as error:
             raise JobError(_sentence(str(error), compose(name))) from error
+        except ValueError as error:  # Hydra takes the key of a group for the choice of its file
+            groups = " or ".join(each for each in overrides if "." not in each.partition("=")[0])
+            raise JobError(f"{groups} is invalid: not a group of keys. Set its keys, one by one.") from error
+    for problem in problems:
+        raise JobError(problem)
+    return config
+
+
+@cache
+def _own_values(name: str) -> dict[str, Any]:
+    """Return the values of a job without overrides."""
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    own: Any = OmegaConf.to_container(compose(name), resolve=True)
+    return own
 
 
 def _sentence(said: str, config: DictConfig) -> str:

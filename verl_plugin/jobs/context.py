@@ -7,13 +7,19 @@ from typing import Any
 
 from post_training.models.families import sizes_of
 from post_training.report.run_folder import at
+from verl_plugin.libraries import LIBRARIES_KEY
 from verl_plugin.mindspeed_layers import LAYERS, trains_with_mindspeed
 from verl_plugin.sentences import invalid
 
-_ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+_ACTOR = "actor_rollout_ref.actor"
 _MEGATRON, _REF = f"{_ACTOR}.megatron", "actor_rollout_ref.ref.megatron"
 KEY = f"{_MEGATRON}.context_parallel_size"
-_DYNAMIC, _PACKED = f"{_MEGATRON}.dynamic_context_parallel", f"{_MEGATRON}.use_remove_padding"
+_DYNAMIC = f"{_MEGATRON}.dynamic_context_parallel"
+# verl's workers give the engine the model's key.
+_PACKED = "actor_rollout_ref.model.use_remove_padding"
+_SIZES = tuple(
+    f"{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
+)
 _TRANSFORMER = f"{_MEGATRON}.override_transformer_config"
 _ALGORITHM, _LATENT = f"{_TRANSFORMER}.context_parallel_algo", f"{_TRANSFORMER}.multi_latent_attention"
 _RING = "megatron_cp_algo"
@@ -41,14 +47,16 @@ def context_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """
     if at(config, _DYNAMIC):
         yield invalid(_DYNAMIC, True, "Megatron-core 0.16 has no groups for it", f"false, and {KEY} to a number")
-    size, reference = at(config, KEY), at(config, f"{_REF}.context_parallel_size")
-    if reference != size:
-        reason = f"actor and reference share their process groups, and {KEY}={size}"
-        yield invalid(f"{_REF}.context_parallel_size", reference, reason, str(size))
+    for name in _SIZES:
+        own, reference = at(config, f"{_MEGATRON}.{name}"), at(config, f"{_REF}.{name}")
+        if reference != own:
+            reason = f"actor and reference share their process groups, and {_MEGATRON}.{name}={own}"
+            yield invalid(f"{_REF}.{name}", reference, reason, str(own))
+    size = at(config, KEY)
     if size == 1:
         return
     if not trains_with_mindspeed(config):
-        reason = f"only MindSpeed's layers share sequences ({_MODEL}.external_lib=[{LAYERS},...])"
+        reason = f"only MindSpeed's layers share sequences ({LIBRARIES_KEY}=[{LAYERS},...])"
         yield invalid(KEY, size, reason, "1 with other layers")
     if not at(config, _PACKED):
         yield invalid(_PACKED, False, f"with {KEY}={size} batches have to be packed", "true")

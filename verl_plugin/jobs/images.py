@@ -11,10 +11,12 @@ import pyarrow.parquet
 
 from post_training.models.families import ModelFamily
 from post_training.report.run_folder import at
+from verl_plugin.batch_invariance.checks import ULYSSES
 from verl_plugin.sentences import invalid
+from verl_plugin.step_record.checks import STEPS
 from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, SEPARATE
 
-_ACTOR, _REF, _MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "ref", "model"))
+_ACTOR, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 _STRATEGY, _PACKED = f"{_ACTOR}.strategy", f"{_MODEL}.use_remove_padding"
 _TOWERS = "actor_rollout_ref.rollout.engine_kwargs.vllm.mm_encoder_tp_mode"
 _FILES, _VIDEOS = ("data.train_files", "data.val_files"), "data.video_key"
@@ -26,7 +28,6 @@ _TOOLS = (
     (f"{_TURNS}.function_tool_path", None),
     (f"{_TURNS}.tool_config_path", None),
 )
-_ULYSSES = tuple(f"{part}.fsdp_config.ulysses_sequence_parallel_size" for part in (_ACTOR, _REF))
 
 
 def image_problems(config: Mapping[str, Any], family: ModelFamily) -> Iterator[str]:
@@ -39,7 +40,7 @@ def image_problems(config: Mapping[str, Any], family: ModelFamily) -> Iterator[s
     if at(config, _PACKED):
         reason = "verl's attention for packed batches of this model computes in 16 bits, and is not tested"
         yield invalid(_PACKED, True, reason, "false")
-    for key in _ULYSSES:
+    for key in ULYSSES:
         if (size := at(config, key) or 1) > 1:
             yield invalid(key, size, "images are tested only with padded batches, which it does not share", "1")
     towers = at(config, _TOWERS)
@@ -53,6 +54,8 @@ def image_problems(config: Mapping[str, Any], family: ModelFamily) -> Iterator[s
         yield invalid(MODE_KEY, SEPARATE, "images were not rehearsed with dies that only generate", ONE_FORWARD)
     if (resumed := at(config, _RESUME)) != "disable":
         yield invalid(_RESUME, resumed, "no run with images has been resumed", "disable")
+    if steps := at(config, STEPS):
+        yield invalid(STEPS, steps, "positions of images are not recorded", "null")
     yield from _video_problems(config)
 
 

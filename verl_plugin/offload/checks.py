@@ -7,15 +7,15 @@ from typing import Any
 
 from post_training.report.run_folder import at
 from verl_plugin.alltoallv.settings import LIBRARY as ALLTOALLV
+from verl_plugin.libraries import LIBRARIES_KEY, libraries_of
 from verl_plugin.offload import LIBRARY
 from verl_plugin.sentences import invalid
 from verl_plugin.trainer_modes import MODE_KEY, SEPARATE
 
-_LIBRARIES = "actor_rollout_ref.model.external_lib"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 _SLEEPS = f"{_ROLLOUT}.enable_sleep_mode"  # true by default
 _GROUPS = {"fsdp2": "fsdp_config", "megatron": "megatron"}
-_PEAKS = "verl_plugin.phase_peaks"
+PEAKS = "verl_plugin.phase_peaks"
 
 
 def offload_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -24,18 +24,19 @@ def offload_problems(config: Mapping[str, Any]) -> Iterator[str]:
     Args:
         config: resolved configuration of the whole job.
     """
-    libraries = at(config, _LIBRARIES) or []
-    libraries = [libraries] if isinstance(libraries, str) else libraries
+    libraries = libraries_of(config)
     if LIBRARY not in libraries:
         return
-    for before in (ALLTOALLV, _PEAKS):
+    for before in (ALLTOALLV, PEAKS):
         if before in libraries and libraries.index(before) > libraries.index(LIBRARY):
-            yield invalid(_LIBRARIES, libraries, f"{LIBRARY} is listed after {before}", f"[..., {before}, {LIBRARY}]")
+            yield invalid(
+                LIBRARIES_KEY, libraries, f"{LIBRARY} is listed after {before}", f"[..., {before}, {LIBRARY}]"
+            )
     if at(config, MODE_KEY) == SEPARATE:
         return  # the rollout has dies of its own
     if at(config, "algorithm.adv_estimator") == "gae":
         reason = f"{LIBRARY} does not move the state of a critic"
-        yield invalid("algorithm.adv_estimator", "gae", reason, f"grpo, or remove {LIBRARY} from {_LIBRARIES}")
+        yield invalid("algorithm.adv_estimator", "gae", reason, f"grpo, or remove {LIBRARY} from {LIBRARIES_KEY}")
     for key, why in _demanded(config):
         if at(config, key) in ((False,) if key == _SLEEPS else (False, None)):
             yield invalid(key, at(config, key), f"with {LIBRARY}: {why}", f"true, or remove {LIBRARY}")

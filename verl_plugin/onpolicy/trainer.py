@@ -11,6 +11,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from post_training.report.run_error import RunError
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.heartbeats.trainer import DetectsHangs
+from verl_plugin.libraries import libraries_of
 from verl_plugin.onpolicy.checks import ENGINES, onpolicy_problems
 from verl_plugin.rollout.trainer import ServesWindows
 from verl_plugin.step_record.checks import record_problems
@@ -38,15 +39,14 @@ class OnPolicyTrainer(ServesWindows, DetectsHangs, RecordsSteps, PPOTrainerSync)
         plain: Any = OmegaConf.to_container(config, resolve=True)
         for problem in (*onpolicy_problems(plain), *record_problems(plain), *hang_problems(plain)):
             raise ValueError(problem)
-        model = config.actor_rollout_ref.model
-        libraries = model.external_lib or []
-        libraries = [libraries] if isinstance(libraries, str) else list(libraries)
+        libraries = libraries_of(plain)
         with open_dict(config):
             # verl decides several things by the name of its synchronous mode; they apply here too.
             config.trainer.v1.trainer_mode = "sync"
             # Without weights and rejection it only computes metrics of old log-probs, which come from the update.
             config.algorithm.rollout_correction = None
-            model.external_lib = [*libraries, *(name for name in (ENGINES,) if name not in libraries)]
+            if ENGINES not in libraries:
+                config.actor_rollout_ref.model.external_lib = [*libraries, ENGINES]
         super().__init__(config)
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:

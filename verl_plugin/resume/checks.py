@@ -8,6 +8,7 @@ from typing import Any
 
 from post_training.checkpoint.files import CheckpointError
 from post_training.report.run_folder import at
+from verl_plugin.libraries import LIBRARIES_KEY, libraries_of
 from verl_plugin.resume.step_folders import check_complete, newest_complete, tracked_step
 from verl_plugin.sentences import invalid
 from verl_plugin.step_record.checks import RECORDING
@@ -24,9 +25,12 @@ KEYS = {
 _MODE, _KEPT = "trainer.v1.trainer_mode", "trainer.max_actor_ckpt_to_keep"
 ON_HOST = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
 """With this key Megatron-core keeps AdamW's state on the host, which also updates the weights."""
-_LIBRARIES = "actor_rollout_ref.model.external_lib"
 _FORMAT = "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable"
+_REFILL = f"{SAMPLER}.sync_refill_failed_groups"
 _RESUME, _PATH = "trainer.resume_mode", "trainer.resume_from_path"
+_MODES = ("disable", "auto", "resume_path")
+# verl reads the number behind it, up to the end of the path.
+_STEP = "global_step_"
 
 
 def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -47,6 +51,8 @@ def resume_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if ordered and at(config, "algorithm.filter_groups.enable"):
         reason = "verl leaves the filter of groups (algorithm.filter_groups.enable) to its own buffer"
         yield invalid(buffer, KEYS[buffer], reason, "null")
+    if ordered and at(config, _REFILL):
+        yield invalid(_REFILL, True, f"verl refills only its own buffer, and {buffer} is another", "false")
     if at(config, "trainer.save_freq") > 0 and at(config, _KEPT) == 1:
         reason = "verl deletes the previous checkpoint before the new one is complete, and a killed run would have none"
         yield invalid(_KEPT, 1, reason, "2 or null")
@@ -58,10 +64,9 @@ def _host_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a job could not load the optimizer that it saves, if that is on the host."""
     if not at(config, ON_HOST) or (at(config, "trainer.save_freq") <= 0 and at(config, _RESUME) == "disable"):
         return
-    libraries = at(config, _LIBRARIES) or []
-    if ENGINES not in ([libraries] if isinstance(libraries, str) else libraries):
+    if ENGINES not in (libraries := libraries_of(config)):
         reason = f"with {ON_HOST}=true Megatron-core 0.16.1 saves an optimizer that it cannot load"
-        yield invalid(_LIBRARIES, libraries, reason, f"[..., {ENGINES}], or trainer.save_freq to -1")
+        yield invalid(LIBRARIES_KEY, libraries, reason, f"[..., {ENGINES}], or trainer.save_freq to -1")
     if not at(config, _FORMAT):
         yield invalid(_FORMAT, at(config, _FORMAT), f"with {ON_HOST}=true no other format can be loaded", "true")
 
@@ -70,6 +75,11 @@ def _checkpoint_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error if the checkpoint to resume is not complete, naming the newest complete one."""
     mode, checkpoints = at(config, _RESUME), Path(str(at(config, "trainer.default_local_dir")))
     given: Any = at(config, _PATH)
+    if mode not in _MODES:
+        yield invalid(_RESUME, mode, "no such mode", " or ".join(_MODES))
+    if mode == "resume_path" and not str(given or "").rpartition(_STEP)[2].isdecimal():
+        yield invalid(_PATH, given, "not the folder of a step", f"a path that ends in {_STEP}N, without a slash")
+        return
     try:
         if mode == "auto":
             step = tracked_step(checkpoints)

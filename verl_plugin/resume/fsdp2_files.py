@@ -44,12 +44,20 @@ class SavedRanks:
         return found
 
     @torch.no_grad()
-    def load(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-        """Load this rank's model, optimizer and learning rate schedule; random states stay as they are."""
-        models, optimizers = self.open("model"), self.open("optim")
-        for name, target in module.state_dict().items():
-            local = target.to_local() if isinstance(target, DTensor) else target
-            local.copy_(_share(name, [saved[name] for saved in models], target))
+    def load(self, module: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, scheduler: Any) -> None:
+        """Load this rank's model, optimizer and schedule, each unless it is None; random states stay as they are."""
+        if module is not None:
+            models = self.open("model")
+            for name, target in module.state_dict().items():
+                local = target.to_local() if isinstance(target, DTensor) else target
+                local.copy_(_share(name, [saved[name] for saved in models], target))
+        if optimizer is not None:
+            self._load_optimizer(optimizer)
+        if scheduler is not None and (schedule := self.open("extra_state")[0]["lr_scheduler"]) is not None:
+            scheduler.load_state_dict(schedule)
+
+    def _load_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizers = self.open("optim")
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         states = {
             number: {key: _state(key, [saved["state"][number][key] for saved in optimizers], parameter) for key in keys}
@@ -57,9 +65,6 @@ class SavedRanks:
             if (keys := optimizers[0]["state"].get(number, {}))
         }
         optimizer.load_state_dict({"state": states, "param_groups": optimizers[0]["param_groups"]})
-        schedule = self.open("extra_state")[0]["lr_scheduler"]
-        if scheduler is not None and schedule is not None:
-            scheduler.load_state_dict(schedule)
 
 
 def _state(name: str, saved: list[Any], parameter: torch.Tensor) -> Any:

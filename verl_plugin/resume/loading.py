@@ -80,7 +80,15 @@ class AnyLayoutManager:
             place(manager.lr_scheduler, int(folder.parent.name.rpartition("_")[2]))
         elif saved not in (None, dist.get_world_size()):
             files = SavedRanks(folder, saved)
-            _on_all_ranks(lambda: files.load(manager.model, manager.optimizer, manager.lr_scheduler))
+            model, optimizer, schedule = (
+                part if is_wanted else None  # by checkpoint.load_contents
+                for part, is_wanted in (
+                    (manager.model, manager.should_load_model),
+                    (manager.optimizer, manager.should_load_optimizer),
+                    (manager.lr_scheduler, manager.should_load_extra),
+                )
+            )
+            _on_all_ranks(lambda: files.load(model, optimizer, schedule))
         else:
             self._load_own(local_path, **named)
 

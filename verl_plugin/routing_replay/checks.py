@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from post_training.report.run_folder import at
+from verl_plugin.libraries import LIBRARIES_KEY, libraries_of
 from verl_plugin.routing_replay.families import FSDP2_FAMILIES
 from verl_plugin.sentences import invalid
 
 MODES = ("disabled", "R2", "R3")
 ENGINES = "verl_plugin.routing_replay.engines"
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
-_LIBRARY = "actor_rollout_ref.model.external_lib"
 _SENDS = f"{_ROLLOUT}.enable_rollout_routing_replay"
 _GROUPS = {"megatron": "megatron", "fsdp2": "fsdp_config"}
 # Settings that split or repeat a forward in ways that routing replay does not support.
@@ -34,8 +35,6 @@ def replay_problems(config: Mapping[str, Any]) -> Iterator[str]:
     strategy, sends = at(config, f"{_ACTOR}.strategy"), bool(at(config, _SENDS))
     mode_key = f"{_ACTOR}.{_GROUPS[strategy]}.router_replay.mode"
     mode = at(config, mode_key) or "disabled"
-    libraries = at(config, _LIBRARY) or []
-    extended = ENGINES in ([libraries] if isinstance(libraries, str) else libraries)
     if mode not in MODES:
         yield invalid(mode_key, mode, "no such mode", " or ".join(MODES))
     if mode == "R2" and strategy == "fsdp2":
@@ -46,9 +45,9 @@ def replay_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield invalid(_SENDS, True, f"{mode_key}=R2 records experts in training", "false")
     if not sends:
         return
-    if not extended:
+    if ENGINES not in (libraries := libraries_of(config)):
         reason = "without this project's engines nothing replays in padded batches, in the reference or on FSDP2"
-        yield invalid(_LIBRARY, libraries, reason, f"[..., {ENGINES}]")
+        yield invalid(LIBRARIES_KEY, libraries, reason, f"[..., {ENGINES}]")
     yield from _reference_problems(config, strategy, mode)
     yield from _split_problems(config, strategy)
     yield from _rollout_problems(config)
@@ -75,11 +74,11 @@ def _reference_problems(config: Mapping[str, Any], strategy: str, mode: str) -> 
 
 
 def _split_problems(config: Mapping[str, Any], strategy: str) -> Iterator[str]:
-    for part in (_ACTOR, _REF):
-        for name, only, reason in _SPLITS[strategy]:
-            key = f"{part}.{_GROUPS[strategy]}.{name}"
+    for part, (name, only, reason) in product((_ACTOR, _REF), _SPLITS[strategy]):
+        # verl 0.9.1 still takes some of the group's keys from the part itself.
+        for key in (f"{part}.{_GROUPS[strategy]}.{name}", f"{part}.{name}"):
             value = at(config, key)
-            if value is not None and value not in (only, 1):
+            if value is not None and value != only and (value is True or value != 1):
                 yield invalid(key, value, reason, "null" if only is None else str(only).lower())
 
 

@@ -40,6 +40,9 @@ def record_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if wrong:
         yield invalid(STEPS, steps, f"{wrong[0]} is not a step number, which is at least 1", "a list such as [3]")
         return
+    most = at(config, MOST)
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int | float) or most <= 0):
+        yield invalid(MOST, most, "not a size in MiB", f"a number above 0; the default is {MOST_MIB}")
     if mode not in RECORDING:
         yield invalid(
             STEPS, steps, f"the trainer {MODE_KEY}={mode} records nothing", f"[], or {MODE_KEY} to {RECORDED}"

@@ -56,15 +56,15 @@ class RecordsSteps:
         """Write a record. If that fails, print a warning; the run goes on."""
         folder, before = checkpoints / RECORDS / f"step_{record.step}", checkpoints / f"global_step_{record.step - 1}"
         resumed = Path(str(at(record.config, "trainer.resume_from_path")))
-        if not before.is_dir() and resumed.name == before.name:
-            before = resumed  # the checkpoint of another run that this one continues
+        if at(record.config, "trainer.resume_mode") == "resume_path" and resumed.name == before.name:
+            before = resumed  # the checkpoint that this run continues, of another run or its own
         try:
             if folder.exists():
                 raise RecordError(f"{folder} exists. Remove it to record the step again")
             if record.step > 1 and not before.is_dir():
                 raise RecordError(f"{before}, with the weights before it, does not exist")
             write_record(folder, record, before / "actor" if record.step > 1 else None, most_mib)
-        except (OSError, RecordError) as error:
+        except Exception as error:  # safetensors has one of its own for a full disk
             print(f"warning: step {record.step} is not recorded: {error}", file=sys.stderr, flush=True)
         else:
             print(f"Step {record.step} is recorded in {folder}", flush=True)

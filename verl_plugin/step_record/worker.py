@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -66,11 +67,29 @@ class Replay:
         self.origins: dict[str, str] = {}
 
     def run(self, until: str) -> list[Compared]:
-        """Compare the stages up to `until`, one of `STAGES`; every rank returns the same."""
+        """Compare the stages up to `until`, one of `STAGES`; every rank returns the same.
+
+        Raises:
+            RecordError: ranks would divide the samples into other mini batches than those that were trained.
+        """
+        if until == STAGES[-1]:
+            self._require_mini_batches()
         found: list[Compared] = []
         for stage in STAGES[: STAGES.index(until) + 1]:
             found += getattr(self, f"_{stage}")()
         return found
+
+    def _require_mini_batches(self) -> None:
+        """Require the recorded ranks if a step has several updates: a mini batch is a part of each rank's samples."""
+        samples, mini = len(self.record.keys), self.record.given.get("mini_batch_size", 0)
+        recorded = _replicas(self.record.config, self.record.dies)
+        # Its workers, which are made later, begin the process group of as many ranks.
+        ranks = _replicas(OmegaConf.to_container(self.config), int(os.environ["WORLD_SIZE"]))
+        if 0 < mini < samples and ranks != recorded:
+            raise RecordError(
+                f"the step has {samples // mini} updates, among which {ranks} data-parallel ranks divide its samples "
+                f"otherwise than the recorded {recorded}. Set --dies to keep {recorded}, or --until {STAGES[-2]}"
+            )
 
     def _mask(self) -> list[Compared]:
         """Expect every token of an answer to be trained, where answers have one turn."""
@@ -183,6 +202,15 @@ class Replay:
     def _remember(self, stage: str, mode: FirstOperator) -> None:
         if mode.origin is not None:
             self.origins[stage] = f"rank {dist.get_rank()}: {mode.origin.sentence()}"
+
+
+def _replicas(config: Any, dies: int) -> int:
+    """Return the number of data-parallel ranks of training."""
+    actor = config["actor_rollout_ref"]["actor"]
+    if actor["strategy"] == "megatron":
+        sizes = (f"{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
+        return dies // math.prod(actor["megatron"][name] for name in sizes)
+    return dies // actor["fsdp_config"]["ulysses_sequence_parallel_size"]
 
 
 def _prompts(keys: Sequence[str]) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tests.ranks import free_port
+from post_training.ports import reserve_ports
 from verl_plugin.batch_invariance.jobs import Job
 from verl_plugin.batch_invariance.worker import become_engine, run
 
@@ -84,7 +84,7 @@ def main(folder: Path) -> None:
     import_once(IMPORTED_ONCE)
     for number, line in enumerate(sys.stdin):
         values, mode, result = json.loads(line)
-        job, port = Job(**values | {"sizes": tuple(values["sizes"])}), free_port()
+        job, port = Job(**values | {"sizes": tuple(values["sizes"])}), reserve_ports()
         node = f"batch_invariance.{os.getpid()}.{number}"
         children = []
         for rank in range(job.engines):

@@ -17,6 +17,7 @@ from verl_plugin.rollout import WORKER, WORKER_KEY
 ON = f"+{KEY}='1'"
 PIECES = f"++{ROLLOUT}.engine_kwargs.vllm.compilation_config.cudagraph_mode=PIECEWISE"
 TWO_DIES = [f"{ROLLOUT}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"]
+ULYSSES = "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size=2"
 FUSED = f"+{ROLLOUT}.engine_kwargs.vllm.additional_config.enable_fused_mc2=1"
 UPSTREAM = f"{WORKER_KEY}=null"
 TRAINS = f"+{ATTENTION_KEY}=batch_invariant"
@@ -50,6 +51,11 @@ def test_training_that_adds_up_as_the_rollout_passes():
         (DIES_128, [ON, PIECES], "by which operators experts are exchanged. Set it to 15 or less"),
         (DIES_256, [ON, PIECES], "latent attention calls operators that vLLM-Ascend 0.23 does not replace"),
         (ONE_CARD, [ON, PIECES, TRAINS, LOADS, *TWO_DIES], "does not split sums"),
+        (
+            ONE_CARD,
+            [ON, PIECES, TRAINS, LOADS, ULYSSES, TWO_DIES[1]],
+            "sees only a rank's part of a sequence",
+        ),
         (ONE_CARD, [ON, PIECES, TRAINS], f"Set it to [..., {LIBRARY}]"),
         (ONE_CARD, [TRAINS, LOADS], f"the rollout sums in another order without {KEY}=1"),
         (ONE_NODE, [ON, PIECES, TRAINS, LOADS], "megatron has its own attention. Set it to null"),
@@ -59,6 +65,13 @@ def test_settings_unsupported_by_the_mode_rejected(job, overrides, says):
     with pytest.raises(JobError) as caught:
         check_job(compose_job(job, overrides), MODELS[job])
     assert says in str(caught.value), caught.value
+
+
+def test_images_rejected():
+    config = check_job(compose_job(ONE_CARD, [ON, PIECES]), MODELS[ONE_CARD])
+    model = MODELS[ONE_CARD] | {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    [problem, *_] = invariance_model_problems(config, model)
+    assert "the mode was not run with a vision tower" in problem
 
 
 def test_products_with_biases_need_this_projects_worker():

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.ranks import fork_ranks, free_port
+from post_training.ports import reserve_ports
+from tests.ranks import fork_ranks
 from tests.stack_2026.vllm_ascend.models import qwen3_moe
 from tests.stack_2026.vllm_ascend.program import IMPORTED_ONCE, WORKER
 from tests.vllm_cases import VOCABULARY, import_once, make_prompts, write_random_model
@@ -140,7 +141,7 @@ def run(folder: Path, fault: str) -> int:
     config = qwen3_moe()
     config.moe_intermediate_size = EXPERT_WIDTH
     write_random_model(config, folder / MODEL)
-    ports = {name: str(free_port()) for name in ("RPC_PORT", "NODES_PORT", "DP_PORT")}
+    ports = {name: str(reserve_ports()) for name in ("RPC_PORT", "NODES_PORT", "DP_PORT")}
     os.environ |= {**ports, "NODES_FAULT": fault, "NPU_EMULATOR_NODE": f"nodes.{os.getpid()}.{time.monotonic_ns()}"}
     return fork_ranks(__spec__.name, NODES, folder)
 

@@ -31,6 +31,7 @@ def test_keys_of_verl_with_the_engines_pass():
         ([SENDS, *MEGATRON], "nothing replays in padded batches, in the reference or on FSDP2"),
         ([SENDS, LOADS, MEGATRON[0]], f"{REF}.megatron.router_replay.mode=disabled is invalid: the actor has R3"),
         ([*REPLAY, f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size=2"], "interleaved stages. Set it to null"),
+        ([*REPLAY, f"{REF}.megatron.dynamic_context_parallel=true"], "experts are not placed in parts of sequences"),
         ([*REPLAY, f"{ROLLOUT}.quantization=fp8"], f"{ROLLOUT}.quantization=fp8 is invalid"),
         ([*REPLAY, f"+{ROLLOUT}.engine_kwargs.vllm.quantization=ascend"], "vllm.quantization=ascend is invalid"),
         ([*REPLAY, f"+{ROLLOUT}.engine_kwargs.vllm.decode_context_parallel_size=2"], "vLLM returns no experts with it"),
@@ -50,6 +51,7 @@ def test_setting_that_cannot_replay_rejected(overrides, says):
         (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R4")], "mode=R4 is invalid: no such mode"),
         (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R2")], "verl records experts only on Megatron"),
         (MODELS[ONE_NODE], [*FSDP2, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "parts of sequences"),
+        (MODELS[ONE_NODE], [*FSDP2, f"{ACTOR}.ulysses_sequence_parallel_size=2"], "parts of sequences"),
     ],
 )
 def test_fsdp2_that_cannot_replay_rejected(model, overrides, says):

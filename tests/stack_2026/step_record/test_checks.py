@@ -6,7 +6,7 @@ import pytest
 
 from tests.stack_2026.verl.test_jobs import MODELS, ONE_CARD
 from verl_plugin.jobs import JobError, check_job, compose_job
-from verl_plugin.step_record.checks import STEPS
+from verl_plugin.step_record.checks import MOST, STEPS
 from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, RECORDED, REGISTRATION
 
 # A later override of the same key wins.
@@ -22,6 +22,7 @@ REJECTED = [
     ),
     ("trainer.save_freq=20", "or trainer.save_freq to a divisor of 2"),
     (f"++{MODULES_KEY}=json", f"{MODULES_KEY}=json is invalid"),
+    (f"++{MOST}=0", f"{MOST}=0 is invalid: not a size in MiB. Set it to a number above 0"),
 ]
 
 

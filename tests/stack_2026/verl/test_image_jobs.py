@@ -10,9 +10,11 @@ from transformers import Qwen2_5_VLConfig
 from tests.post_training.models.published_configs import PUBLISHED_CONFIGS
 from tests.stack_2026.verl.test_asynchronous_jobs import SEPARATED
 from verl_plugin.jobs import JobError, check_job, compose_job
+from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, RECORDED, REGISTRATION
 
 JOB, ON_MEGATRON = "qwen3_0_6b_gsm8k_one_card", "qwen3_30b_a3b_gsm8k_one_node"
 MODEL = PUBLISHED_CONFIGS["Qwen/Qwen2.5-VL-3B-Instruct"]
+RECORDS = ["+trainer.record_steps=[1]", f"{MODE_KEY}={RECORDED}", f"++{MODULES_KEY}={REGISTRATION}"]
 PADDED = "actor_rollout_ref.model.use_remove_padding=false"
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VLLM = f"+{ROLLOUT}.engine_kwargs.vllm"
@@ -39,6 +41,7 @@ def test_config_that_transformers_5_wrote_accepted(tmp_path):
         ),
         ([PADDED, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "tested only with padded batches"),
         ([PADDED, f"{VLLM}.mm_encoder_tp_mode=data"], "alltoallv splits the vision tower over tensor parallel ranks"),
+        ([PADDED, *RECORDS], "positions of images are not recorded"),
         ([PADDED, "trainer.resume_mode=auto"], "resume_mode=auto is invalid: no run with images has been resumed"),
         ([PADDED, f"{ROLLOUT}.agent.default_agent_loop=tool_agent"], "default_agent_loop=tool_agent is invalid: with"),
         ([PADDED, f"{ROLLOUT}.multi_turn.function_tool_path=tools.py"], "function_tool_path=tools.py is invalid"),

@@ -1,6 +1,7 @@
 """This project's jobs for verl 0.9.1: real verl composes and checks them, and invalid ones get a one-line error."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from post_training.report.run_folder import at
 from rehearsal.plan import ROOT
 from rehearsal.stack_2026.jobs import JOBS, scaled_down
 from rehearsal.stack_2026.plan import BACKENDS
+from verl_plugin.alltoallv.settings import LIBRARY
+from verl_plugin.heartbeats.settings import ENGINES as HEARTBEATS
 from verl_plugin.jobs import JobError, check_job, compose_job
 from verl_plugin.jobs.__main__ import main
 from verl_plugin.jobs.composition import job_names
@@ -63,6 +66,7 @@ MODELS = {
         "head_dim": 128,
         "num_experts": 128,
         "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
         "vocab_size": 151936,
         "max_position_embeddings": 40960,
         "tie_word_embeddings": False,
@@ -134,7 +138,7 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (ONE_NODE, f"{CONTEXT}=2 {LONG_ANSWERS}", "may have 12512 tokens, and 2 dies share it"),
         (ONE_NODE, f"{CONTEXT}=2 {ACTOR}.ppo_mini_batch_size=2 {ROLLOUT}.n=1", "not a multiple of 4 replicas. Set"),
         (ONE_NODE, f"{CONTEXT}=2 {LIBRARIES}", "only MindSpeed's layers share sequences"),
-        (ONE_NODE, f"{CONTEXT}=2 {ACTOR}.megatron.use_remove_padding=false", "batches have to be packed"),
+        (ONE_NODE, f"{CONTEXT}=2 actor_rollout_ref.model.use_remove_padding=false", "batches have to be packed"),
         (
             ONE_NODE,
             f"{CONTEXT}=2 +{TRANSFORMER}.context_parallel_algo=kvallgather_cp_algo",
@@ -143,6 +147,31 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (ONE_NODE, f"{CONTEXT}=2 +{TRANSFORMER}.context_parallel_algo=ulysses_cp_algo", "exchanges no heads"),
         (ONE_NODE, f"{CONTEXT}=2 +{TRANSFORMER}.context_parallel_algo=adaptive_cp_algo", "it has not been run"),
         (ONE_NODE, f"{CONTEXT}=2 {REF}.context_parallel_size=1", "share their process groups"),
+        (ONE_NODE, f"{REF}.tensor_model_parallel_size=1", "share their process groups"),
+        (ONE_NODE, f"+{ACTOR}.megatron.override_ddp_config.overlap_param_gather=true", "given the old ones"),
+        (ONE_NODE, f"+{TRANSFORMER}.pipeline_model_parallel_layout=Et", "first layer without it"),
+        (ONE_NODE, f"+{ROLLOUT}.engine_kwargs.vllm.hf_overrides.rope_theta=10000", "only the rollout reads it"),
+        (ONE_CARD, f"{ROLLOUT}.data_parallel_size=2 trainer.n_gpus_per_node=2", "a model without experts no ranks"),
+        (ONE_CARD, f"{ROLLOUT}.log_prob_use_dynamic_bsz=true {ROLLOUT}.log_prob_max_token_len_per_gpu=1000", "1536"),
+        (ONE_CARD, "trainer.resume_mode=resume", "no such mode. Set it to disable or auto or resume_path"),
+        (ONE_CARD, "trainer.resume_mode=resume_path", "trainer.resume_from_path=None is invalid: not the folder of a"),
+        (ONE_CARD, "trainer.resume_mode=resume_path trainer.resume_from_path=/r/global_step_20/", "without a slash"),
+        (ONE_CARD, "trainer.v1.sampler.sync_refill_failed_groups=true", "verl refills only its own buffer"),
+        (ONE_CARD, "trainer.save_freq=null", "trainer.save_freq=None is invalid: not a number of steps"),
+        (ONE_CARD, "trainer=abc", "trainer=abc is invalid: not a group of keys"),
+        (ONE_CARD, "data=null", "data=null is invalid: not a group of keys"),
+        (ONE_CARD, f"{ROLLOUT}.engine_kwargs.vllm=abc", "engine_kwargs.vllm=abc is invalid: not a group of keys"),
+        (ONE_CARD, "actor_rollout_ref.model.external_lib=5", "external_lib=5 is invalid: not a list"),
+        (ONE_CARD, "+trainer.hang_detection=5", "trainer.hang_detection=5 is invalid: not a group of keys"),
+        (ONE_CARD, "+trainer.record_steps=5", "trainer.record_steps=5 is invalid: not a list"),
+        (ONE_CARD, "+trainer.record_max_mib=abc", "trainer.record_max_mib=abc is invalid: not a number"),
+        (ONE_CARD, f"{ACTOR}.ppo_max_token_len_per_gpu=abc", "ppo_max_token_len_per_gpu=abc is invalid: not a number"),
+        (
+            ONE_CARD,
+            f"actor_rollout_ref.model.external_lib=[{HEARTBEATS},{LIBRARY}]",
+            f"with {HEARTBEATS} behind {LIBRARY}",
+        ),
+        (ONE_CARD, f"{ACTOR}.use_kl_loss=abc", "use_kl_loss=abc is invalid: not a switch. Set it to true or false"),
         (ONE_NODE, f"{ACTOR}.megatron.dynamic_context_parallel=true", "has no groups for it"),
         (DIES_256, f"+{OVERLAP}=true", f"{OVERLAP}=True is invalid: MindSpeed gathers"),
         (DIES_256, f"{CONTEXT}=2", "multi_latent_attention=None is invalid: with"),
@@ -209,6 +238,47 @@ def test_model_that_does_not_fit_the_job_rejected():
         check_job(compose_job(DIES_256), MODELS[DIES_256] | {"num_nextn_predict_layers": 1})
     with pytest.raises(JobError, match="expert_parallel_size=128 is invalid: the model has 64 experts"):
         check_job(compose_job(DIES_128), MODELS[DIES_128] | {"num_experts": 64})
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "says"),
+    [
+        (
+            ONE_NODE,
+            {"rope_scaling": YARN},
+            "rope_type=yarn is invalid: vLLM scales positions of qwen3_moe",
+        ),
+        (ONE_NODE, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type=linear is invalid"),
+        (
+            ONE_NODE,
+            {"norm_topk_prob": False},
+            "norm_topk_prob=False is invalid: Megatron-core normalises",
+        ),
+        (DIES_256, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type=linear is invalid"),
+        (ONE_NODE, {"norm_topk_prob": None}, "norm_topk_prob=None is invalid"),
+        (DIES_256, {"norm_topk_prob": False}, "norm_topk_prob=False is invalid"),
+        (
+            ONE_NODE,
+            {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_experts": None},
+            "no bridge for",
+        ),
+        (ONE_CARD, {"rope_scaling": YARN}, ""),  # transformers scales them in training too
+        (DIES_256, {}, ""),  # its YaRN is built
+    ],
+)
+def test_model_that_megatron_builds_differently_from_the_rollout_rejected(job, changes, says):
+    overrides = [f"{ACTOR}.megatron.expert_model_parallel_size=1", f"{ROLLOUT}.expert_parallel_size=1"]
+    overrides += [f"{ACTOR}.megatron.expert_tensor_parallel_size=2", f"{REF}.expert_tensor_parallel_size=2"]
+    config = compose_job(job, overrides if changes.get("model_type") == "qwen2" else [])
+    model = MODELS[job] | changes
+    if says:
+        with pytest.raises(JobError, match=re.escape(says)):
+            check_job(config, model)
+    else:
+        check_job(config, model)
 
 
 @pytest.mark.parametrize("shared", ["all_jobs", "cluster", "megatron"])

@@ -2,6 +2,7 @@
 
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_keys_of_dies_that_only_generate_are_known_to_verl(tmp_path, model, back
     ("arguments", "error"),
     [
         (["--dies", "2", "--rollout-dies", "2"], "--rollout-dies=2 is invalid: at least one of --dies 2 has to train"),
-        (["--rollout-dies", "-1"], "--rollout-dies=-1 is invalid"),
+        (["--rollout-dies", "-1"], "--rollout-dies: '-1' is invalid. Set it to a whole number from 0"),
         (["--rollout-dies", "1", "--weights", "naive"], "--weights=naive is invalid: it does not reach other dies"),
         (["--rollout-dies", "1", "--job", "qwen3_0_6b_gsm8k_one_card"], "--rollout-dies=1 is invalid: --job has"),
     ],
@@ -126,6 +127,46 @@ def test_tool_beside_a_job_rejected(capsys):
     with pytest.raises(SystemExit):
         parse_arguments(["--job", "qwen3_0_6b_gsm8k_one_card", "--tool", "calculator"])
     assert "--tool=calculator is invalid: --job has its own. Remove one of them" in capsys.readouterr().err
+
+
+JOB = "qwen3_0_6b_gsm8k_one_card"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dies", "steps"),
+    [
+        ([], 1, 10),
+        (["--dies", "4", "--steps", "25"], 4, 25),  # the values of the rehearsal's own job
+        (["--", "trainer.n_gpus_per_node=4"], 4, 10),
+        (["--dies", "2", "--", "trainer.n_gpus_per_node=4"], 4, 10),
+    ],
+)
+def test_job_takes_the_dies_and_steps_that_are_given(arguments, dies, steps):
+    options, _ = parse_arguments(["--job", JOB, *arguments])
+    assert (options.dies, options.steps, options.precision) == (dies, steps, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--dies", "0"], "--dies: '0' is invalid. Set it to a whole number from 1"),
+        (["--steps", "x"], "--steps: 'x' is invalid. Set it to a whole number from 1"),
+        (["--job", JOB, "--precision", "float32"], "--precision=float32 is invalid: --job has its own. Remove one"),
+        (["--job", JOB, "--", "trainer.n_gpus_per_node=0"], "trainer.n_gpus_per_node='0' is invalid. Set it to a"),
+    ],
+)
+def test_wrong_number_and_precision_beside_a_job_rejected(capsys, arguments, error):
+    with pytest.raises(SystemExit):
+        parse_arguments(arguments)
+    assert error in capsys.readouterr().err
+
+
+def test_keys_of_the_user_decide_steps_and_checkpoint_folder(tmp_path):
+    keys = ("++trainer.default_local_dir='/data/a=b'", "trainer.total_training_steps=3")
+    plan = make_plan(Options(output=tmp_path, overrides=keys), "now")
+    assert plan.checkpoints == Path("/data/a=b") and plan.steps == 3
+    plan = make_plan(Options(output=tmp_path, steps=7), "now")
+    assert plan.checkpoints == tmp_path / "checkpoints" and plan.steps == 7
 
 
 def test_mindspeed_without_a_checkout_rejected():

@@ -149,8 +149,8 @@ def test_proof_resumes_what_it_killed_and_compares(monkeypatch, tmp_path):
     [
         ({"unbroken": 1}, True, "the unbroken run ended with 1; the last line"),
         ({"resumed": 1}, True, "the resumed run ended with 1"),
-        ({"killed": 0}, True, "the run to be killed ended with 0 before its save"),
-        ({}, False, "the run to be killed ended with 1 before its save"),
+        ({"killed": 0}, True, "the run to be killed ended with 0, and was not killed in its save"),
+        ({}, False, "the run to be killed ended with 1, and was not killed in its save"),
     ],
 )
 def test_run_that_fails_ends_the_proof(monkeypatch, tmp_path, ends, held, said):

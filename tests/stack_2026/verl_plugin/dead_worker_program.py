@@ -23,7 +23,8 @@ from post_training.reshard import handover
 from post_training.reshard.failure import ReshardError
 from post_training.reshard.handover import HandoverError
 from tests.stack_2026.verl_plugin.fsdp_program import Case, Rank
-from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.addresses import control_path
+from verl_plugin.alltoallv.control import Control, Description
 from verl_plugin.alltoallv.settings import AlltoallvSettings
 from verl_plugin.alltoallv.transfer import Training, WeightTransfer
 
@@ -56,7 +57,7 @@ def serve(folder: Path, rank: int, job: str, way: str) -> None:
                 if way == "raises":
                     raise HandoverError("a planted failure")
 
-        receiver = WatchfulReceiver(description.handle, torch.device("npu", rank), False, control.check)
+        receiver = WatchfulReceiver(description.handle, torch.device("npu", rank), False, control, description.handle)
         try:
             receive_all(receiver.receive_weights, write)
         except HandoverError as error:

@@ -25,7 +25,8 @@ from post_training.reshard.generation import WeightsGeneration, WeightsNotWholeE
 from post_training.reshard.handover import HandoverError, Importer
 from tests.stack_2026.verl_plugin.fsdp_program import Case, Rank
 from verl_plugin.alltoallv import control
-from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.addresses import control_path
+from verl_plugin.alltoallv.control import Control, Description
 from verl_plugin.alltoallv.settings import AlltoallvSettings
 from verl_plugin.alltoallv.transfer import Training, WeightTransfer
 

@@ -31,7 +31,8 @@ from post_training.reshard.handover import Importer
 from tests.stack_2026.verl_plugin.failing_program import at_second_pack, die, told
 from tests.stack_2026.verl_plugin.fsdp_program import BUCKET, GREW, TIED, Case, Rank
 from verl_plugin.alltoallv import control
-from verl_plugin.alltoallv.control import Control, Description, control_path
+from verl_plugin.alltoallv.addresses import control_path
+from verl_plugin.alltoallv.control import Control, Description
 from verl_plugin.alltoallv.fsdp2_engine import AlltoallvFSDP2
 from verl_plugin.alltoallv.settings import AlltoallvSettings
 

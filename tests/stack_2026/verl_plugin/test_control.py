@@ -16,7 +16,8 @@ from post_training.layouts.layout import WHOLE, LocalView, RolloutPlacement, Sha
 from post_training.reshard.handover import HandoverError
 from post_training.reshard.schedule import BucketError
 from verl_plugin.alltoallv import control, transfer
-from verl_plugin.alltoallv.control import Abandon, Begin, Control, Description, Hello, Inquiry, control_path
+from verl_plugin.alltoallv.addresses import control_path
+from verl_plugin.alltoallv.control import Abandon, Begin, Control, Description, Hello, Inquiry
 from verl_plugin.alltoallv.megatron_layout import fitted as megatron_fitted
 from verl_plugin.alltoallv.rollout_layout import fitted, restore_expert_order, served_weights
 from verl_plugin.alltoallv.settings import EXTENSION, SETTINGS_KEY, AlltoallvSettings
@@ -107,9 +108,10 @@ def test_missing_extension_rejected_with_its_key(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("replicas", "data", "tensor"), [(1, 1, 2), (2, 1, 2), (2, 2, 1), (3, 2, 2)])
 def test_worker_answers_the_training_rank_on_its_die(monkeypatch, replicas, data, tensor):
     """verl numbers workers within a replica, and training ranks across all replicas."""
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
     from vllm.distributed import parallel_state
 
-    from verl_plugin.alltoallv.worker import AlltoallvExtension, _own_path
+    from verl_plugin.alltoallv.worker import _own_path
 
     monkeypatch.setenv("VERL_RAY_JOB_ID", "job")
     paths = []
@@ -120,7 +122,7 @@ def test_worker_answers_the_training_rank_on_its_die(monkeypatch, replicas, data
         sizes = {"tensor_parallel_size": tensor, "data_parallel_size": data, "data_parallel_size_local": data}
         config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes, data_parallel_rank=of_data))
         worker: Any = SimpleNamespace(local_rank=of_tensor, model_runner=SimpleNamespace(vllm_config=config))
-        upstream = re.findall(r"replica-(\d+)-rank-(\d+)", AlltoallvExtension._get_zmq_handle(worker))
+        upstream = re.findall(r"replica-(\d+)-rank-(\d+)", vLLMColocateWorkerExtension._get_zmq_handle(worker))
         ((first, within),) = ((int(a), int(b)) for a, b in upstream)
         paths.append(_own_path(config))
         assert paths[-1] == control_path("job", first * data * tensor + within)

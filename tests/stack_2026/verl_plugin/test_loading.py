@@ -13,7 +13,8 @@ from post_training.checkpoint.manifest import MANIFEST_NAME
 from verl_plugin.resume import loading
 from verl_plugin.resume.loading import AnyLayoutManager, place
 
-MANAGER = SimpleNamespace(model=None, optimizer=None, lr_scheduler=None)
+CONTENTS = {f"should_load_{name}": True for name in ("model", "optimizer", "extra")}
+MANAGER = SimpleNamespace(model=torch.nn.Linear(1, 1), optimizer=None, lr_scheduler=None, **CONTENTS)
 
 
 def fail(*_: Any) -> None:
@@ -98,6 +99,7 @@ class UpstreamManager:
     """Stand-in for verl's manager that records its calls."""
 
     model, optimizer, lr_scheduler = "model", "optimizer", "schedule"
+    should_load_model = should_load_optimizer = should_load_extra = True
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -119,6 +121,19 @@ def test_checkpoint_goes_to_whoever_can_load_it(monkeypatch, tmp_path, told, sav
     verls = [{"local_path": str(folder), "del_local": True}]
     others = [(folder, saved, "model", "optimizer", "schedule")]
     assert (manager.asked, filled) == ((verls, []) if loads == "verl" else ([], others))
+
+
+@pytest.mark.parametrize("absent", ["model", "optimizer", "extra"])
+def test_contents_that_are_not_to_be_loaded_stay(monkeypatch, tmp_path, told, absent):
+    """verl's actor.checkpoint.load_contents holds on other numbers of ranks too."""
+    folder, manager, filled = tmp_path / "global_step_12" / "actor", UpstreamManager(), []
+    folder.mkdir(parents=True)
+    (folder / "fsdp_config.json").write_text(json.dumps({"world_size": 3}))
+    setattr(manager, f"should_load_{absent}", False)
+    monkeypatch.setattr(loading, "SavedRanks", lambda *_: SimpleNamespace(load=lambda *given: filled.extend(given)))
+    AnyLayoutManager(manager, lambda: None).load_checkpoint(str(folder))
+    names = {"model": "model", "optimizer": "optimizer", "extra": "schedule"}
+    assert filled == [None if part == absent else name for part, name in names.items()]
 
 
 @pytest.mark.parametrize("step", [3, 12])

@@ -61,7 +61,8 @@ def run(rank: int, checkpoint: Path, library: str) -> list[str]:
     model = HFModelConfig(path=str(checkpoint), load_tokenizer=False, external_lib=library)
     from post_training.layouts.layout import RolloutPlacement
     from post_training.reshard.handover import Importer
-    from verl_plugin.alltoallv.control import Control, Description, control_path
+    from verl_plugin.alltoallv.addresses import control_path
+    from verl_plugin.alltoallv.control import Control, Description
     from verl_plugin.alltoallv.settings import AlltoallvSettings
 
     engine = EngineRegistry.new(

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.ranks import fork_ranks, free_port
+from post_training.ports import reserve_ports
+from tests.ranks import fork_ranks
 from tests.stack_2026.vllm_ascend import images_program
 from tests.stack_2026.vllm_ascend.program import IMPORTED_ONCE
 from tests.vllm_cases import import_once
@@ -240,7 +241,7 @@ def train(case: Case, folder: Path, place: int) -> None:
 
     from post_training.layouts.fsdp_shards import fsdp_shards, local_tensors
     from post_training.models.families import table_for
-    from verl_plugin.alltoallv.control import control_path
+    from verl_plugin.alltoallv.addresses import control_path
     from verl_plugin.alltoallv.transfer import Training, WeightTransfer
 
     torch.npu.set_device(place)
@@ -320,7 +321,7 @@ def run(folder: Path, cases: list[Case]) -> None:
         os.environ |= {
             "HANDOVER_CASE": json.dumps(dataclasses.asdict(case)),
             "VERL_RAY_JOB_ID": f"test{os.getpid()}.{number}",
-            "TRAINING_PORT": str(free_port()),
+            "TRAINING_PORT": str(reserve_ports()),
             "NPU_EMULATOR_NODE": f"handover.{os.getpid()}.{number}",
         }
         if fork_ranks(__spec__.name, 2 * case.dies, folder):
