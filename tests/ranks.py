@@ -39,6 +39,8 @@ def run_ranks(
 def fork_ranks(program: str, world_size: int, folder: Path) -> int:
     """Import the program, fork one child per rank, and return the number of failed ranks."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_ports()), "WORLD_SIZE": str(world_size)}
+    # Dies of the ranks' own: on those of the test process, it may hold memory of earlier tests.
+    os.environ["NPU_EMULATOR_NODE"] = f"ranks-{os.getpid()}"
     module = importlib.import_module(program)
     gc.freeze()  # an engine collects garbage several times while it starts, and imports leave none
     children = []

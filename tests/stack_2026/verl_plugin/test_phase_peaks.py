@@ -8,8 +8,7 @@ from post_training.report.metrics import ALLOCATED_BYTES_PREFIX, PEAK_BYTES_PREF
 from tests.stack_2026.engine_ranks import run_engines
 from tests.stack_2026.verl_plugin.phase_peaks_program import CYCLES, ENGINES, NEIGHBOUR_BYTES, PHASES, PLANTED_BYTES
 
-# torch's allocator reserves die memory in segments of at most 20 MiB beyond what large tensors need. On a busy machine
-# all phases had 13 MiB more once, and the die's peak with the tensor 6 MiB more; why is not known.
+# torch's allocator reserves die memory in segments of up to 20 MiB for smaller tensors; two may be partly in use.
 SEGMENTS = 40 << 20
 STEPS = [(engine, planted) for engine in ENGINES for planted in PHASES]
 
