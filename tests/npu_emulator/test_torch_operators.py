@@ -124,6 +124,9 @@ def _serve(names: list[str], answers: Connection, find: Callable[[object], str |
     os.environ["TASK_QUEUE_ENABLE"] = "0"  # so that the rejected call itself raises
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    # torch's own, which its samples call too, also notes the stack for each kind of device that is absent here: half of
+    # the time.
+    torch.manual_seed = torch.default_generator.manual_seed
     for name in names:
         answers.send((name, find(operator_list()[name])))
     os._exit(0)
@@ -173,7 +176,7 @@ def found_by_a_process(folder: Path, is_strict: bool, *options: str) -> dict[str
     return json.loads(file.read_text())
 
 
-@pytest.mark.parametrize("is_strict", [False, True], ids=["", "strict"])
+@pytest.mark.parametrize("is_strict", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["", "strict"])
 def test_operators_equal_the_cpu_or_are_listed_with_their_reason(tmp_path, is_strict):
     """In strict mode this shows which of the documents' demands torch_npu itself violates."""
     found = found_by_a_process(tmp_path, is_strict)

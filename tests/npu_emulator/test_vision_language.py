@@ -8,16 +8,19 @@ from tests.vllm_process import run_vllm
 
 pytestmark = pytest.mark.slow
 SMALL = 1e-5
+SIZES = (1, 2)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("images")
+    """A folder with the results of engines of both sizes."""
+    made = tmp_path_factory.mktemp("images")
+    run_vllm("tests.npu_emulator.vision_language_program", made, *map(str, SIZES))
+    return made
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", SIZES)
 def test_tokens_of_images_equal_transformers(folder, ranks):
-    run_vllm("tests.npu_emulator.vision_language_program", folder, str(ranks))
     found = [json.loads((folder / f"{ranks}.{rank}.json").read_text()) for rank in range(ranks)]
     for weights in ("0", "1"):
         first = found[0][weights]

@@ -1,6 +1,7 @@
 """Generates from images with vLLM-Ascend's Qwen2.5-VL in float32, gives it new weights, and compares with transformers.
 
-One rank of a tensor-parallel engine. `FOLDER/0` and `FOLDER/1` are checkpoints; results go to `FOLDER/RANKS.json`.
+`python -m tests.npu_emulator.vision_language_program FOLDER SIZE...` runs a tensor-parallel engine of each size.
+`FOLDER/0` and `FOLDER/1` are checkpoints; results go to `FOLDER/SIZE.RANK.json`.
 """
 
 import json
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.ranks import fork_ranks
+from tests.vllm_cases import import_once
 
 TOKENS = 12
 WINDOW = 56  # four vision tokens, so that images have whole windows and cut ones
@@ -88,7 +90,7 @@ def differing(table, placement, rank: int, served, trained: dict) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    """Serve the first checkpoint, then the weights of the second."""
+    """Serve the first checkpoint as one rank of an engine, then the weights of the second."""
     from transformers import AutoModelForVision2Seq, AutoProcessor
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
@@ -131,13 +133,12 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    place, size = Path(sys.argv[1]), int(sys.argv[2])
-    os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "NPU_EMULATOR_DEVICES": str(size)}
-    os.environ |= {"USE_OPTIMIZED_MODEL": "0", "NPU_EMULATOR_NODE": f"images.{os.getpid()}"}
-    if not (place / "1").exists():
-        for seed in (0, 1):
-            write_checkpoint(place / str(seed), seed)
-    from vllm.platforms import current_platform
-
-    current_platform.pre_register_and_update()
-    sys.exit(fork_ranks(__spec__.name, size, place))
+    place, sizes = Path(sys.argv[1]), [*map(int, sys.argv[2:])]
+    os.environ |= {"VLLM_USE_V1": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "USE_OPTIMIZED_MODEL": "0"}
+    for seed in (0, 1):
+        write_checkpoint(place / str(seed), seed)
+    import_once(("vllm_ascend.worker.worker_v1",))
+    for size in sizes:
+        os.environ["NPU_EMULATOR_DEVICES"] = str(size)
+        if fork_ranks(__spec__.name, size, place):
+            sys.exit(1)
