@@ -7,12 +7,11 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
-import torch_npu  # noqa: F401
 
 from overlay import ConfigurationError, SettingsError
-from verl_patches.features.profile.feature import ProfileSettings
-from verl_patches.features.profile.recorder import Recorder
+from tests.forked import PYTORCH
+from tests.ranks import run_ranks
+from tests.verl_patches.features.profile.steps_program import STEPS
 from verl_patches.features.profile.steps import ProfiledSteps
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
@@ -64,30 +63,17 @@ def test_a_run_that_goes_on_behind_a_chosen_step_does_not_record_it():
     assert driver.told == [5, None]
 
 
-def computed(recorder, step, rank, chosen, folder):
-    recorder.turn_to(step, rank, chosen, folder)
-    value = torch.ones(4, 4, device="npu") @ torch.ones(4, 4, device="npu")
-    recorder.turn_to(None, rank, chosen, folder)
-    return value
-
-
-def test_a_recording_is_of_its_step_and_rank_and_the_next_begins_anew(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    chosen, recorder = ProfileSettings(steps=(1, 5), ranks=(1,)), Recorder()
-    for step in (1, 5):
-        computed(recorder, step, 1, chosen, tmp_path)
-        computed(Recorder(), step, 0, chosen, tmp_path)
-        for _ in range(300):  # still queued when the next recording begins
-            torch.ones(4, 4, device="npu") @ torch.ones(4, 4, device="npu")
+def test_a_recording_is_of_its_step_and_rank_and_the_next_begins_anew(tmp_path):
+    run_ranks("tests.verl_patches.features.profile.steps_program", 2, tmp_path, 300, imported=PYTORCH)
     found = {folder.parent.name: folder for folder in (tmp_path / "profile").glob("step_*/*")}
-    assert found.keys() == {"step_1", "step_5"}
-    for step in (1, 5):
+    assert found.keys() == {f"step_{step}" for step in STEPS}
+    for step in STEPS:
         folder = found[f"step_{step}"]
         assert folder.name.startswith("rank_1_") and folder.name.endswith("_ascend_pt")
         assert json.loads((folder / "profiler_metadata.json").read_text())["training_step"] == step
         trace = json.loads((folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").read_text())
         host = [event for event in trace if event.get("name") == "aten::matmul"]
-        assert len(host) == 1, host
+        assert len(host) == 1, json.dumps(host)
         kernels = [event["name"] for event in trace if "Task Type" in event.get("args", {})]
         assert kernels.count("aclnnMatmul") == 1, "and none of another step"
         with (folder / "ASCEND_PROFILER_OUTPUT" / "kernel_details.csv").open() as file:
