@@ -13,7 +13,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from post_training.ports import reserve_ports
-from tests import forked, stack_2026
+from tests import configurations, forked, stack_2026
 from tests.fast_tier import Measurement, Selection, Unmeasured, file_of, folder_of
 from tests.sharing import FileScheduling
 
@@ -31,6 +31,7 @@ OF_EVERY_JOB = {
 # An example's duration depends on the load of the machine and says nothing about the tested code.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
+configurations.read_once()
 
 EMULATOR = Path(__file__).parent / "npu_emulator"
 ROOT = Path(__file__).parents[1]
@@ -60,9 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         forked.share_templates(without=tuple(MODES))
         if stack_2026.IS_INSTALLED:
-            from tests.stack_2026 import shared_training
-
-            shared_training.share_templates()
+            from tests.stack_2026.shared_training import share_templates
+        else:
+            from tests.shared_training import share_templates
+        share_templates()
 
 
 @pytest.hookimpl(optionalhook=True)

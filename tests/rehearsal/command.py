@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from rehearsal.plan import ROOT
+from tests.shared_templates import started_with
 
 
 def rehearse(output: Path, *arguments: str) -> None:
     """Run a rehearsal into the folder `output`; raise AssertionError with its output if it fails."""
     ended = subprocess.run(
-        [sys.executable, "-m", "rehearsal", "--output", str(output), *arguments],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        [sys.executable, "-m", "tests.shared_training", "--output", str(output), *arguments],
+        cwd=ROOT, env=started_with(os.environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.stack_2026.shared_training import started_with
+from tests.shared_templates import started_with
 
 # Limit, in float32, on the mean differences of sampled tokens' probabilities and of answers' mean log-probs.
 MEAN_DIFFERENCE = 1e-3

@@ -6,12 +6,13 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from post_training.overrides import setting
 from rehearsal.jobs import scale_of
 from rehearsal.plan import run_environment
+from tests.shared_templates import started_with
+from tests.shared_training import command_of
 from verl_patches.features.measure.run_files import read_executed
 
 ROOT = Path(__file__).parents[3]
@@ -56,15 +57,15 @@ def run_scaled_job(
         f"actor_rollout_ref.overlay.measure.output_dir={folder}", f"actor_rollout_ref.model.path={model}",
         f"data.train_files={data}", f"data.val_files={data}",
     ]  # fmt: skip
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment = started_with(os.environ) | {"NPU_EMULATOR_NODE": os.environ["NPU_EMULATOR_NODE"]}
+    environment.pop("RAY_ADDRESS", None)
     environment |= run_environment(given) | variables
     environment |= {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(root), variables.get("PYTHONPATH")])),
         "NPU_EMULATOR_DEVICES": str(dies),
         "NPU_EMULATOR_CAPACITY_MB": "512",
     }
-    # On one machine: the workers are forked from one process that has imported everything.
-    line = [sys.executable, "-m", "rehearsal.training", "--config-name", job, *given, *overrides]
+    line = command_of(["--config-name", job, *given, *overrides], environment)
     ended = subprocess.run(
         line, env=environment, cwd=folder, text=True, timeout=SECONDS_ALLOWED,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

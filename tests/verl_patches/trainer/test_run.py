@@ -23,6 +23,8 @@ from post_training.report import RunFacts, read_records, summarise
 from post_training.report.samples import read_samples
 from rehearsal.plan import run_environment
 from tests.scripts.namespaces import on_small_disk
+from tests.shared_templates import started_with
+from tests.shared_training import command_of
 from tests.verl_patches.trainer.surroundings import surroundings
 from verl_patches.features.measure.run_files import read_faults
 from verl_patches.trainer.isolated_ray import python_of_workers
@@ -30,7 +32,7 @@ from verl_patches.trainer.isolated_ray import python_of_workers
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 STEPS = 3
-MARKER = "ENTRY_POINT_TEST"
+MARKER = "MARK_OF_A_RUN"
 # How a run ends does not depend on the number of dies: TP2 in training and rollout, one pipeline stage.
 TWO_DIES = (
     "trainer.n_gpus_per_node=2",
@@ -53,9 +55,9 @@ def command(inputs, output, *overrides):
         *overrides,
     ]
     mark = uuid.uuid4().hex
-    environment = os.environ | run_environment(overrides)
-    environment |= {"PYTHONPATH": str(ROOT), "NPU_EMULATOR_DEVICES": "4", "NPU_EMULATOR_CAPACITY_MB": "1024"}
-    environment[MARKER] = mark
+    environment = started_with(os.environ) | run_environment(overrides)
+    environment |= {"NPU_EMULATOR_DEVICES": "4", "NPU_EMULATOR_CAPACITY_MB": "1024"}
+    environment |= {"NPU_EMULATOR_NODE": os.environ["NPU_EMULATOR_NODE"], MARKER: mark}
     return [sys.executable, "-m", "rehearsal.training", *arguments], environment, mark
 
 
@@ -302,6 +304,7 @@ def failed_run(inputs, output, *overrides, **variables):
     precision = "actor_rollout_ref.overlay.precision=float32"
     line, environment, _ = command(inputs, output, precision, *TWO_DIES, *overrides)
     environment |= variables
+    line = command_of(line[3:], environment)
     done = subprocess.run(line, env=environment, cwd=output, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 1, done.stdout[-4000:] + done.stderr[-4000:]
     (error,) = [said for said in done.stderr.splitlines() if said.startswith("error: ")]
@@ -350,7 +353,15 @@ def test_one_value_of_the_weights_that_is_not_a_number_ends_it_before_training(i
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGQUIT, 131)])
+# The signals' own handling is in tests/post_training/test_interrupts.py.
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGQUIT, 131, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_signal_stops_all_that_was_started(inputs, tmp_path, number, code):
     with surroundings() as place:
         line, environment, mark = command(inputs, tmp_path)

@@ -9,9 +9,10 @@ from verl_patches.trainer.isolated_ray.confinement import confine_worker, name_s
 from verl_patches.trainer.isolated_ray.folder import FolderError, private_folder
 from verl_patches.trainer.isolated_ray.interpreter import is_found_by_raylets, python_of_workers
 from verl_patches.trainer.isolated_ray.job_servers import without_job_servers
-from verl_patches.trainer.isolated_ray.machine import IsolatedRay, isolated_ray
+from verl_patches.trainer.isolated_ray.machine import ON_LOOPBACK, IsolatedRay, isolated_ray
 
 __all__ = [
+    "ON_LOOPBACK",
     "FolderError",
     "IsolatedRay",
     "confine_worker",

@@ -18,6 +18,12 @@ from verl_patches.trainer.isolated_ray.folder import private_folder
 from verl_patches.trainer.isolated_ray.job_servers import without_job_servers
 
 LOOPBACK = "127.0.0.1"
+ON_LOOPBACK = {
+    "GLOO_SOCKET_IFNAME": "lo",  # torch
+    "VLLM_HOST_IP": LOOPBACK,  # vLLM
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray, at import: the address of every process is that of loopback
+}
+"""Environment variables by which a run's processes listen on loopback alone, with their readers."""
 # Seconds that Ray's processes get to end by themselves once Ray was asked to, and to vanish once they were killed.
 _GRACE_S = 10.0
 _KILL_S = 20.0
@@ -137,12 +143,7 @@ def _forget_ray_where_errors_are_shown() -> None:
 
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
-    variables = {
-        "TMPDIR": str(folder),  # Python, and with it vLLM's sockets
-        "GLOO_SOCKET_IFNAME": "lo",  # torch
-        "VLLM_HOST_IP": LOOPBACK,  # vLLM
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray: the address of every process is that of loopback
-    }
+    variables = {**ON_LOOPBACK, "TMPDIR": str(folder)}  # the last for Python, and with it vLLM's sockets
     earlier = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     tempfile.tempdir = None  # asks TMPDIR again
