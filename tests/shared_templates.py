@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from unittest import mock
 
@@ -22,7 +23,7 @@ from rehearsal.prefork.launch import NPU_DRIVER
 from tests import forked
 
 SHARED = "TEMPLATES_OF_TRAININGS"
-"""Environment variable that lists the templates as JSON: the modules and variables of the import, and its client."""
+"""Environment variable that lists the templates as JSON: a digest of what they import, and the client."""
 # Variables that no import reads: those of a run, and the size of the terminal, which only test processes have.
 _NOT_READ_AT_IMPORT = {
     "ASCEND_VISIBLE_DEVICES", "NPU_EMULATOR_CAPACITY_MB", "NPU_EMULATOR_DEVICES", "NPU_EMULATOR_METERS",
@@ -59,24 +60,24 @@ def share(modules: Sequence[str], environment: Mapping[str, str], **own: str) ->
     os.environ[SHARED] = json.dumps([*listed, describe(modules, environment, template.py_executable)])
 
 
-def describe(modules: Sequence[str], environment: Mapping[str, str], client: str) -> list[object]:
+def describe(modules: Sequence[str], environment: Mapping[str, str], client: str) -> tuple[str, str]:
     """Return the entry of a template in `SHARED`."""
-    return [list(modules), _variables_at_import(environment), client]
+    return _digest_of_import(modules, environment), client
 
 
 def client_of(modules: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Return the command line that asks for a fork; None if no template imports the same in the same environment."""
-    own = [list(modules), _variables_at_import(environment)]
-    return next((client for *kind, client in json.loads(os.environ.get(SHARED, "[]")) if kind == own), None)
+    return dict(json.loads(os.environ.get(SHARED, "[]"))).get(_digest_of_import(modules, environment))
 
 
-def _variables_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an import may read."""
-    return {
+def _digest_of_import(modules: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return a digest of the modules and of the variables that an import may read."""
+    read = {
         name: value
         for name, value in environment.items()
         if name not in _NOT_READ_AT_IMPORT and not name.startswith(_TEST_PREFIXES)
     }
+    return sha256(json.dumps([list(modules), read], sort_keys=True).encode()).hexdigest()
 
 
 def await_workers() -> None:
