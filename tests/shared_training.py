@@ -1,7 +1,7 @@
 """Trainings of the tests, which share one import of the stack: driver and workers are forked from a template.
 
 `python -m tests.shared_training` takes the arguments of `python -m rehearsal`, and `command_of` those of
-`python -m rehearsal.training`. Two thirds of a short training's CPU time would be imports.
+`python -m rehearsal.training`. Imports would take a third to two thirds of a short training's CPU time.
 
 Not for tests of how a run ends: its workers descend from the template, not from the run.
 """

@@ -353,7 +353,7 @@ def test_one_value_of_the_weights_that_is_not_a_number_ends_it_before_training(i
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-# The signals' own handling is in tests/post_training/test_interrupts.py.
+# tests/post_training has every signal, without a run: test_interrupts.py and processes/test_command.py.
 @pytest.mark.parametrize(
     ("number", "code"),
     [

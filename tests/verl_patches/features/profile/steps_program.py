@@ -1,4 +1,4 @@
-"""A program for two ranks that chooses two steps of the second one; test_profile.py reads what was recorded."""
+"""A program for two ranks that records two steps of the second rank; test_profile.py reads the recordings."""
 
 import os
 from pathlib import Path
