@@ -10,6 +10,7 @@ import runpy
 import sys
 
 from post_training.overrides import quoted
+from post_training.processes.ray_helpers import without_helpers
 from rehearsal.prefork import start_template
 
 MODULES = (
@@ -45,7 +46,8 @@ def drive() -> None:
     """Run verl's entry point in this process, with its arguments; it exits as the entry point does."""
     sys.argv[0] = "main_ppo"
     try:
-        runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
+        with without_helpers():
+            runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
     finally:
         import ray
 

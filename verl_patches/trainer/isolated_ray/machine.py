@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from post_training.processes.descendants import adopt_orphans, descendants, end_descendants, runs
+from post_training.processes.ray_helpers import without_helpers
 from verl_patches.trainer.isolated_ray.folder import private_folder
 from verl_patches.trainer.isolated_ray.job_servers import without_job_servers
 
@@ -47,14 +48,14 @@ class IsolatedRay:
     vital: dict[str, int] = field(default_factory=dict)
 
     def start(self, **arguments: Any) -> None:
-        """Call `ray.init` with `arguments`, on loopback, in the private folder, with agents that take no jobs.
+        """Call `ray.init` with `arguments`: on loopback, in the private folder, without helpers and jobs of strangers.
 
         Raises:
             RuntimeError: Ray has taken an address other than loopback.
         """
         import ray
 
-        with without_job_servers():
+        with without_job_servers(), without_helpers():
             folder = str(self.folder / "r")
             ray.init(
                 address="local", include_dashboard=False, _temp_dir=folder, _system_config=_RAY_SETTINGS, **arguments

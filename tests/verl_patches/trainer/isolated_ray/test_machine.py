@@ -1,4 +1,4 @@
-"""The isolated Ray answers its driver without waiting for any worker."""
+"""The isolated Ray answers its driver without waiting for any worker or helper."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from verl_patches.features.training_checkpoint.run_records import take_back_step
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.isolated_ray import IsolatedRay, machine
 
-# Prints how many workers exist once Ray, isolated or plain, has answered a driver that requested none, and the
-# niceness of a worker that is requested then.
+# Prints how many workers, and how many monitors and API servers, exist once Ray, isolated or plain, has answered a
+# driver that requested no worker, and the niceness of a worker that is requested then.
 PROGRAM = """
 import os
 import sys
@@ -34,17 +34,18 @@ with isolated_ray() as own:
 # A worker is named ray:: once it has begun; the node's own process is told how to start one.
 begins = [line for line in processes if "default_worker.py" in line and "--python_worker_command" not in line]
 workers = len(begins) + sum(line.startswith("ray::") for line in processes)
-print(workers, niceness - os.nice(0))
+helpers = sum("/_private/monitor.py" in line or "/dashboard.py" in line for line in processes)
+print(workers, helpers, niceness - os.nice(0))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "workers", "niceness"), [("ours", 0, 0), ("as it comes", 2, 15)])
-def test_the_driver_waits_for_no_worker_and_workers_for_nobody(way, workers, niceness):
+@pytest.mark.parametrize(("way", "found"), [("ours", [0, 0, 0]), ("as it comes", [2, 2, 15])])
+def test_the_driver_waits_for_no_worker_and_no_helper_and_workers_for_nobody(way, found):
     line = [sys.executable, "-c", PROGRAM, way]
     done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert [int(word) for word in done.stdout.splitlines()[-1].split()] == [workers, niceness]
+    assert [int(word) for word in done.stdout.splitlines()[-1].split()] == found
 
 
 FAILS = """
