@@ -37,6 +37,8 @@ def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]  # each engine runs alone
+    # One on the same die would see the memory that the other releases while it starts.
+    os.environ["NPU_EMULATOR_NODE"] += f".{rank}"
     model, options = CASES[rank]
     if model == "deepseek":
         keep_float32()

@@ -9,7 +9,6 @@ from tests.stack_2026.routing_replay.rollout_program import CASES
 
 def test_returned_experts_are_those_of_transformers(tmp_path, monkeypatch):
     write_models(tmp_path)
-    monkeypatch.setenv("NPU_EMULATOR_DEVICES", str(len(CASES)))
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     run_ranks("tests.stack_2026.routing_replay.rollout_program", len(CASES), tmp_path, timeout=500)
