@@ -8,7 +8,7 @@ import sys
 
 from omegaconf import DictConfig
 
-from rehearsal.prefork import Template, start_template
+from rehearsal.prefork import Template, quick_setup, start_template
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.configuration_checks.backends import Backend, backend_of
 
@@ -30,4 +30,5 @@ def start_workers(config: DictConfig) -> Template:
 
 
 if __name__ == "__main__":
-    sys.exit(main_ppo.main(start_workers=start_workers))
+    with quick_setup():
+        sys.exit(main_ppo.main(start_workers=start_workers))

@@ -18,6 +18,7 @@ from unittest import mock
 from post_training.terminal import escape_output
 from rehearsal import __main__ as program
 from rehearsal.plan import Options, Plan, make_plan, run_environment
+from rehearsal.prefork import quick_setup
 from rehearsal.training import WORKERS
 from tests.shared_templates import await_workers, client_of, share, started_with
 from verl_patches.trainer import main_ppo
@@ -70,7 +71,8 @@ def _forked(client: str, arguments: Sequence[str]) -> list[str]:
 def drive() -> None:
     """Train in this process as `rehearsal.training` does, with workers from the template that this was forked from."""
     client = sys.argv.pop(1)
-    sys.exit(main_ppo.main(start_workers=lambda config: _SharedWorkers(client)))
+    with quick_setup():
+        sys.exit(main_ppo.main(start_workers=lambda config: _SharedWorkers(client)))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+from unittest import mock
 
 from rehearsal.prefork import protocol
 
@@ -104,3 +106,12 @@ def start_template(modules: Sequence[str], output: BinaryIO | None = None) -> Te
 
 def _client_command(socket_path: Path) -> str:
     return shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("client.py")), str(socket_path)])
+
+
+@contextmanager
+def quick_setup() -> Iterator[None]:
+    """Within this context, start Ray with `setup_worker.py` in place of its own, for which it has no option."""
+    from ray._private import ray_constants
+
+    with mock.patch.object(ray_constants, "SETUP_WORKER_FILENAME", str(Path(__file__).with_name("setup_worker.py"))):
+        yield

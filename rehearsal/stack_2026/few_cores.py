@@ -15,9 +15,13 @@ request. So answers that end while others are being sent go together.
 
 verl's engine of Megatron-core pads three tensors in each pass, sample by sample: 37 ms of a core for 64 samples, and
 3 ms if they are split into samples once.
+
+When vLLM's engine and its worker end, they undo `gc.freeze` and search every imported object for garbage. That would
+copy all pages that forked processes share. So what is frozen stays so.
 """
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,3 +155,4 @@ shm_broadcast.SpinCondition = SleepingCondition
 patch_shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = _LOOK_AGAIN_MS
 _group_answers()
 _pad_at_once()
+gc.unfreeze = lambda: None

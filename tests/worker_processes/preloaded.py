@@ -1,7 +1,18 @@
-"""Imports of the workers' fork server, done once: the overlay first, then the stack."""
+"""Imports of the workers' fork server, done once: the overlay first, then the stack.
 
-import verl_patches.prelude_patch  # noqa: F401, I001
-import vllm  # noqa: F401
-import verl.workers.megatron_workers  # noqa: F401
-import verl.workers.rollout.vllm_rollout  # noqa: F401
-import verl.workers.sharding_manager.megatron_vllm  # noqa: F401
+The collector sleeps meanwhile, and leaves alone afterwards what all forks share.
+"""
+
+import gc
+
+gc.disable()
+
+import verl_patches.prelude_patch  # noqa: E402, F401, I001
+import vllm  # noqa: E402, F401
+import verl.workers.megatron_workers  # noqa: E402, F401
+import verl.workers.rollout.vllm_rollout  # noqa: E402, F401
+import verl.workers.sharding_manager.megatron_vllm  # noqa: E402, F401
+
+gc.collect()
+gc.freeze()
+gc.enable()

@@ -1,6 +1,7 @@
 """How processes wait for each other in the rehearsal: over vLLM's own sockets, and in verl's own replay buffer."""
 
 import asyncio
+import gc
 import importlib
 import pickle
 import sys
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from verl.models.mcore import util as padding
 from verl.trainer.ppo.v1 import agent_loop_tq, replay_buffer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from vllm.distributed.device_communicators import shm_broadcast
+from vllm.v1.engine import core
 from vllm_ascend.patch.platform import patch_shm_broadcast
 
 from rehearsal.stack_2026.plan import Options, make_plan
@@ -26,6 +29,7 @@ from verl_plugin.resume import replay_buffer as ordered
 
 UPSTREAM = shm_broadcast.SpinCondition
 UPSTREAM_TQ = {name: getattr(agent_loop_tq, name) for name in ("tq", "list_of_dict_to_tensordict")}
+UNFREEZE = gc.unfreeze
 MESSAGES, LONGEST_MS = 200, 2000
 PROMPTS = 32
 
@@ -38,6 +42,7 @@ def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in UPSTREAM_TQ.items():
         monkeypatch.setattr(agent_loop_tq, name, value)
     monkeypatch.setattr(model_forward, "preprocess_bshd_engine", padding.preprocess_bshd_engine)
+    monkeypatch.setattr(gc, "unfreeze", gc.unfreeze)
     monkeypatch.delitem(sys.modules, "rehearsal.stack_2026.few_cores", raising=False)
     importlib.import_module("rehearsal.stack_2026.few_cores")
 
@@ -207,3 +212,16 @@ def test_trainer_sees_a_complete_batch_at_once(tmp_path, monkeypatch):
     batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=PROMPTS)
     assert len(batch.keys) == PROMPTS and slept == [0.1, 0.1]
     assert isinstance(buffer, ordered.OrderedReplayBuffer)
+
+
+def test_engine_that_ends_leaves_imports_frozen(few_cores, monkeypatch):
+    monkeypatch.setattr(core, "cleanup_dist_env_and_memory", lambda: None)
+    gc.freeze()
+    try:
+        core.EngineCore.shutdown(mock.MagicMock())
+        assert gc.get_freeze_count() > 0
+        monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
+        core.EngineCore.shutdown(mock.MagicMock())
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
