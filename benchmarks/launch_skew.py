@@ -71,7 +71,7 @@ class Worker:
         return time.time(), len(data)
 
 
-class Group(RayWorkerGroup, MegatronWorkerGroup):
+class SharingWorkerGroup(RayWorkerGroup, MegatronWorkerGroup):
     """verl's worker group over existing actors; neighbouring ranks share a part of the batch."""
 
     def __init__(self, workers: list[Any], sharing: int):
@@ -104,7 +104,7 @@ def with_ids(batch: DataProto) -> DataProto:
     return DataProto.from_dict({**batch.batch, **ids})
 
 
-def take_turn(group: Group, batch: DataProto, way: str) -> Turn:
+def take_turn(group: SharingWorkerGroup, batch: DataProto, way: str) -> Turn:
     """Hand the batch to all workers in one of WAYS.
 
     The only difference between the installed verl 0.4.0 and the pinned commit is that its dispatch puts parts of
@@ -170,7 +170,7 @@ def main() -> None:
     DataProto.__getstate__ = lambda self: getstate(state, self)  # counts bytes
     size = sum(tensor.nbytes for tensor in batch.batch.values())
     with ray_of(options.actors, size, options.sharing) as workers:
-        group = Group(workers, options.sharing)
+        group = SharingWorkerGroup(workers, options.sharing)
         take_turn(group, batch_of(options.actors, 4), WAYS[0])  # until every actor is there
         turns = [take_turn(group, batch, way) for _ in range(options.turns) for way in WAYS]
     report(turns, options.samples)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from post_training.plan.partial_rollout import Group, GroupsInFlight, PartialRollout
+from post_training.plan.partial_rollout import AnswerGroup, GroupsInFlight, PartialRollout
 
 Lengths = NDArray[np.int64]
 
@@ -80,7 +80,7 @@ def partial_cost(
     """Simulate a training of `steps` steps; `lengths` [policy.batch x steps, answers] has the groups in their order."""
     groups: GroupsInFlight[Answers] = GroupsInFlight(policy)
     spent = without = handed_out = again = 0
-    trained: list[tuple[int, Group[Answers]]] = []
+    trained: list[tuple[int, AnswerGroup[Answers]]] = []
     for step in range(1, steps + 1):
         again += sum(group.content.carried for group in groups.groups)
         number = policy.fresh(len(groups), steps - step + 1)

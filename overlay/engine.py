@@ -18,7 +18,7 @@ from overlay.declaration import MODULE_KINDS, Patch
 from overlay.errors import TargetError
 from overlay.hooks import HookFinder, import_under_way, when_import_ends
 from overlay.install import replaced, wrapped
-from overlay.ordering import Plan
+from overlay.ordering import PatchOrder
 from overlay.pins import Pins
 from overlay.targets import Place, defined_elsewhere, find, forget_folders, source_file
 
@@ -43,7 +43,7 @@ class Effect:
 class Engine:
     """One process's patches: those pending, those applied, and their effects."""
 
-    def __init__(self, plan: Plan, pins: Pins, lock_file: Path | None = None) -> None:
+    def __init__(self, plan: PatchOrder, pins: Pins, lock_file: Path | None = None) -> None:
         self.plan = plan
         self.lock_file = lock_file
         self.drift: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from overlay import check as checking
 from overlay.declaration import Patch
-from overlay.drift import CLEAN, Finding, Status
+from overlay.drift import CLEAN, Drift, Status
 from overlay.errors import OverlayError
 from overlay.lock import Lock
 from overlay.pins import Pins, Upstream
@@ -41,7 +41,7 @@ class Event:
     commit: Commit
     place: int
     target: str
-    finding: Finding
+    finding: Drift
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Course:
     known: bool = False
     changed: Event | None = None
     broken: Event | None = None
-    last: Finding = field(default_factory=lambda: Finding("OK"))
+    last: Drift = field(default_factory=lambda: Drift("OK"))
     fixed: Commit | None = None
 
 
@@ -81,7 +81,7 @@ class Fate:
     patch: str
     changed: Event | None
     broken: Event | None
-    unknown: dict[str, Finding]
+    unknown: dict[str, Drift]
     fits: bool
     lost: bool
     fixed: Commit | None

@@ -14,7 +14,7 @@ from overlay.errors import ConflictError
 
 
 @dataclass(frozen=True)
-class Plan:
+class PatchOrder:
     """The patches in their order, and for each the patches that must be applied before it (indexes into `patches`)."""
 
     patches: tuple[Patch, ...]
@@ -28,7 +28,7 @@ class Plan:
         return modules
 
 
-def make_plan(patches: Sequence[Patch]) -> Plan:
+def make_plan(patches: Sequence[Patch]) -> PatchOrder:
     """Order patches; `patches` comes in the order of files and lines, which decides where nothing else does.
 
     Raises:
@@ -44,7 +44,7 @@ def make_plan(patches: Sequence[Patch]) -> Plan:
     predecessors = [{position[before] for before in edges[old]} for old in order]
     ordered = tuple(patches[old] for old in order)
     _chain_same_target(ordered, predecessors)
-    return Plan(ordered, tuple(frozenset(before) for before in predecessors))
+    return PatchOrder(ordered, tuple(frozenset(before) for before in predecessors))
 
 
 def _exclusive(patches: Sequence[Patch]) -> Iterable[str]:

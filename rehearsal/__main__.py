@@ -15,7 +15,7 @@ from post_training.report.run_folder import at
 from post_training.terminal import escape_output
 from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.jobs import DEFAULT_JOB, JOBS
-from rehearsal.plan import CHIPS, ROOT, Options, Plan, job_of, make_plan
+from rehearsal.plan import CHIPS, ROOT, Options, RehearsalPlan, job_of, make_plan
 from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 
 _DESCRIPTION = """
@@ -79,7 +79,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     return Options(**{**values, "overrides": tuple(values["overrides"])}), dry_run
 
 
-def print_plan(plan: Plan, config: Mapping[str, Any] | None) -> None:
+def print_plan(plan: RehearsalPlan, config: Mapping[str, Any] | None) -> None:
     """Prints what a run would do, as commands that can be copied into a shell."""
     if config is not None:
         print("configuration")
@@ -90,7 +90,7 @@ def print_plan(plan: Plan, config: Mapping[str, Any] | None) -> None:
     print_commands(plan, ENVIRONMENT_PYTHON)
 
 
-def rehearse(plan: Plan, dry_run: bool) -> int:
+def rehearse(plan: RehearsalPlan, dry_run: bool) -> int:
     """Carry out a plan, or only check and print it; return the exit status."""
     from rehearsal.display import make_console, print_summary
     from rehearsal.stages import Rehearsal, check_before_anything

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from post_training.report import StepRecord, read_records
+from post_training.report import LoggedStep, read_records
 from post_training.report.metrics import ENDED, REWARD, STEP_SECONDS, read_entries, training_steps
 from post_training.terminal import escaped
 from verl_patches.features.measure.run_files import read_faults
@@ -62,7 +62,7 @@ class Progress:
     def __init__(self, console: Console, output: Path, steps: int, launched: float) -> None:
         self.console = console
         self.steps = steps
-        self.records: list[StepRecord] = []
+        self.records: list[LoggedStep] = []
         self._metrics = output / "metrics.jsonl"
         self._events_file = output / "events.jsonl"
         self._events_shown = 0
@@ -129,7 +129,7 @@ class Progress:
         return f"step {len(self.records) + 1} of {self.steps}, {elapsed}, about {remaining} left"
 
 
-def format_row(record: StepRecord, steps: int, encoding: str = "utf-8") -> str:
+def format_row(record: LoggedStep, steps: int, encoding: str = "utf-8") -> str:
     """Returns one row of the step table: step, reward with a bar, seconds of each stage and of the step."""
     reward = record.metrics.get(REWARD)
     seconds: Mapping[str, float | None] = {**record.stage_seconds(), "step s": record.metrics.get(STEP_SECONDS)}

@@ -57,7 +57,7 @@ class Options(KeptOptions):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RehearsalPlan:
     """Every path and command of one run. ``overrides`` are Hydra's, in the order in which they win.
 
     ``folder`` is the run's private one for temporary files; None before the run begins.
@@ -139,7 +139,7 @@ class Plan:
             own |= {"TMPDIR": str(self.folder), "NPU_EMULATOR_NODE": self.folder.name}
         return own
 
-    def with_overrides(self, more: Iterable[str]) -> "Plan":
+    def with_overrides(self, more: Iterable[str]) -> "RehearsalPlan":
         """Return the plan with further overrides; the user's own win against them."""
         own = len(self.overrides) - len(self.options.overrides)
         return replace(self, overrides=(*self.overrides[:own], *more, *self.options.overrides))
@@ -153,11 +153,11 @@ def job_of(name: str, model: str | None) -> Job:
     return JOBS[IMAGE_JOB if name == DEFAULT_JOB and model is not None and reads_images(model) else name]
 
 
-def make_plan(options: Options, time_name: str) -> Plan:
+def make_plan(options: Options, time_name: str) -> RehearsalPlan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
     output = absolute(options.output or RUNS / time_name)
     checkpoint = checkpoint_folder(checkpoint_key(options.model_type))
-    plan = Plan(options, output, checkpoint, ())
+    plan = RehearsalPlan(options, output, checkpoint, ())
     own = [
         *plan.job.settings,
         setting("data.train_files", [plan.train_data]),

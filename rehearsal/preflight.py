@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from post_training.data.inspection import Expectations, check_file
 from post_training.models.families import family_of
-from rehearsal.plan import CHIPS, Plan
+from rehearsal.plan import CHIPS, RehearsalPlan
 from rehearsal.tiny_model.architecture import TINY_MODELS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class PreflightError(ValueError):
     """The run cannot work; the message is one sentence with the thing, its value and the remedy."""
 
 
-def compose_checked(plan: Plan) -> Mapping[str, Any]:
+def compose_checked(plan: RehearsalPlan) -> Mapping[str, Any]:
     """Compose the run's configuration, check it and its needs of this machine, and return it.
 
     The tiny model need not exist yet: its sizes are known.
@@ -172,7 +172,7 @@ def check_output(output: Path) -> None:
             folder.rmdir()
 
 
-def check_rows(plan: Plan, config: Mapping[str, Any]) -> None:
+def check_rows(plan: RehearsalPlan, config: Mapping[str, Any]) -> None:
     """Checks the parquet files, and that they hold at least one batch.
 
     Raises:

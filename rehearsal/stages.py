@@ -17,7 +17,7 @@ from post_training.disks import describe_full_disk
 from post_training.models.families import family_of
 from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end
 from post_training.processes.logs import last_error, last_line
-from post_training.report import ReportError, RunFacts, StepRecord, read_records, summarise
+from post_training.report import LoggedStep, ReportError, RunFacts, read_records, summarise
 from post_training.report.faults import RunFaults
 from post_training.report.meters import read_meters
 from post_training.report.metrics import training_steps
@@ -27,7 +27,7 @@ from post_training.terminal import escaped
 from rehearsal.display import Progress, emulated_dies
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.lengths import measured_settings
-from rehearsal.plan import ROOT, RUNS, Plan
+from rehearsal.plan import ROOT, RUNS, RehearsalPlan
 from rehearsal.preflight import (
     PreflightError,
     check_device_memory,
@@ -52,7 +52,7 @@ class RunFailed(Exception):
         self.log = log
 
 
-def check_before_anything(plan: Plan) -> Mapping[str, Any]:
+def check_before_anything(plan: RehearsalPlan) -> Mapping[str, Any]:
     """Make all checks that need no output of the run; return the composed configuration.
 
     Raises:
@@ -114,7 +114,7 @@ class Stages:
 class Rehearsal(Stages):
     """Carries out a plan of the stack 2025."""
 
-    def carry_out(self, plan: Plan) -> dict[str, Any]:
+    def carry_out(self, plan: RehearsalPlan) -> dict[str, Any]:
         """Checks, prepares, trains and reports; returns the summary.
 
         Raises:
@@ -136,7 +136,7 @@ class Rehearsal(Stages):
                 )
                 raise
 
-    def _carry_out(self, plan: Plan) -> dict[str, Any]:
+    def _carry_out(self, plan: RehearsalPlan) -> dict[str, Any]:
         plan = self._prepare(plan)
         config = compose_checked(plan)
         check_rows(plan, config)
@@ -148,7 +148,7 @@ class Rehearsal(Stages):
         link_latest(plan.output)
         return self._train(plan, config)
 
-    def _prepare(self, plan: Plan) -> Plan:
+    def _prepare(self, plan: RehearsalPlan) -> RehearsalPlan:
         """Makes checkpoint and parquet files; returns the plan with the settings that follow from the data."""
         plan.output.mkdir(parents=True, exist_ok=True)
         if not plan.options.resumes:
@@ -163,7 +163,7 @@ class Rehearsal(Stages):
             measured_settings(plan.train_data, plan.options.given_model or plan.checkpoint, plan.options.dies)
         )
 
-    def _train(self, plan: Plan, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _train(self, plan: RehearsalPlan, config: Mapping[str, Any]) -> dict[str, Any]:
         steps = config["trainer"]["total_training_steps"]
         if plan.options.resumes:
             self._go_back(plan, config["trainer"])
@@ -186,12 +186,12 @@ class Rehearsal(Stages):
             raise RunFailed(failure, plan.log)
         return summary
 
-    def _facts(self, plan: Plan, config: Mapping[str, Any]) -> RunFacts:
+    def _facts(self, plan: RehearsalPlan, config: Mapping[str, Any]) -> RunFacts:
         """Return what a summary says of the run, without its start-up."""
         precision = config["actor_rollout_ref"]["overlay"]["precision"]
         return RunFacts(plan.options.seed, plan.options.dies, wall_s=time.time() - self.launched, precision=precision)
 
-    def _go_back(self, plan: Plan, options: Mapping[str, Any]) -> None:
+    def _go_back(self, plan: RehearsalPlan, options: Mapping[str, Any]) -> None:
         """Remove the records of steps that will be trained again, and print from which step the run resumes."""
         checkpoints = Path(options["default_local_dir"])
         step, skipped = newest_step(checkpoints)
@@ -207,7 +207,7 @@ class Rehearsal(Stages):
         self.console.print(f"Continuing {escaped(where)}")
 
 
-def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str, log: Path) -> str | None:
+def failure_of(status: int, records: Sequence[LoggedStep], steps: int, precision: str, log: Path) -> str | None:
     """Return a sentence if the run failed, otherwise None.
 
     If the driver reports success, the metrics are checked once more.

@@ -8,7 +8,7 @@ import sys
 
 from omegaconf import DictConfig
 
-from rehearsal.prefork import Template, quick_setup, start_template
+from rehearsal.prefork import Template, set_up_workers_quickly, start_template
 from verl_patches.trainer import main_ppo
 from verl_patches.trainer.configuration_checks.backends import Backend, backend_of
 
@@ -26,9 +26,9 @@ def modules_of(config: DictConfig) -> tuple[str, ...]:
 
 def start_workers(config: DictConfig) -> Template:
     """The process that Ray's workers are forked from."""
+    set_up_workers_quickly()
     return start_template(modules_of(config))
 
 
 if __name__ == "__main__":
-    with quick_setup():
-        sys.exit(main_ppo.main(start_workers=start_workers))
+    sys.exit(main_ppo.main(start_workers=start_workers))

@@ -44,7 +44,7 @@ from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
 from rehearsal.stack_2026.plan import ENVIRONMENT_FILE  # noqa: E402
 from scripts.inference.models import InferenceError, check_machine  # noqa: E402
 from verl_plugin.step_record.comparison import HEADER, STAGES, Compared  # noqa: E402
-from verl_plugin.step_record.folder import RecordError, StepRecord, read_record  # noqa: E402
+from verl_plugin.step_record.folder import RecordedStep, RecordError, read_record  # noqa: E402
 from verl_plugin.trainer_modes import MODULES_KEY  # noqa: E402
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.1}
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _report(found, options.layers)
 
 
-def _check(options: argparse.Namespace, record: StepRecord, dies: int) -> None:
+def _check(options: argparse.Namespace, record: RecordedStep, dies: int) -> None:
     """Raise ReplayError for input that would make every rank fail after its start."""
     if not 1 <= dies <= 1024:
         raise ReplayError(f"--dies={dies} is invalid. Set it to a number from 1 to 1024")
@@ -134,12 +134,12 @@ def _check(options: argparse.Namespace, record: StepRecord, dies: int) -> None:
         raise ReplayError(f"--output={options.output} is invalid: no folder {options.output.absolute().parent}")
 
 
-def _model(options: argparse.Namespace, record: StepRecord) -> str:
+def _model(options: argparse.Namespace, record: RecordedStep) -> str:
     given = [each.partition("=")[2] for each in options.set if each.startswith(f"{_MODEL}=")]
     return given[-1] if given else str(at(record.config, _MODEL))
 
 
-def _made(options: argparse.Namespace, record: StepRecord, dies: int, signals: SignalFlag) -> dict[str, Any]:
+def _made(options: argparse.Namespace, record: RecordedStep, dies: int, signals: SignalFlag) -> dict[str, Any]:
     """Start the ranks and return their comparison."""
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = Path(temporary)
@@ -157,7 +157,7 @@ def _made(options: argparse.Namespace, record: StepRecord, dies: int, signals: S
         return json.loads(result.read_text())
 
 
-def _command(options: argparse.Namespace, record: StepRecord, dies: int, result: Path) -> list[str]:
+def _command(options: argparse.Namespace, record: RecordedStep, dies: int, result: Path) -> list[str]:
     tolerance = options.tolerance
     if tolerance is None:
         rollout = str(at(record.config, "actor_rollout_ref.rollout.dtype"))
@@ -168,7 +168,7 @@ def _command(options: argparse.Namespace, record: StepRecord, dies: int, result:
     return [*command, *(word for given in options.set for word in ("--set", given))]
 
 
-def _environment(options: argparse.Namespace, record: StepRecord, dies: int, folder: Path) -> Mapping[str, str]:
+def _environment(options: argparse.Namespace, record: RecordedStep, dies: int, folder: Path) -> Mapping[str, str]:
     """Return the environment variables of a rank."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}

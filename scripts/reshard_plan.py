@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.plan.placement_text import KNOWN, parse_bytes, parse_model, parse_placements
 from post_training.report import palette  # noqa: E402
-from post_training.reshard.plan import Plan  # noqa: E402
+from post_training.reshard.plan import ReshardPlan  # noqa: E402
 from post_training.reshard.statistics import (
     PerTensorStatistics,
     PlanStatistics,
@@ -58,7 +58,7 @@ class Ways:
     per_tensor: PerTensorStatistics | None
 
 
-def report(options: argparse.Namespace) -> tuple[Ways, Plan]:
+def report(options: argparse.Namespace) -> tuple[Ways, ReshardPlan]:
     """Compute all statistics. Raises ValueError for options that do not fit each other."""
     for name, lowest in (("itemsize", 1), ("dies_per_node", 1)):
         if getattr(options, name) < lowest:
@@ -119,7 +119,7 @@ def _staging(other: PerTensorStatistics | None) -> str:
     return f"{other.staging_peak / 1e9:.2f}" if other else "-"
 
 
-def draw(plan: Plan, path: Path) -> None:
+def draw(plan: ReshardPlan, path: Path) -> None:
     """Write a PNG: gigabytes from die to die, and sent and received by each die."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -17,8 +17,8 @@ from unittest import mock
 
 from post_training.terminal import escape_output
 from rehearsal import __main__ as program
-from rehearsal.plan import Options, Plan, make_plan, run_environment
-from rehearsal.prefork import quick_setup
+from rehearsal.plan import Options, RehearsalPlan, make_plan, run_environment
+from rehearsal.prefork import set_up_workers_quickly
 from rehearsal.training import WORKERS
 from tests.shared_templates import await_workers, client_of, share, started_with
 from verl_patches.trainer import main_ppo
@@ -30,7 +30,7 @@ MODULES = (
     "vllm_ascend.worker.worker_v1", "verl.trainer.main_ppo",
 )  # fmt: skip
 _DRIVER = "from tests.shared_training import drive; drive()"
-_run_command = Plan.run_command
+_run_command = RehearsalPlan.run_command
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class _SharedWorkers:
     """The source of a run's workers: a template that outlives it."""
 
     py_executable: str
+
+    def __post_init__(self) -> None:
+        set_up_workers_quickly()
 
     def close(self) -> None:
         await_workers()
@@ -51,7 +54,7 @@ def share_templates() -> None:
         share(MODULES, environment, **ON_LOOPBACK)
 
 
-def run_command(plan: Plan) -> list[str]:
+def run_command(plan: RehearsalPlan) -> list[str]:
     """Return the command of a plan's training, as a fork if a template suits it."""
     _, _, _, *arguments = command = _run_command(plan)
     client = client_of(MODULES, {**os.environ, **plan.environment()})
@@ -71,11 +74,10 @@ def _forked(client: str, arguments: Sequence[str]) -> list[str]:
 def drive() -> None:
     """Train in this process as `rehearsal.training` does, with workers from the template that this was forked from."""
     client = sys.argv.pop(1)
-    with quick_setup():
-        sys.exit(main_ppo.main(start_workers=lambda config: _SharedWorkers(client)))
+    sys.exit(main_ppo.main(start_workers=lambda config: _SharedWorkers(client)))
 
 
 if __name__ == "__main__":
-    Plan.run_command = run_command  # type: ignore[method-assign]
+    RehearsalPlan.run_command = run_command  # type: ignore[method-assign]
     escape_output(standard_output=False)
     sys.exit(program.main())

@@ -41,7 +41,7 @@ class CallsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """A process group.
 
     Attributes:
@@ -102,7 +102,7 @@ class RankCalls:
     time: float
     phase: str | None
     where: str
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     calls: tuple[Call, ...]
 
     @property
@@ -120,7 +120,7 @@ class RankCalls:
     def recorded(cls, rank: int, sign: Sign, dump: Mapping[str, Any]) -> RankCalls:
         """Read a dump of torch_npu's recorder. Messages between two ranks are left out: the dump names no peer."""
         groups = tuple(
-            Group(str(each["name"]), _about(each["desc"]), tuple(ast.literal_eval(each["ranks"])))
+            RankGroup(str(each["name"]), _about(each["desc"]), tuple(ast.literal_eval(each["ranks"])))
             for each in dump["pg_config"].values()
         )
         calls = tuple(_call(entry) for entry in dump.get("entries", ()) if not entry["is_p2p"])
@@ -146,7 +146,7 @@ def read_calls(folder: Path) -> dict[int, RankCalls]:
         try:
             content = json.loads(file.read_text())
             content["groups"] = tuple(
-                Group(each["name"], each["about"], tuple(each["ranks"])) for each in content["groups"]
+                RankGroup(each["name"], each["about"], tuple(each["ranks"])) for each in content["groups"]
             )
             content["calls"] = tuple(
                 Call(**each | {"sizes": tuple(map(tuple, each["sizes"]))}) for each in content["calls"]

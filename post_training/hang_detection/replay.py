@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from post_training.hang_detection.calls import Call, Group, RankCalls
+from post_training.hang_detection.calls import Call, RankCalls, RankGroup
 
 SKIPPED, NO_ANSWER, COMPUTES, ORDER, DEVICE = "skipped", "no answer", "computes", "order", "device"
 # Calls that are compared to recognise skipped or added ones; up to one less is recognised at once.
@@ -55,7 +55,7 @@ class Schedule:
     written: Mapping[int, RankCalls]
 
     @cached_property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, RankGroup]:
         """All groups, by name."""
         return {group.name: group for own in self.written.values() for group in own.groups}
 
@@ -103,7 +103,7 @@ class Schedule:
 
     def called(self, call: Call) -> str:
         """Describe a call in words."""
-        return f"{call.name} {call.number} of {self.groups.get(call.group, Group(call.group, '', ()))}"
+        return f"{call.name} {call.number} of {self.groups.get(call.group, RankGroup(call.group, '', ()))}"
 
 
 def blame(schedule: Schedule) -> Blame | None:

@@ -52,7 +52,7 @@ class PartialRollout:
 
 
 @dataclass(frozen=True)
-class Group(Generic[Content]):
+class AnswerGroup(Generic[Content]):
     """The answers to a prompt: `prompt` is its epoch and row, `begun` the step in which its generation began."""
 
     prompt: tuple[int, int]
@@ -63,7 +63,7 @@ class Group(Generic[Content]):
 class GroupsInFlight(Generic[Content]):
     """Groups that were begun but not yet trained on, in the order in which they were begun."""
 
-    def __init__(self, policy: PartialRollout, groups: Iterable[Group[Content]] = ()) -> None:
+    def __init__(self, policy: PartialRollout, groups: Iterable[AnswerGroup[Content]] = ()) -> None:
         self.policy = policy
         self._groups = list(groups)
 
@@ -71,13 +71,13 @@ class GroupsInFlight(Generic[Content]):
         return len(self._groups)
 
     @property
-    def groups(self) -> Sequence[Group[Content]]:
+    def groups(self) -> Sequence[AnswerGroup[Content]]:
         """All groups, oldest first."""
         return tuple(self._groups)
 
     def begin(self, step: int, prompts: Iterable[tuple[int, int]], content: Content) -> None:
         """Add groups for new prompts that begin in `step`, with `content` as their initial content."""
-        self._groups += [Group(prompt, step, content) for prompt in prompts]
+        self._groups += [AnswerGroup(prompt, step, content) for prompt in prompts]
 
     def overdue(self, step: int) -> list[bool]:
         """Return for each group whether it has to be finished in `step`."""
@@ -87,7 +87,7 @@ class GroupsInFlight(Generic[Content]):
         """Set the contents of the groups after a rollout, in their order."""
         self._groups = [replace(group, content=new) for group, new in zip(self._groups, contents, strict=True)]
 
-    def take(self, finished: Sequence[bool]) -> list[Group[Content]]:
+    def take(self, finished: Sequence[bool]) -> list[AnswerGroup[Content]]:
         """Remove and return the groups that a step trains on: the oldest finished ones.
 
         Args:

@@ -15,7 +15,7 @@ from post_training.estimates import Estimate, block_bootstrap
 from post_training.masking import masked
 from post_training.report import charts
 from post_training.report.charts import Series
-from post_training.report.metrics import REWARD, STEP_SECONDS, ReportError, StepRecord, read_records
+from post_training.report.metrics import REWARD, STEP_SECONDS, LoggedStep, ReportError, read_records
 from post_training.report.run_folder import METRICS, at, read_configuration
 from post_training.report.run_page import CURVES, REWARD_CURVES, Curves, environment, points
 
@@ -63,7 +63,7 @@ class Difference:
 class _Run:
     name: str
     config: Mapping[str, Any]
-    records: Sequence[StepRecord]
+    records: Sequence[LoggedStep]
 
 
 def write_comparison(first: Path, second: Path, path: Path | None = None) -> Path:
@@ -111,7 +111,7 @@ def render_comparison(first: Path, second: Path) -> str:
     )
 
 
-def differences(first: Sequence[StepRecord], second: Sequence[StepRecord]) -> list[Difference]:
+def differences(first: Sequence[LoggedStep], second: Sequence[LoggedStep]) -> list[Difference]:
     """Compare every metric that both runs have at the same step, in order of names."""
     found = []
     in_first, in_second = ({name for record in records for name in record.metrics} for records in (first, second))

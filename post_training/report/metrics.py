@@ -69,7 +69,7 @@ class ReportError(ValueError):
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class LoggedStep:
     """One training step: its number, the time it ended (Unix seconds), and its metrics by verl's names.
 
     A metric is None where its value was not finite.
@@ -98,7 +98,7 @@ class StepRecord:
         return None if step is None else max(0.0, step - self.aside_seconds())
 
 
-def read_records(path: Path) -> list[StepRecord]:
+def read_records(path: Path) -> list[LoggedStep]:
     """Read a metrics file, in the order of its lines; empty if there is no file, as before the first step.
 
     A last line without its line end is still being written and is left out.
@@ -110,7 +110,7 @@ def read_records(path: Path) -> list[StepRecord]:
     return [_parse(line, f"{path}, line {number}") for number, line in lines if line.strip()]
 
 
-def training_steps(records: Iterable[StepRecord]) -> list[StepRecord]:
+def training_steps(records: Iterable[LoggedStep]) -> list[LoggedStep]:
     """Leave out the record of a validation before training, which verl logs as step 0."""
     return [record for record in records if record.step > 0]
 
@@ -193,9 +193,9 @@ def _check_keys(entry: Any, place: str, needed: Mapping[str, type]) -> None:
             raise ReportError(f"{place}: {key}={value!r} is invalid: a {kind.__name__} is needed. Correct the line.")
 
 
-def _parse(line: str, place: str) -> StepRecord:
+def _parse(line: str, place: str) -> LoggedStep:
     try:
         record = parse_json(line, "it")
-        return StepRecord(int(record["step"]), float(record["time"]), dict(record["metrics"]))
+        return LoggedStep(int(record["step"]), float(record["time"]), dict(record["metrics"]))
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ReportError(f"{place} is not a step record (step, time, metrics): {error!r}.") from error

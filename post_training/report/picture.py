@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from post_training.report.metrics import REWARD, SPREAD_OVER_OTHERS, STAGES, STEP_SECONDS, ReportError, StepRecord
+from post_training.report.metrics import REWARD, SPREAD_OVER_OTHERS, STAGES, STEP_SECONDS, LoggedStep, ReportError
 from post_training.report.palette import LIGHT, PICTURE_STYLE, stage_colour
 from post_training.report.summary import REWARD_WINDOW, moving_means
 
@@ -19,7 +19,7 @@ _DOTS_PER_INCH = 110
 
 
 @mpl.rc_context(dict[Any, Any](PICTURE_STYLE))  # around all of it: matplotlib makes ticks when the picture is saved
-def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
+def draw(records: Sequence[LoggedStep], title: str, path: Path) -> None:
     """Write a PNG with two panels over the steps: mean reward, and stacked seconds by stage.
 
     Raises:
@@ -41,7 +41,7 @@ def draw(records: Sequence[StepRecord], title: str, path: Path) -> None:
     figure.savefig(path, dpi=_DOTS_PER_INCH, format="png")
 
 
-def _draw_rewards(axes: Axes, records: Sequence[StepRecord]) -> None:
+def _draw_rewards(axes: Axes, records: Sequence[LoggedStep]) -> None:
     known = [(record.step, value) for record in records if (value := record.metrics.get(REWARD)) is not None]
     steps, rewards = [step for step, _ in known], [reward for _, reward in known]
     axes.plot(steps, rewards, "o", color=_CURVE_COLOUR, alpha=0.4, markersize=4, label="step")
@@ -52,7 +52,7 @@ def _draw_rewards(axes: Axes, records: Sequence[StepRecord]) -> None:
     axes.legend(loc="lower right", frameon=False)
 
 
-def _draw_stages(axes: Axes, records: Sequence[StepRecord]) -> None:
+def _draw_stages(axes: Axes, records: Sequence[LoggedStep]) -> None:
     steps = [record.step for record in records]
     stages = [record.stage_seconds() for record in records]
     base = [0.0] * len(records)

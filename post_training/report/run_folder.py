@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from post_training.report.metrics import STEP_SECONDS, ReportError, StepRecord, read_records, training_steps
+from post_training.report.metrics import STEP_SECONDS, LoggedStep, ReportError, read_records, training_steps
 from post_training.report.rates import COLUMNS, StepStatistics
 from post_training.user_files import FileError, read_object, read_yaml
 
@@ -92,7 +92,7 @@ def read_configuration(folder: Path) -> Mapping[str, Any]:
     return config
 
 
-def _chosen(records: Sequence[StepRecord], step: int | None, folder: Path) -> Sequence[StepRecord]:
+def _chosen(records: Sequence[LoggedStep], step: int | None, folder: Path) -> Sequence[LoggedStep]:
     if not records:
         raise ReportError(f"{folder} has no finished step: there is nothing to summarise yet.")
     if step is None:
@@ -103,7 +103,7 @@ def _chosen(records: Sequence[StepRecord], step: int | None, folder: Path) -> Se
     return chosen[-1:]
 
 
-def _statistics(records: Sequence[StepRecord], sequences: int, folder: Path) -> StepStatistics:
+def _statistics(records: Sequence[LoggedStep], sequences: int, folder: Path) -> StepStatistics:
     means = {}
     for name in (STEP_SECONDS, *LENGTHS):
         found = [record.metrics.get(name) for record in records]

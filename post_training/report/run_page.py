@@ -30,8 +30,8 @@ from post_training.report.metrics import (
     SPREAD_OVER_OTHERS,
     STAGES,
     STEP_SECONDS,
+    LoggedStep,
     ReportError,
-    StepRecord,
     read_entries,
     read_events,
     read_objects,
@@ -261,7 +261,7 @@ class _State:
         return self.status == "going on"
 
 
-def _state(folder: Path, events: Sequence[Mapping[str, Any]], records: Sequence[StepRecord]) -> _State:
+def _state(folder: Path, events: Sequence[Mapping[str, Any]], records: Sequence[LoggedStep]) -> _State:
     """Determine the state from the last start's events, and from its launcher's result in summary.json.
 
     A run that was killed with SIGKILL has neither and seems to go on.
@@ -285,13 +285,13 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-def points(records: Sequence[StepRecord], name: str) -> list[tuple[int, float]]:
+def points(records: Sequence[LoggedStep], name: str) -> list[tuple[int, float]]:
     """Return the finite values of a metric with their steps."""
     found = ((record.step, record.metrics.get(name)) for record in records)
     return [(step, float(value)) for step, value in found if isinstance(value, int | float)]
 
 
-def _rewards(records: Sequence[StepRecord]) -> Panel:
+def _rewards(records: Sequence[LoggedStep]) -> Panel:
     rewards = points(records, REWARD)
     means = moving_means([value for _, value in rewards], REWARD_WINDOW)
     smooth = [(step, mean) for (step, _), mean in zip(rewards, means, strict=True)]
@@ -303,7 +303,7 @@ def _rewards(records: Sequence[StepRecord]) -> Panel:
     return Panel(REWARD_CURVES.title, REWARD_CURVES.note, charts.lines(series, zero=True))
 
 
-def _stages(records: Sequence[StepRecord]) -> Panel:
+def _stages(records: Sequence[LoggedStep]) -> Panel:
     timed = [record for record in records if record.metrics.get(STEP_SECONDS) is not None]
     seconds = [record.stage_seconds() for record in timed]
     parts = [(name, [each[name] or 0.0 for each in seconds]) for name in STAGES if name != SPREAD_OVER_OTHERS]
@@ -317,7 +317,7 @@ def _stages(records: Sequence[StepRecord]) -> Panel:
     )
 
 
-def _curves(records: Sequence[StepRecord], curves: Curves) -> Panel:
+def _curves(records: Sequence[LoggedStep], curves: Curves) -> Panel:
     names = {name for record in records for name in record.metrics}
     series = []
     for wanted, label in curves.metrics.items():
@@ -356,7 +356,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _table(records: Sequence[StepRecord]) -> list[tuple[str, list[str]]]:
+def _table(records: Sequence[LoggedStep]) -> list[tuple[str, list[str]]]:
     """Return for every metric its first, last, lowest and highest value, and in how many steps it was not finite."""
     rows = []
     for name in sorted({name for record in records for name in record.metrics}):

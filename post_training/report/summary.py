@@ -31,7 +31,7 @@ from post_training.report.metrics import (
     TRUNCATED_SHARE,
     VALUES_CHANGED_BY_CASTS,
     WEIGHTS_EXACT,
-    StepRecord,
+    LoggedStep,
     training_steps,
 )
 
@@ -58,7 +58,7 @@ class RunFacts:
 
 
 def summarise(
-    records: Sequence[StepRecord],
+    records: Sequence[LoggedStep],
     facts: RunFacts,
     overlay: Mapping[str, Any] | None = None,
     emulator: Mapping[str, Any] | None = None,
@@ -119,7 +119,7 @@ def summarise(
     }
 
 
-def _agreement(records: Sequence[StepRecord]) -> dict[str, Any]:
+def _agreement(records: Sequence[LoggedStep]) -> dict[str, Any]:
     """Summarise the agreement of rollout and training: log-probs, experts and weights."""
     return {
         "rollout_logprob_diff_max": _highest(records, LOGPROB_DIFFERENCE),
@@ -144,7 +144,7 @@ def moving_means(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[max(0, end - window) : end]) / min(end, window) for end in range(1, len(values) + 1)]
 
 
-def _values(records: Iterable[StepRecord], name: str) -> list[float]:
+def _values(records: Iterable[LoggedStep], name: str) -> list[float]:
     """Return the finite values of a metric; a step whose value was not finite has None."""
     return [value for record in records if (value := record.metrics.get(name)) is not None]
 
@@ -157,7 +157,7 @@ def _total(values: Sequence[float]) -> int | None:
     return int(sum(values)) if values else None
 
 
-def _nonfinite(records: Iterable[StepRecord]) -> dict[str, list[int]]:
+def _nonfinite(records: Iterable[LoggedStep]) -> dict[str, list[int]]:
     """Return, by metric, the steps at which it was not finite."""
     found = RunFaults("")
     for record in records:
@@ -177,7 +177,7 @@ def _stops(faults: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return stops
 
 
-def _highest(records: Iterable[StepRecord], name: str) -> float | None:
+def _highest(records: Iterable[LoggedStep], name: str) -> float | None:
     """Return the highest value over steps; None if nothing was measured or a value was not finite."""
     values = [record.metrics[name] for record in records if name in record.metrics]
     finite = [value for value in values if value is not None]
@@ -188,12 +188,12 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _mean_stages(records: Sequence[StepRecord]) -> dict[str, float | None]:
+def _mean_stages(records: Sequence[LoggedStep]) -> dict[str, float | None]:
     stages = [record.stage_seconds() for record in records]
     return {name: _mean([value for seconds in stages if (value := seconds[name]) is not None]) for name in STAGES}
 
 
-def _mean_skews(records: Sequence[StepRecord]) -> dict[str, float | None]:
+def _mean_skews(records: Sequence[LoggedStep]) -> dict[str, float | None]:
     """Return, by stage, the mean seconds from its first start on a rank to its last."""
     names = sorted({name for record in records for name in record.metrics if name.startswith(START_SKEW_PREFIX)})
     return {name.removeprefix(START_SKEW_PREFIX): _mean(_values(records, name)) for name in names}
@@ -203,7 +203,7 @@ def _all_true(values: Sequence[float]) -> bool | None:
     return all(values) if values else None
 
 
-def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
+def _peaks(records: Iterable[LoggedStep]) -> dict[str, int]:
     """Return the highest device bytes by phase over steps; the run's metric is already the highest over dies."""
     peaks: dict[str, int] = {}
     for record in records:
@@ -214,7 +214,7 @@ def _peaks(records: Iterable[StepRecord]) -> dict[str, int]:
     return peaks
 
 
-def _memory_timeline(records: Sequence[StepRecord]) -> list[dict[str, str | int]]:
+def _memory_timeline(records: Sequence[LoggedStep]) -> list[dict[str, str | int]]:
     """Return the device bytes of the last step by phase, in order: the peak of the phase, and the bytes at its end."""
     metrics = records[-1].metrics if records else {}
     timeline: list[dict[str, str | int]] = []
@@ -225,7 +225,7 @@ def _memory_timeline(records: Sequence[StepRecord]) -> list[dict[str, str | int]
     return timeline
 
 
-def _collectives(records: Iterable[StepRecord]) -> dict[str, dict[str, int]]:
+def _collectives(records: Iterable[LoggedStep]) -> dict[str, dict[str, int]]:
     """Sum the counted collectives by kind over steps; each value has some of the keys count and bytes."""
     totals: dict[str, dict[str, int]] = {}
     for record in records:

@@ -59,7 +59,7 @@ class Transfers:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReshardPlan:
     """The transfers and copies of all ranks.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan:
 
 def make_plan(
     train: Layouts, rollout: Layouts, itemsize: Callable[[str], int], node_of: Sequence[int] | None = None
-) -> Plan:
+) -> ReshardPlan:
     """Plan the transfers that give every rollout shard its content.
 
     A rank that holds a region itself copies it. Otherwise an owner in its node sends it, and owners take turns. A
@@ -110,7 +110,7 @@ def make_plan(
     direct, relay = _route(overlaps, nodes)
     remote = direct.select(np.flatnonzero(direct.source != direct.target))
     local = direct.select(np.flatnonzero(direct.source == direct.target))
-    return Plan(len(train), names, sizes, remote, relay, local, _digest(names, sizes, direct, relay))
+    return ReshardPlan(len(train), names, sizes, remote, relay, local, _digest(names, sizes, direct, relay))
 
 
 def in_stream_order(transfers: Transfers, sizes: np.ndarray) -> Transfers:

@@ -34,7 +34,7 @@ class RankPlan:
     """The transfers and copies of one rank, and the traffic of all.
 
     Attributes:
-        remote, local: as in `Plan`, those from or to this rank.
+        remote, local: as in `ReshardPlan`, those from or to this rank.
         traffic: bytes by source and target of all ranks; the diagonal has the bytes that ranks copy themselves.
         widest_row: bytes of the longest row of a region.
         digest: equal on two ranks if and only if they planned from the same layouts.

@@ -160,7 +160,7 @@ class RelayedPlan:
     """The part that one rank has in a reshard: its sends, receives, forwards and local copies.
 
     Attributes:
-        local: transfers inside the rank, as in `Plan`.
+        local: transfers inside the rank, as in `ReshardPlan`.
         load: the rank's load, from which the number of buckets follows.
         digest: equal on two ranks if and only if they planned from the same layouts and nodes.
 

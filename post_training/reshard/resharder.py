@@ -23,7 +23,7 @@ from post_training.reshard.failure import (
     naming_the_missing,
 )
 from post_training.reshard.overlaps import LayoutError, Layouts
-from post_training.reshard.plan import Plan, Transfers, make_plan
+from post_training.reshard.plan import ReshardPlan, Transfers, make_plan
 from post_training.reshard.schedule import BucketError, bucket_count, schedule, shard_origins
 from post_training.reshard.verification import differing_tensors, first_copies
 from post_training.tensor_parts import PART_ELEMENTS, copy_in_parts, zero_in_parts
@@ -273,7 +273,7 @@ def changed_by_cast(values: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     return ((back != values) & ~(back.isnan() & values.isnan())).sum()
 
 
-def local_copies(plan: Plan, rank: int, train: Sequence[Shard], rollout: Sequence[Shard]) -> list[LocalCopy]:
+def local_copies(plan: ReshardPlan, rank: int, train: Sequence[Shard], rollout: Sequence[Shard]) -> list[LocalCopy]:
     """Return all copies inside this rank."""
     mine = plan.local.select(np.flatnonzero(plan.local.target == rank))
     copies = []
@@ -301,7 +301,7 @@ def _inside(region: tuple[tuple[int, int], ...], shard: Shard) -> tuple[slice, .
     return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(region, shard.bounds, strict=True))
 
 
-def _expert_bytes(plan: Plan, legs: Iterable[Transfers], chosen: Callable[[Transfers], np.ndarray]) -> int:
+def _expert_bytes(plan: ReshardPlan, legs: Iterable[Transfers], chosen: Callable[[Transfers], np.ndarray]) -> int:
     """Return the bytes of routed experts in those transfers of `legs` that `chosen` marks."""
     expert = np.array([EXPERT_MARK in name for name in plan.names], dtype=bool)
     return sum(int(leg.bytes[chosen(leg) & expert[leg.name]].sum()) for leg in legs)

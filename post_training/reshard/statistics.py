@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from post_training.layouts.layout import EXPERT_MARK, PADDING, RolloutPlacement, Shard, Slice, Table, TrainPlacement
-from post_training.reshard.plan import Plan, make_plan
+from post_training.reshard.plan import ReshardPlan, make_plan
 from post_training.reshard.schedule import bucket_count, schedule, shard_origins
 
 
@@ -91,7 +91,7 @@ def plan_statistics(
     itemsize: int = 2,
     ranks_per_node: int = 16,
     relay: bool = False,
-) -> tuple[PlanStatistics, Plan]:
+) -> tuple[PlanStatistics, ReshardPlan]:
     """Plan without running; with `relay`, regions enter a node once. Raises ValueError if the placements do not fit."""
     begin = time.process_time()
     ranks = range(train.world_size)
@@ -127,7 +127,9 @@ def plan_statistics(
     return statistics, plan
 
 
-def _staging_peak(plan: Plan, rank: int, counts: Sequence[int], held: Sequence[Shard], needed: Sequence[Shard]) -> int:
+def _staging_peak(
+    plan: ReshardPlan, rank: int, counts: Sequence[int], held: Sequence[Shard], needed: Sequence[Shard]
+) -> int:
     source, target = shard_origins(held), shard_origins(needed)
     peak = 0
     for leg, count, origins in ((plan.remote, counts[0], source), (plan.relay, counts[1], target)):

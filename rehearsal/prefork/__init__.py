@@ -7,6 +7,6 @@ Ray workers in every other respect. It is meant for small machines without an NP
 device must not be forked.
 """
 
-from rehearsal.prefork.launch import PreforkError, Template, quick_setup, start_template
+from rehearsal.prefork.launch import PreforkError, Template, set_up_workers_quickly, start_template
 
-__all__ = ["PreforkError", "Template", "quick_setup", "start_template"]
+__all__ = ["PreforkError", "Template", "set_up_workers_quickly", "start_template"]

@@ -7,12 +7,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-from unittest import mock
 
 from rehearsal.prefork import protocol
 
@@ -108,10 +106,8 @@ def _client_command(socket_path: Path) -> str:
     return shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("client.py")), str(socket_path)])
 
 
-@contextmanager
-def quick_setup() -> Iterator[None]:
-    """Within this context, start Ray with `setup_worker.py` in place of its own, for which it has no option."""
-    from ray._private import ray_constants
+def set_up_workers_quickly() -> None:
+    """Have this process start Ray with `setup_worker.py` in place of Ray's, for which Ray has no option."""
+    from ray._private import ray_constants  # not before its variables are set
 
-    with mock.patch.object(ray_constants, "SETUP_WORKER_FILENAME", str(Path(__file__).with_name("setup_worker.py"))):
-        yield
+    ray_constants.SETUP_WORKER_FILENAME = str(Path(__file__).with_name("setup_worker.py"))

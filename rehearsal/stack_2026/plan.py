@@ -108,7 +108,7 @@ class Options(KeptOptions):
 
 
 @dataclass(frozen=True)
-class Plan:
+class VerlPlan:
     """Every path and command of one run.
 
     ``folder`` is its private one for temporary files; None before it begins. ``resumed`` is the folder of the step
@@ -239,9 +239,9 @@ class Plan:
         return own
 
 
-def make_plan(options: Options, time_name: str) -> Plan:
+def make_plan(options: Options, time_name: str) -> VerlPlan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
-    return Plan(options, absolute(options.output or RUNS / time_name), checkpoint_folder(checkpoint_key(options)))
+    return VerlPlan(options, absolute(options.output or RUNS / time_name), checkpoint_folder(checkpoint_key(options)))
 
 
 def changes_of(options: Options) -> Mapping[str, int | str]:
@@ -264,7 +264,7 @@ def checkpoint_key(options: Options) -> str:
     return digest.hexdigest()[:16]
 
 
-def _paths(plan: Plan) -> Iterator[str]:
+def _paths(plan: VerlPlan) -> Iterator[str]:
     yield setting("data.train_files", plan.train_data)
     yield setting("data.val_files", plan.test_data)
     yield setting("actor_rollout_ref.model.path", plan.checkpoint)
@@ -416,7 +416,7 @@ def resuming(folder: Path | None) -> Iterator[str]:
         yield setting("trainer.resume_from_path", folder)
 
 
-def _processes(plan: Plan) -> Iterator[str]:
+def _processes(plan: VerlPlan) -> Iterator[str]:
     """Yield the keys for few processes, on a machine with few cores. Ray counts logical slots, not cores."""
     yield from (f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1")
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"

@@ -19,7 +19,7 @@ from post_training.processes.logs import last_error
 from post_training.report import RunFacts, read_records, summarise
 from post_training.report.faults import FLOAT32_GATE
 from post_training.report.meters import read_meters
-from post_training.report.metrics import REWARD, StepRecord, training_steps
+from post_training.report.metrics import REWARD, LoggedStep, training_steps
 from post_training.report.run_folder import CONFIGURATION, METERS, METRICS
 from post_training.run_lock import owning
 from post_training.terminal import escaped
@@ -28,7 +28,7 @@ from rehearsal.display import Progress, emulated_dies, format_duration, peaks_in
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
 from rehearsal.preflight import PreflightError, check_device_memory, check_output, count_parameters
-from rehearsal.stack_2026.plan import Options, Plan
+from rehearsal.stack_2026.plan import Options, VerlPlan
 from rehearsal.stack_2026.records import (
     LOG_PROB_DIFFERENCE,
     PROBABILITY_DIFFERENCE,
@@ -53,7 +53,7 @@ _NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
 class Rehearsal(Stages):
     """Carries out a plan of the stack 2026."""
 
-    def carry_out(self, plan: Plan) -> dict[str, Any]:
+    def carry_out(self, plan: VerlPlan) -> dict[str, Any]:
         """Checks, prepares, trains and reports; returns the summary.
 
         Raises:
@@ -78,7 +78,7 @@ class Rehearsal(Stages):
                 )
                 raise
 
-    def _carry_out(self, plan: Plan) -> dict[str, Any]:
+    def _carry_out(self, plan: VerlPlan) -> dict[str, Any]:
         self._prepare(plan)
         check_device_memory(
             count_parameters(plan.options.given_model or plan.checkpoint),
@@ -88,7 +88,7 @@ class Rehearsal(Stages):
         link_latest(plan.output)
         return self._train(self._resumed(plan) if plan.options.resumes else plan)
 
-    def _facts(self, plan: Plan) -> RunFacts:
+    def _facts(self, plan: VerlPlan) -> RunFacts:
         """Return what a summary says of the run, without its start-up."""
         return RunFacts(
             plan.options.seed,
@@ -97,7 +97,7 @@ class Rehearsal(Stages):
             precision=plan.options.precision,
         )
 
-    def _prepare(self, plan: Plan) -> None:
+    def _prepare(self, plan: VerlPlan) -> None:
         """Make the checkpoint, if there is none yet, and the parquet files."""
         plan.output.mkdir(parents=True, exist_ok=True)
         if not plan.options.resumes:
@@ -107,7 +107,7 @@ class Rehearsal(Stages):
         if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
             self._prepare_step("Making the parquet files", plan.data_command(), plan)
 
-    def _resumed(self, plan: Plan) -> Plan:
+    def _resumed(self, plan: VerlPlan) -> VerlPlan:
         """Return the plan of a resumed run, after removing the records of steps that will be trained again.
 
         A run that began with another run's checkpoint continues from its own newest one, if it has any.
@@ -130,7 +130,7 @@ class Rehearsal(Stages):
         kept = tuple(word for word in plan.options.overrides if _key(word) not in _RESUMING)
         return replace(plan, resumed=folder, options=replace(plan.options, overrides=kept))
 
-    def _train(self, plan: Plan) -> dict[str, Any]:
+    def _train(self, plan: VerlPlan) -> dict[str, Any]:
         steps = plan.steps
         dies = emulated_dies(plan.options.dies)
         self.console.print(f"Training for {steps} steps on {dies}; log: {escaped(str(plan.log))}")
@@ -178,7 +178,7 @@ def check_backend(backend: str) -> None:
             )
 
 
-def _names_checkpoint(plan: Plan) -> bool:
+def _names_checkpoint(plan: VerlPlan) -> bool:
     """Whether the command that resumes a run names a checkpoint itself.
 
     The options of the command that began the run come first, and are among the plan's.
@@ -231,7 +231,7 @@ def _last_step(output: Path) -> int:
     return records[-1].step if records else 0
 
 
-def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision: str | None, log: Path) -> str | None:
+def failure_of(status: int, records: Sequence[LoggedStep], steps: int, precision: str | None, log: Path) -> str | None:
     """Return a sentence if the run failed, otherwise None.
 
     A run has to make all steps with finite metrics, and in float32 rollout and training have to compute alike, unless
@@ -258,7 +258,7 @@ def failure_of(status: int, records: Sequence[StepRecord], steps: int, precision
     return None
 
 
-def lost_answers(records: Sequence[StepRecord], composed: Path) -> str | None:
+def lost_answers(records: Sequence[LoggedStep], composed: Path) -> str | None:
     """Return a sentence if a step had fewer answers than the configuration asks for, otherwise None.
 
     verl continues without a prompt whose generation or reward raised an exception.
@@ -288,7 +288,7 @@ def write_report(output: Path, facts: RunFacts, failure: str | None = None) -> d
     return summary
 
 
-def probability_differences(records: list[StepRecord]) -> dict[str, float | None]:
+def probability_differences(records: list[LoggedStep]) -> dict[str, float | None]:
     """Return the differences between sampled tokens' probabilities in rollout and training, the largest over all steps.
 
     `rollout_log_prob_diff_mean` compares the answers' mean log-probs.

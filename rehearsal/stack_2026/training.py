@@ -11,7 +11,7 @@ import sys
 
 from post_training.overrides import quoted
 from post_training.processes.ray_helpers import without_helpers
-from rehearsal.prefork import quick_setup, start_template
+from rehearsal.prefork import set_up_workers_quickly, start_template
 
 MODULES = (
     "torch",
@@ -46,7 +46,8 @@ def drive() -> None:
     """Run verl's entry point in this process, with its arguments; it exits as the entry point does."""
     sys.argv[0] = "main_ppo"
     try:
-        with quick_setup(), without_helpers():
+        set_up_workers_quickly()
+        with without_helpers():
             runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
     finally:
         import ray

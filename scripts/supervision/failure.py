@@ -14,8 +14,8 @@ from post_training.recovery.causes import Failure, classify
 from post_training.recovery.decision import Attempt
 from post_training.report.metrics import (
     ENDED,
+    LoggedStep,
     ReportError,
-    StepRecord,
     read_entries,
     read_events,
     read_records,
@@ -80,7 +80,7 @@ def write_bundle(run: SupervisedRun, start: Start) -> str:
     return f"diagnostics saved to {bundle}"
 
 
-def _entries_of(folder: Path, start: Start) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[StepRecord]]:
+def _entries_of(folder: Path, start: Start) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[LoggedStep]]:
     """Return the events, faults and metrics that this start recorded; none of them if the files cannot be read."""
     try:
         for sentence in set_aside_damaged(folder):

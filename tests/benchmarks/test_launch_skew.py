@@ -9,7 +9,7 @@ import pytest
 import ray
 from verl.single_controller.base.decorator import dispatch_megatron_compute_data_proto
 
-from benchmarks.launch_skew import WAYS, Group, Turn, batch_of, main, report, with_ids
+from benchmarks.launch_skew import WAYS, SharingWorkerGroup, Turn, batch_of, main, report, with_ids
 from verl_patches.features.sample_handles.handles import COUNTED, DriverOfHandles
 
 
@@ -21,7 +21,7 @@ def test_a_sample_is_as_large_as_the_reference_policy_gets_it():
 
 def test_ranks_next_to_each_other_share_a_part():
     with mock.patch.object(ray, "put", lambda part: part):
-        (parts,), _ = dispatch_megatron_compute_data_proto(Group([None] * 8, sharing=4), batch_of(6, 4))
+        (parts,), _ = dispatch_megatron_compute_data_proto(SharingWorkerGroup([None] * 8, sharing=4), batch_of(6, 4))
     assert [len(part) for part in parts] == [3] * 8
     assert [part is parts[0] for part in parts] == [True] * 4 + [False] * 4
 

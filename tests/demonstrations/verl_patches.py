@@ -42,7 +42,7 @@ from verl_patches.features.critic import tokens
 from verl_patches.features.critic.feature import CRITIC
 from verl_patches.features.critic.warmup import ENDS_STEP
 from verl_patches.features.dynamic_batches.feature import DYNAMIC_BATCHES
-from verl_patches.features.exact_loss import schedule
+from verl_patches.features.exact_loss import update_loss
 from verl_patches.features.exact_loss.feature import EXACT_LOSS
 from verl_patches.features.expert_sets.feature import EXPERT_SETS
 from verl_patches.features.learning_rate.feature import LEARNING_RATE
@@ -395,7 +395,7 @@ def the_distance_to_the_rollout_is_recorded(body):
 @demonstrates("verl.workers.actor.megatron_actor:get_forward_backward_func", EXACT_LOSS)
 def the_loss_is_that_of_the_whole_mini_batch(body):
     megatron = SimpleNamespace(mpu=SimpleNamespace(get_data_parallel_group=lambda: None))
-    ours = "verl_patches.features.exact_loss.schedule.with_exact_loss"
+    ours = "verl_patches.features.exact_loss.update_loss.with_exact_loss"
     with mock.patch.dict("sys.modules", {"megatron.core": megatron}), instead_of(ours):
         return asks_ours(lambda: body(Upstream()))
 
@@ -404,21 +404,21 @@ def the_loss_is_that_of_the_whole_mini_batch(body):
 def the_schedule_can_cut_by_tokens(body):
     names = ("data_parallel_group", "tensor_model_parallel_world_size", "context_parallel_world_size")
     megatron = SimpleNamespace(mpu=SimpleNamespace(**{f"get_{name}": lambda: 1 for name in names}))
-    ours = "verl_patches.features.dynamic_batches.schedule.with_dynamic_batches"
+    ours = "verl_patches.features.dynamic_batches.cuts.with_dynamic_batches"
     with mock.patch.dict("sys.modules", {"megatron.core": megatron}), instead_of(ours):
         return asks_ours(lambda: body(Upstream()))
 
 
 @demonstrates(CRITICS_SCHEDULE, EXACT_LOSS)
 def the_critics_loss_is_that_of_the_whole_mini_batch(body):
-    with schedule.of_critic("token-mean"):
+    with update_loss.of_critic("token-mean"):
         return the_loss_is_that_of_the_whole_mini_batch(body)
 
 
 @demonstrates(f"{MEGATRON_CRITIC}.forward_backward_batch", EXACT_LOSS)
 def a_pass_of_the_critic_has_its_mode(body):
     critic = SimpleNamespace(config=SimpleNamespace(loss_agg_mode="seq-mean-token-mean"))
-    return body(lambda self, data: schedule._of_critic[-1:], critic, None)
+    return body(lambda self, data: update_loss._of_critic[-1:], critic, None)
 
 
 demonstrates(CRITICS_SCHEDULE, DYNAMIC_BATCHES)(the_schedule_can_cut_by_tokens)

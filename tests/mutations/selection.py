@@ -35,7 +35,7 @@ _EVERY_FILE = ("tests/test_dataclasses.py", "tests/test_function_lengths.py", "t
 _KEYS = "tests/scripts/test_configuration_document.py"
 # Tests of behaviour common to all programs find the programs by folder.
 _COMMANDS = "tests/scripts/test_commands.py"
-_DECLARES_KEYS = re.compile(r"^[A-Z_]+ = Feature\(|^class \w+\(Group\)", re.MULTILINE)
+_DECLARES_KEYS = re.compile(r"^[A-Z_]+ = Feature\(|^class \w+\(KeyGroup\)", re.MULTILINE)
 _DECLARES_A_PATCH = re.compile(r"^@(?:wrap|replace|add|register|before_import|provide)\(", re.MULTILINE)
 
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef)

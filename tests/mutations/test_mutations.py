@@ -177,7 +177,7 @@ def test_what_only_asserts_or_only_hurries_is_no_change(line, other, differs):
     assert _changes_something(line, other) is differs
 
 
-@pytest.mark.parametrize(("base", "differs"), [("torch.autograd.Function", False), ("Group", True)])
+@pytest.mark.parametrize(("base", "differs"), [("torch.autograd.Function", False), ("KeyGroup", True)])
 def test_a_method_of_an_autograd_function_is_a_static_one_anyway(base, differs):
     source = f"class Permute({base}):\n    @staticmethod\n    def forward(ctx, x):\n        return x\n"
     assert _changes_something(source, source.replace("    @staticmethod\n", "")) is differs

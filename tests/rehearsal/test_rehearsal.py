@@ -18,7 +18,7 @@ from post_training.data import DataError, Problem, to_row
 from post_training.data.parquet import write_files
 from post_training.environment_files import read_environment
 from post_training.models.families import find_family, sizes_of
-from post_training.report import StepRecord
+from post_training.report import LoggedStep
 from rehearsal.__main__ import parse_arguments
 from rehearsal.display import format_duration, format_row
 from rehearsal.jobs import JOBS
@@ -47,7 +47,7 @@ from post_training.processes import command as processes
 from rehearsal import __main__ as rehearsal, plan
 processes._REMAINING_GRACE_S = 0.2
 mode = sys.argv.pop(1)
-class Fake(plan.Plan):
+class Fake(plan.RehearsalPlan):
     def checkpoint_command(self):
         return ["mkdir", "-p", str(self.checkpoint)]
     def data_command(self):
@@ -383,9 +383,9 @@ def test_every_variable_of_the_environment_file_is_read_by_the_software_it_names
 
 
 def test_row_without_measurements_and_without_unicode():
-    bare = format_row(StepRecord(1, 0.0), 25)
+    bare = format_row(LoggedStep(1, 0.0), 25)
     assert bare.startswith("   1/25      - ░") and bare.endswith("-")
-    full = format_row(StepRecord(12, 0.0, {"critic/score/mean": 0.5, "timing_s/step": 3.456}), 25, "ascii")
+    full = format_row(LoggedStep(12, 0.0, {"critic/score/mean": 0.5, "timing_s/step": 3.456}), 25, "ascii")
     assert full.startswith("  12/25  0.500 ####....") and full.endswith("3.46")
     assert len(bare) == len(full) == 79 and format_duration(125.7) == "2:05"
 

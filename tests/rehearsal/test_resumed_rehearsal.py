@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from post_training.report import StepRecord
+from post_training.report import LoggedStep
 from rehearsal.__main__ import parse_arguments
 from rehearsal.display import Progress, make_console
 from rehearsal.kept_options import OPTIONS_NAME
@@ -77,7 +77,7 @@ def test_folder_without_a_run_rejected(tmp_path, content, capsys):
 
 
 def record(step, at=100.0):
-    return StepRecord(step, at, {"timing_s/step": 2.0})
+    return LoggedStep(step, at, {"timing_s/step": 2.0})
 
 
 def test_a_run_is_judged_by_the_steps_that_it_reached_and_not_by_how_many_it_trained_itself(tmp_path):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from post_training.processes.descendants import descendants
 from rehearsal.emulated_dies import remove_emulated_dies
-from rehearsal.plan import ROOT, Options, Plan, make_plan
+from rehearsal.plan import ROOT, Options, RehearsalPlan, make_plan
 from rehearsal.resume_proof.comparison import MEASURED, compare, metrics_of
 from tests.scripts.namespaces import on_small_disk, reason_why_not
 from verl_patches.features.measure.run_files import read_patches
@@ -39,18 +39,18 @@ NAMED = r"rank [0-3] \(process {} on \S+\) has not answered for \d+ s"
 pytestmark = pytest.mark.exhaustive("trains fourteen times")
 
 
-def planned(output: Path, *more: str) -> Plan:
+def planned(output: Path, *more: str) -> RehearsalPlan:
     return make_plan(Options(steps=STEPS, output=output, overrides=(*SETTINGS, *more)), "supervised")
 
 
-def make_model(plan: Plan) -> Path:
+def make_model(plan: RehearsalPlan) -> Path:
     """Return the folder of the tiny model that a plan trains, making it if necessary."""
     if not plan.checkpoint.exists():
         subprocess.run(plan.checkpoint_command(), check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     return plan.checkpoint
 
 
-def train(command: list[str], plan: Plan, meanwhile: Callable[[int], None] = lambda process: None) -> int:
+def train(command: list[str], plan: RehearsalPlan, meanwhile: Callable[[int], None] = lambda process: None) -> int:
     """Run a command that trains as the plan says; `meanwhile` is called with its process id until it ends."""
     make_model(plan)
     with private_folder("supervised", on_removal=remove_emulated_dies) as private:
@@ -69,13 +69,13 @@ def train(command: list[str], plan: Plan, meanwhile: Callable[[int], None] = lam
             return process.wait(60)
 
 
-def supervised(plan: Plan, policy: Path, *more: str) -> list[str]:
+def supervised(plan: RehearsalPlan, policy: Path, *more: str) -> list[str]:
     policy.write_text("retry_options: {interval_seconds: 1}\n")
     supervise = [sys.executable, "scripts/supervise.py", "--policy", str(policy), "--output", str(plan.output)]
     return [*supervise, "--", *plan.run_command(), *more]
 
 
-def record_of(plan: Plan) -> list[dict]:
+def record_of(plan: RehearsalPlan) -> list[dict]:
     return [json.loads(line) for line in (plan.output / "supervision.jsonl").read_text().splitlines()]
 
 

@@ -15,25 +15,25 @@ from unittest import mock
 from post_training.overrides import quoted
 from post_training.terminal import escape_output
 from rehearsal.stack_2026 import __main__ as program
-from rehearsal.stack_2026.plan import Options, Plan
+from rehearsal.stack_2026.plan import Options, VerlPlan
 from rehearsal.stack_2026.training import KEY, MEGATRON, MODULES, drive
 from tests.shared_templates import await_workers, client_of, share, started_with
 
 _DRIVER = "from tests.stack_2026.shared_training import drive_and_wait; drive_and_wait()"
 # Options with which rehearsals import in different environments.
 _DIFFERENT = (Options(), Options(rollout_dies=1, dies=2, weights="alltoallv"))
-_run_command = Plan.run_command
+_run_command = VerlPlan.run_command
 
 
 def share_templates() -> None:
     """Start a template for each environment that rehearsals import with."""
     with mock.patch.dict(os.environ, started_with({}), clear=True):
-        variables = [os.environ | Plan(options, Path(), Path()).environment() for options in _DIFFERENT]
+        variables = [os.environ | VerlPlan(options, Path(), Path()).environment() for options in _DIFFERENT]
     for each in variables:
         share((*MODULES, *MEGATRON), each)
 
 
-def run_command(plan: Plan) -> list[str]:
+def run_command(plan: VerlPlan) -> list[str]:
     """Return the command of a plan's training, as a fork if a template suits it."""
     command = _run_command(plan)
     # MindSpeed has to be imported before Megatron-core.
@@ -54,6 +54,6 @@ def drive_and_wait() -> None:
 
 
 if __name__ == "__main__":
-    Plan.run_command = run_command  # type: ignore[method-assign]
+    VerlPlan.run_command = run_command  # type: ignore[method-assign]
     escape_output(standard_output=False)
     sys.exit(program.main())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.stack_2026.plan import Options, Plan
+from rehearsal.stack_2026.plan import Options, VerlPlan
 from rehearsal.stack_2026.training import KEY, MEGATRON, MODULES
 from tests.shared_templates import SHARED, describe
 from tests.stack_2026.shared_training import run_command
@@ -16,10 +16,12 @@ CLIENT = "python client.py /socket"
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch) -> Plan:
+def plan(tmp_path, monkeypatch) -> VerlPlan:
     """A rehearsal that would import as the only template did."""
-    made = Plan(Options(model="qwen3", backend="fsdp2", dies=1), tmp_path / "run", tmp_path / "checkpoint", tmp_path)
-    variables = {**os.environ, **Plan(Options(), Path(), Path()).environment()}
+    made = VerlPlan(
+        Options(model="qwen3", backend="fsdp2", dies=1), tmp_path / "run", tmp_path / "checkpoint", tmp_path
+    )
+    variables = {**os.environ, **VerlPlan(Options(), Path(), Path()).environment()}
     monkeypatch.setenv(SHARED, json.dumps([describe((*MODULES, *MEGATRON), variables, CLIENT)]))
     return made
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from post_training.checkpoint.files import CheckpointError
 from post_training.checkpoint.filling import checked_files, fill_optimizer, fill_weights
 from post_training.checkpoint.manifest import MANIFEST_NAME
-from post_training.checkpoint.schedule import set_place_in_schedule
+from post_training.checkpoint.resumed_rate import set_place_in_schedule
 from post_training.checkpoint.training_files import TrainingFiles
 from post_training.checkpoint.training_rank import TrainingRank
 from verl_plugin.resume.fsdp2_files import SavedRanks, ranks_that_saved

@@ -63,7 +63,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class RecordedStep:
     """A step, before and after.
 
     Attributes:
@@ -87,7 +87,7 @@ class StepRecord:
     left_out: list[str] = field(default_factory=list)
 
 
-def write_record(folder: Path, record: StepRecord, weights: Path | None, most_mib: int) -> None:
+def write_record(folder: Path, record: RecordedStep, weights: Path | None, most_mib: int) -> None:
     """Write a record's folder atomically: it is complete or does not exist.
 
     Args:
@@ -138,7 +138,7 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def read_record(folder: Path) -> tuple[StepRecord, Path | None]:
+def read_record(folder: Path) -> tuple[RecordedStep, Path | None]:
     """Return a recorded step, and the folder of the weights before it, None if it has none.
 
     Raises:
@@ -169,4 +169,4 @@ def read_record(folder: Path) -> tuple[StepRecord, Path | None]:
         for name, values in tensors.items()
         if not name.endswith(_LENGTHS)
     }
-    return StepRecord(columns=columns, **content), weights
+    return RecordedStep(columns=columns, **content), weights

@@ -18,7 +18,7 @@ from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.heartbeats.trainer import DetectsHangs
 from verl_plugin.rollout.trainer import ServesWindows
 from verl_plugin.step_record.checks import MOST, MOST_MIB, record_problems, recorded_steps
-from verl_plugin.step_record.folder import Column, RecordError, StepRecord, write_record
+from verl_plugin.step_record.folder import Column, RecordedStep, RecordError, write_record
 from verl_plugin.trainer_modes import RECORDED
 
 RECORDS = "records"
@@ -39,7 +39,7 @@ class RecordsSteps:
         batch = super()._update_actor(batch, metrics)  # type: ignore[misc]  # of the trainer that this extends
         config: Any = OmegaConf.to_container(self.config, resolve=True)
         columns = {name: Column.of(value) for name, value in data.items() if _is_tensor(value)}
-        record = StepRecord(
+        record = RecordedStep(
             step=self.global_steps,
             keys=list(batch.keys),
             columns=columns,
@@ -52,7 +52,7 @@ class RecordsSteps:
         self._write(record, Path(config["trainer"]["default_local_dir"]), at(config, MOST) or MOST_MIB)
         return batch
 
-    def _write(self, record: StepRecord, checkpoints: Path, most_mib: int) -> None:
+    def _write(self, record: RecordedStep, checkpoints: Path, most_mib: int) -> None:
         """Write a record. If that fails, print a warning; the run goes on."""
         folder, before = checkpoints / RECORDS / f"step_{record.step}", checkpoints / f"global_step_{record.step - 1}"
         resumed = Path(str(at(record.config, "trainer.resume_from_path")))

@@ -33,7 +33,7 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_plugin.step_record.comparison import STAGES, Compared, compare_metrics, compare_rows
 from verl_plugin.step_record.first_operator import FirstOperator
-from verl_plugin.step_record.folder import RecordError, StepRecord, read_record
+from verl_plugin.step_record.folder import RecordedStep, RecordError, read_record
 
 _MASK = "response_mask"
 # Metrics of an update that depend neither on its duration nor on the samples' distribution over ranks.
@@ -53,7 +53,7 @@ class Replay:
 
     def __init__(
         self,
-        record: StepRecord,
+        record: RecordedStep,
         weights: Path | None,
         overrides: Sequence[str],
         tolerance: float,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from post_training.hang_detection.calls import Call, Group, RankCalls
+from post_training.hang_detection.calls import Call, RankCalls, RankGroup
 from post_training.hang_detection.replay import (
     COMPUTES,
     DEVICE,
@@ -27,7 +27,7 @@ def written(rank, calls, groups, *, finished, time=1000.0, first=1):
         counts[group] += 1
         ended = place * 10 + 5 if place < finished else None
         made.append(Call(group, counts[group], NAMES[name], ((4,),), place * 10, ended, f"train.py:{place} in step"))
-    known = tuple(Group(name, "", members) for name, members in groups.items())
+    known = tuple(RankGroup(name, "", members) for name, members in groups.items())
     return RankCalls(rank, time, "update", "at mlp.py:7 in forward", known, tuple(made))
 
 

@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from post_training.estimates import block_bootstrap, bootstrap
-from post_training.report import ReportError, StepRecord
+from post_training.report import LoggedStep, ReportError
 from post_training.report.comparison import FEWEST_STEPS, differences, render_comparison, write_comparison
 from tests.html_pages import StrictPage
 from tests.post_training.report.test_run_page import write_run
 
 
-def records(values: dict[int, float | None], name: str = "critic/score/mean") -> list[StepRecord]:
-    return [StepRecord(step, 0.0, {name: value}) for step, value in values.items()]
+def records(values: dict[int, float | None], name: str = "critic/score/mean") -> list[LoggedStep]:
+    return [LoggedStep(step, 0.0, {name: value}) for step, value in values.items()]
 
 
 def test_differences_are_of_steps_that_both_runs_made():

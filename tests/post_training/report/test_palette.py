@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from post_training.report import StepRecord
+from post_training.report import LoggedStep
 from post_training.report.palette import DARK_FRAME, LIGHT, LIGHT_FRAME, STAGE_COLOURS
 from post_training.report.picture import draw
 from post_training.report.run_page import render_page
@@ -34,7 +34,7 @@ def test_picture_has_the_colours_of_the_light_page(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: seen.append(colours_of(figure)))
     step = {"critic/score/mean": 0.5, "timing_s/gen": 1.0, "timing_s/step": 3.0}
-    draw([StepRecord(1, 100.0, step)], "A run", tmp_path / "report.png")
+    draw([LoggedStep(1, 100.0, step)], "A run", tmp_path / "report.png")
     (found,) = seen
     stages = {LIGHT[STAGE_COLOURS[name]] for name in ("rollout", "other")}
     assert found == {*(LIGHT_FRAME[name] for name in ("ground", "ink", "faint", "rule")), LIGHT[0], *stages}

@@ -5,7 +5,7 @@ import json
 import pytest
 from matplotlib.figure import Figure
 
-from post_training.report import ReportError, RunFacts, StepRecord, read_records, summarise
+from post_training.report import LoggedStep, ReportError, RunFacts, read_records, summarise
 from post_training.report.picture import draw
 from post_training.report.summary import REWARD_WINDOW, moving_means
 
@@ -14,14 +14,14 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def record(step, **metrics):
-    return StepRecord(step, 1000.0 + step, {name.replace("__", "/"): value for name, value in metrics.items()})
+    return LoggedStep(step, 1000.0 + step, {name.replace("__", "/"): value for name, value in metrics.items()})
 
 
 def test_records_come_back_and_a_line_in_writing_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     line = json.dumps({"step": 1, "time": 2.5, "metrics": {"critic/score/mean": 0.5}})
     path.write_text(f"{line}\n\n{line[:20]}")
-    assert read_records(path) == [StepRecord(1, 2.5, {"critic/score/mean": 0.5})]
+    assert read_records(path) == [LoggedStep(1, 2.5, {"critic/score/mean": 0.5})]
     assert read_records(tmp_path / "absent.jsonl") == []
 
 
@@ -104,7 +104,7 @@ def test_device_memory_of_the_last_step_in_the_order_of_its_phases():
     names = {"update": (30, 20), "rollout": (7, 6), "reshard": (9, 8)}
     last = {f"memory/peak_bytes/{phase}": peak for phase, (peak, _) in names.items()}
     last |= {f"memory/allocated_bytes/{phase}": end for phase, (_, end) in names.items()}
-    summary = summarise([record(1, **{"memory/peak_bytes/update": 99.0}), StepRecord(2, 1.0, last)], FACTS)
+    summary = summarise([record(1, **{"memory/peak_bytes/update": 99.0}), LoggedStep(2, 1.0, last)], FACTS)
     assert summary["device_memory"] == [
         {"phase": "reshard", "peak_bytes": 9, "end_bytes": 8},
         {"phase": "rollout", "peak_bytes": 7, "end_bytes": 6},
@@ -120,7 +120,7 @@ def test_statistics_of_the_decode_loop_and_of_samples_are_those_of_the_whole_run
         "rollout/slot_steps_bound": 70.0,
         "samples/collectives": 1.0,
     }
-    summary = summarise([StepRecord(n, float(n), metrics) for n in (1, 2)], FACTS)
+    summary = summarise([LoggedStep(n, float(n), metrics) for n in (1, 2)], FACTS)
     names = ("agreements", "decode_steps", "slot_steps", "slot_steps_bound", "data_collectives")
     assert [summary[name] for name in names] == [6, 62, 248, 140, 2]
     without = summarise([record(1)], FACTS)
@@ -129,7 +129,7 @@ def test_statistics_of_the_decode_loop_and_of_samples_are_those_of_the_whole_run
 
 def test_bytes_of_the_driver_and_late_starts_are_means_without_the_first_step():
     steps = [
-        StepRecord(
+        LoggedStep(
             n,
             float(n),
             {"perf/driver_bytes_per_sample": 8.0 * n, "timing_start_skew/ref": n, "timing_start_skew/update": 1.0},
@@ -156,12 +156,12 @@ def test_worst_log_prob_difference_peaks_and_collectives():
     first |= {"collectives/all_to_all/count": 3, "collectives/all_to_all/bytes": 100}
     second = {"training/rollout_logprob_diff_max": 1e-4, "memory/peak_bytes/update": 30}
     second |= {"memory/peak_bytes/rollout": 7, "collectives/all_to_all/count": 4}
-    summary = summarise([StepRecord(1, 0.0, first), StepRecord(2, 1.0, second)], FACTS)
+    summary = summarise([LoggedStep(1, 0.0, first), LoggedStep(2, 1.0, second)], FACTS)
     assert summary["rollout_logprob_diff_max"] == 2e-4
     assert summary["peak_device_bytes"] == {"update": 30, "rollout": 7}
     assert summary["collectives"] == summary["overlay_collectives"] == {"all_to_all": {"count": 7, "bytes": 100}}
     everything = {"collectives": {"all_reduce": {"count": 9, "bytes": 1}}}
-    counted_by_both = summarise([StepRecord(1, 0.0, first)], FACTS, emulator=everything)
+    counted_by_both = summarise([LoggedStep(1, 0.0, first)], FACTS, emulator=everything)
     assert counted_by_both["collectives"] == everything["collectives"]
     assert counted_by_both["overlay_collectives"] == {"all_to_all": {"count": 3, "bytes": 100}}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from post_training.report import ReportError, StepRecord
+from post_training.report import LoggedStep, ReportError
 from post_training.report.nodes import nodes_by_step
 from post_training.report.run_page import _table, render_page, write_page
 from tests.html_pages import StrictPage, shown_by_chromium
@@ -54,8 +54,8 @@ def end(folder: Path, status: str, message: str = "") -> None:
 
 
 def test_the_table_has_the_first_the_last_the_lowest_and_the_highest_value():
-    records = [StepRecord(step, 0.0, {"m": value}) for step, value in enumerate((3.0, 1.0, None, 7.0, 5.0), 1)]
-    assert _table([*records, StepRecord(6, 0.0, {"empty": None})]) == [
+    records = [LoggedStep(step, 0.0, {"m": value}) for step, value in enumerate((3.0, 1.0, None, 7.0, 5.0), 1)]
+    assert _table([*records, LoggedStep(6, 0.0, {"empty": None})]) == [
         ("empty", ["-", "-", "-", "-", "1"]),
         ("m", ["3", "5", "1", "7", "1"]),
     ]

@@ -9,7 +9,7 @@ import torch
 from post_training.layouts.layout import PADDING
 from post_training.reshard.exchange import Side, pack, scatter
 from post_training.reshard.overlaps import Layouts
-from post_training.reshard.plan import Plan, Transfers, make_plan
+from post_training.reshard.plan import ReshardPlan, Transfers, make_plan
 from post_training.reshard.resharder import copy_local, local_copies
 from post_training.reshard.schedule import Bucket, bucket_count, schedule, shard_origins
 from tests.post_training.layouts.reference import State
@@ -17,7 +17,7 @@ from tests.post_training.layouts.reference import State
 
 @dataclass
 class Outcome:
-    plan: Plan
+    plan: ReshardPlan
     buckets: list[list[Bucket]]
 
 

@@ -16,7 +16,7 @@ from post_training.layouts.layout import RolloutPlacement, Shard, TrainPlacement
 from post_training.models.deepseek_v3 import megatron, vllm_ascend
 from post_training.reshard.exchange import Exchange, Side, Staging, pack
 from post_training.reshard.failure import Attempt
-from post_training.reshard.plan import Plan, Transfers, make_plan
+from post_training.reshard.plan import ReshardPlan, Transfers, make_plan
 from post_training.reshard.schedule import ALIGNMENT, Bucket, Chunk, Direction, bucket_count, schedule, shard_origins
 from tests.post_training.layouts.placements import layout_pairs
 from tests.post_training.layouts.reference import SMALL
@@ -27,11 +27,13 @@ VALUES = {name: torch.arange(3).to(kind) for name, kind in TYPES.items()}
 HELD = [Shard(name, ((0, 3),), name) for name in NAMES]
 
 
-def plan_of(train: Sequence[list[Shard]], rollout: Sequence[list[Shard]], node_of: Sequence[int] | None = None) -> Plan:
+def plan_of(
+    train: Sequence[list[Shard]], rollout: Sequence[list[Shard]], node_of: Sequence[int] | None = None
+) -> ReshardPlan:
     return make_plan(train, rollout, lambda name: TYPES[name].itemsize, node_of)
 
 
-def buckets_of(plan: Plan, rank: int) -> list[Bucket]:
+def buckets_of(plan: ReshardPlan, rank: int) -> list[Bucket]:
     return schedule(plan.remote, 2, rank, 1, (shard_origins(HELD), shard_origins(HELD)))
 
 

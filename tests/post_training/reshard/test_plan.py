@@ -17,7 +17,7 @@ from post_training.layouts.layout import RolloutPlacement, Shard, TrainPlacement
 from post_training.layouts.regions import regions_of
 from post_training.models.deepseek_v3 import DeepseekV3Shape, megatron, table, vllm_ascend
 from post_training.reshard.overlaps import LayoutError
-from post_training.reshard.plan import Plan, Transfers, make_plan
+from post_training.reshard.plan import ReshardPlan, Transfers, make_plan
 from post_training.reshard.rank_plan import make_rank_plan
 from post_training.reshard.schedule import ALIGNMENT, BucketError, bucket_count
 from tests.post_training.layouts.placements import divisors, layout_pairs, rollout_placements
@@ -34,7 +34,7 @@ def layouts(pair: Pair, shape: DeepseekV3Shape = SMALL) -> tuple[list[list[Shard
     return [megatron(shape, train, rank) for rank in ranks], [vllm_ascend(shape, rollout, rank) for rank in ranks]
 
 
-def plan_of(pair: Pair) -> Plan:
+def plan_of(pair: Pair) -> ReshardPlan:
     return make_plan(*layouts(pair), lambda name: 4)
 
 

@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray._private import ray_constants
 
-from rehearsal.prefork import launch, quick_setup
+from rehearsal.prefork import launch, set_up_workers_quickly
 
 OURS = Path(launch.__file__).with_name("setup_worker.py")
 WORKERS = Path(ray.__file__).parent / "_private" / "workers"
@@ -57,8 +57,7 @@ def test_workers_start_as_by_rays_program(show, tmp_path, more, by_ray):
     assert (alone.returncode != 0) == by_ray, alone.stderr
 
 
-def test_ray_is_told_of_it_within_the_context_alone():
-    before = ray_constants.SETUP_WORKER_FILENAME
-    with quick_setup():
-        assert os.path.join(WORKERS, ray_constants.SETUP_WORKER_FILENAME) == str(OURS)
-    assert ray_constants.SETUP_WORKER_FILENAME == before
+def test_ray_takes_it_for_its_own(monkeypatch):
+    monkeypatch.setattr(ray_constants, "SETUP_WORKER_FILENAME", ray_constants.SETUP_WORKER_FILENAME)
+    set_up_workers_quickly()
+    assert os.path.join(WORKERS, ray_constants.SETUP_WORKER_FILENAME) == str(OURS)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.stack_2026.verl.test_jobs import ACTOR, ONE_CARD, ROLLOUT
 from verl_plugin.jobs import compose_job
-from verl_plugin.step_record.folder import Column, StepRecord
+from verl_plugin.step_record.folder import Column, RecordedStep
 
 PROMPTS, ANSWERS, MODEL = 2, 4, "actor_rollout_ref.model"
 KL = 0.01
@@ -38,7 +38,7 @@ def config_of(model: Path, dies: int) -> dict[str, Any]:
     return OmegaConf.to_container(compose_job(ONE_CARD, keys), resolve=True)  # type: ignore[return-value]  # a mapping
 
 
-def recorded(model: Path, dies: int) -> StepRecord:
+def recorded(model: Path, dies: int) -> RecordedStep:
     """Compute a GRPO step with one update in plain transformers; old and reference log-probs are the model's."""
     generator = torch.Generator().manual_seed(5)
     tokens = [torch.randint(3, 90, (sum(size),), generator=generator) for size in _SIZES]
@@ -74,7 +74,7 @@ def recorded(model: Path, dies: int) -> StepRecord:
     metrics = {"actor/grad_norm": float(norm), "actor/pg_loss": value, "actor/kl_loss": 0.0}
     keys = [f"prompt{prompt}_{answer}_0" for prompt in range(PROMPTS) for answer in range(ANSWERS)]
     columns = {name: Column(values, True) for name, values in rows.items()}
-    return StepRecord(1, keys, columns, given, metrics, config_of(model, dies), dies)
+    return RecordedStep(1, keys, columns, given, metrics, config_of(model, dies), dies)
 
 
 def _log_probs(model: Any, tokens: torch.Tensor, prompt: int) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _last(score: float, answer: int) -> torch.Tensor:
     return torch.cat([torch.zeros(answer - 1), torch.tensor([score])])
 
 
-def _with(record: StepRecord, name: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> StepRecord:
+def _with(record: RecordedStep, name: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> RecordedStep:
     column = record.columns[name]
     return replace(record, columns={**record.columns, name: replace(column, rows=change(list(column.rows)))})
 
@@ -112,7 +112,7 @@ def _stale(rows: list[torch.Tensor]) -> list[torch.Tensor]:
     return [row + 0.01 * torch.sin(torch.arange(len(row)) + 1.0) for row in rows]
 
 
-FAULTS: Mapping[str, Callable[[StepRecord], StepRecord]] = {
+FAULTS: Mapping[str, Callable[[RecordedStep], RecordedStep]] = {
     "right": lambda record: record,
     "swapped": lambda record: reduce(lambda one, name: _with(one, name, _swapped), _OF_TOKENS, record),
     "mask": lambda record: _with(record, "response_mask", _unmasked),

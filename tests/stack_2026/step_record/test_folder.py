@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from post_training.masking import MASK, masked
-from verl_plugin.step_record.folder import Column, RecordError, StepRecord, read_record, write_record
+from verl_plugin.step_record.folder import Column, RecordedStep, RecordError, read_record, write_record
 
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 
 
 @pytest.fixture
-def record() -> StepRecord:
+def record() -> RecordedStep:
     """A record of three samples, one with an empty answer."""
     tokens = [torch.arange(4), torch.arange(1), torch.zeros(0, dtype=torch.int64)]
     experts = [torch.randint(0, 8, (len(each), 2, 4), dtype=torch.uint8) for each in tokens]
@@ -31,7 +31,7 @@ def record() -> StepRecord:
     columns["log_probs"] = Column([row.float() for row in columns["log_probs"].rows], True)
     metrics = {"actor/grad_norm": float("inf"), "actor/pg_loss": -0.25}
     config = masked({"trainer": {"nnodes": 1}, "token": SECRET})
-    return StepRecord(3, ["a_0_0", "a_1_0", "b_0_0"], columns, {"temperature": 1.0}, metrics, config, 4, ["prompt"])
+    return RecordedStep(3, ["a_0_0", "a_1_0", "b_0_0"], columns, {"temperature": 1.0}, metrics, config, 4, ["prompt"])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verl_plugin.step_record.folder import RecordError, StepRecord
+from verl_plugin.step_record.folder import RecordedStep, RecordError
 from verl_plugin.step_record.worker import Replay
 
 
@@ -34,7 +34,7 @@ ACTOR = "actor_rollout_ref.actor"
 )
 def test_step_of_several_updates_needs_as_many_data_parallel_ranks(monkeypatch, recorded, dies, given, mini, passes):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    step = StepRecord(1, [str(number) for number in range(16)], {}, {"mini_batch_size": mini}, {}, recorded, dies)
+    step = RecordedStep(1, [str(number) for number in range(16)], {}, {"mini_batch_size": mini}, {}, recorded, dies)
     replay = Replay(step, None, given, 1e-4)
     if passes:
         replay._require_mini_batches()

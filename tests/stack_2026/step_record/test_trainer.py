@@ -9,13 +9,13 @@ import pytest
 from safetensors import SafetensorError
 
 from verl_plugin.step_record import trainer
-from verl_plugin.step_record.folder import StepRecord
+from verl_plugin.step_record.folder import RecordedStep
 from verl_plugin.step_record.trainer import RecordsSteps
 
 
-def record(**keys: str) -> StepRecord:
+def record(**keys: str) -> RecordedStep:
     config = {"trainer": {"resume_mode": "disable", **keys}}
-    return StepRecord(21, [], {}, {}, {}, config, 1)
+    return RecordedStep(21, [], {}, {}, {}, config, 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from post_training.checkpoint.training_files import MOMENTS, open_training_files
 from post_training.models.families import table_for
 from post_training.report.run_folder import at
 from post_training.user_files import read_object
-from verl_plugin.step_record.folder import StepRecord
+from verl_plugin.step_record.folder import RecordedStep
 
 _ACTOR = "actor_rollout_ref.actor"
 
@@ -54,7 +54,7 @@ class Reference:
         if averages:
             self.averages = {name: _written(model, folder / name, weights | states[name]) for name in MOMENTS}
 
-    def step(self, record: StepRecord) -> Step:
+    def step(self, record: RecordedStep) -> Step:
         """Run a recorded step's update; losses are means over all tokens of answers."""
         columns, coefficient = record.columns, float(at(record.config, f"{_ACTOR}.kl_loss_coef"))
         with torch.no_grad():
@@ -74,7 +74,7 @@ class Reference:
         self._update(record)
         return Step([each.detach() for each in logs], kept, loss.item(), kl.item(), norm.item())
 
-    def _update(self, record: StepRecord) -> None:
+    def _update(self, record: RecordedStep) -> None:
         own: dict[str, Any] = at(record.config, f"{_ACTOR}.optim")
         optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=own["lr"], betas=tuple(own["betas"]), weight_decay=own["weight_decay"]
@@ -112,7 +112,7 @@ def _load(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
 
 
-def _samples(record: StepRecord) -> list[tuple[torch.Tensor, int]]:
+def _samples(record: RecordedStep) -> list[tuple[torch.Tensor, int]]:
     """Return each sample's tokens and the length of its prompt."""
     rows = zip(record.columns["input_ids"].rows, record.columns["prompts"].rows, strict=True)
     return [(tokens, len(prompt)) for tokens, prompt in rows]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from post_training.report import StepRecord, read_records
+from post_training.report import LoggedStep, read_records
 from post_training.report.metrics import EXPERT_SETS_DIFFER, PEAK_BYTES_PREFIX
 from rehearsal.stack_2026.records import LOG_PROB_DIFFERENCE, PROBABILITY_DIFFERENCE, RecordWriter
 from rehearsal.stack_2026.stages import failure_of, lost_answers, probability_differences
@@ -44,7 +44,7 @@ def test_metrics_of_the_step_lose_the_prefix_of_the_update(tmp_path):
 
 
 def test_differences_are_the_largest_of_all_steps():
-    records = [StepRecord(step, 0.0, {PROBABILITY_DIFFERENCE: value}) for step, value in ((1, 0.2), (2, 0.1))]
+    records = [LoggedStep(step, 0.0, {PROBABILITY_DIFFERENCE: value}) for step, value in ((1, 0.2), (2, 0.1))]
     found = probability_differences(records)
     assert found.pop("rollout_prob_diff_max") == 0.2 and set(found.values()) == {None}
 
@@ -61,12 +61,12 @@ def test_differences_are_the_largest_of_all_steps():
     ],
 )
 def test_incomplete_and_unlike_runs_fail(tmp_path, changes, steps, words):
-    found = failure_of(0, [StepRecord(1, 0.0, GOOD | changes)], steps, "float32", tmp_path / "run.log")
+    found = failure_of(0, [LoggedStep(1, 0.0, GOOD | changes)], steps, "float32", tmp_path / "run.log")
     assert (found is None) if words is None else (words in found)
 
 
 def test_bfloat16_may_compute_differently(tmp_path):
-    assert failure_of(0, [StepRecord(1, 0.0, GOOD | {LOG_PROB_DIFFERENCE: 0.01})], 1, "bfloat16", tmp_path) is None
+    assert failure_of(0, [LoggedStep(1, 0.0, GOOD | {LOG_PROB_DIFFERENCE: 0.01})], 1, "bfloat16", tmp_path) is None
 
 
 # Metrics of a step of verl 0.9.1 with 32 prompts of 8 answers each.
@@ -77,7 +77,7 @@ STEP = {"perf/total_num_tokens": 3970, "prompt_length/mean": 7.0, "response_leng
 def test_step_with_fewer_answers_than_asked_is_told(tmp_path, batch, n, words):
     composed = tmp_path / "config.yaml"
     composed.write_text(f"data: {{train_batch_size: {batch}}}\nactor_rollout_ref: {{rollout: {{n: {n}}}}}\n")
-    found = lost_answers([StepRecord(1, 0.0, STEP), StepRecord(2, 0.0, GOOD)], composed)
+    found = lost_answers([LoggedStep(1, 0.0, STEP), LoggedStep(2, 0.0, GOOD)], composed)
     assert (found is None) if words is None else (words in found)
 
 

@@ -20,7 +20,7 @@ from rehearsal.resume_proof.comparison import metrics_of
 from rehearsal.stack_2026.plan import Options, make_plan
 from rehearsal.tiny_model.tokenizer import ASSISTANT, CALL_CLOSING, CALL_OPENING, TOOL, USER
 from tests.stack_2026.rehearsals import check_computes_alike, rehearse
-from verl_plugin.step_record.folder import StepRecord, read_record
+from verl_plugin.step_record.folder import RecordedStep, read_record
 
 pytestmark = pytest.mark.slow
 SMALL = ("--tool", "calculator", "--model", "qwen3", "--backend", "fsdp2", "--dies", "1")
@@ -59,7 +59,7 @@ def messages_of(tokenizer: Any, tokens: list[int]) -> list[dict[str, Any]] | Non
     return messages
 
 
-def compared(tokenizer: Any, record: StepRecord, trained: str) -> tuple[int, list[int]]:
+def compared(tokenizer: Any, record: RecordedStep, trained: str) -> tuple[int, list[int]]:
     """Return how many samples transformers renders to the same tokens, and the numbers of those whose masks differ."""
     alike, differing = 0, []
     columns = [record.columns[name].rows for name in ("prompts", "responses", trained)]

@@ -13,7 +13,7 @@ from verl_patches.features.step import Step, Workers, split
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """A prompt with its answers.
 
     Attributes:
@@ -38,7 +38,7 @@ def generate_groups(
     n: int,
     workers: Workers,
     step: Step,
-) -> list[Group]:
+) -> list[PromptGroup]:
     """Let the workers generate `n` answers to each prompt, and score them; both are timed as parts of the step.
 
     Args:
@@ -61,5 +61,5 @@ def generate_groups(
     for index, (prompt, item) in enumerate(zip(prompts, items, strict=True)):
         own = slice(index * n, (index + 1) * n)
         of_answers = {name: each[own] for name, each in values.items() if len(each) == len(rewards)}
-        groups.append(Group(prompt, item, answers[own], rewards[own], of_answers))
+        groups.append(PromptGroup(prompt, item, answers[own], rewards[own], of_answers))
     return groups

@@ -11,7 +11,7 @@ import torch
 from post_training.report.run_error import RunError
 from verl_patches.features.dynamic_sampling.acceptance import Acceptance
 from verl_patches.features.dynamic_sampling.feature import KEY, SEQUENCE_REWARD, FilterGroups
-from verl_patches.features.dynamic_sampling.generation_batch import Group, generate_groups
+from verl_patches.features.dynamic_sampling.generation_batch import PromptGroup, generate_groups
 from verl_patches.features.dynamic_sampling.groups import qualifies
 from verl_patches.features.dynamic_sampling.queue import Prompt, PromptQueue
 from verl_patches.features.step import Collected, Step, Workers, split
@@ -69,7 +69,7 @@ class RolloutBuffer:
         self._given += 1
         return self._batch_of(epoch, groups)
 
-    def _batch_of(self, epoch: int, groups: Sequence[Group]) -> Collected:
+    def _batch_of(self, epoch: int, groups: Sequence[PromptGroup]) -> Collected:
         from verl import DataProto
 
         prompts, asked = split(self._collate([group.item for group in groups]))
@@ -82,10 +82,10 @@ class RolloutBuffer:
         rewards = torch.cat([group.rewards for group in groups]), further
         return Collected(epoch, prompts, asked, DataProto.concat([group.answers for group in groups]), rewards)
 
-    def _fill(self, step: Step, workers: Workers) -> list[Group]:
+    def _fill(self, step: Step, workers: Workers) -> list[PromptGroup]:
         """Generate until as many groups qualify as a step has prompts, and return those."""
         self._acceptance.begin_step()
-        kept: list[Group] = []
+        kept: list[PromptGroup] = []
         scores: list[float] = []
         gen_batches = generated = 0
         while len(kept) < self._sizes.batch:
@@ -121,14 +121,14 @@ class RolloutBuffer:
             f"limit, or set {KEY}.on_exhausted=stop_and_save"
         )
 
-    def _generated(self, prompts: Sequence[Prompt], step: Step, workers: Workers) -> list[Group]:
+    def _generated(self, prompts: Sequence[Prompt], step: Step, workers: Workers) -> list[PromptGroup]:
         items = [self._rows[prompt.row] for prompt in prompts]
         return generate_groups(prompts, items, self._collate, self._sizes.answers, workers, step)
 
-    def _qualifies(self, group: Group) -> bool:
+    def _qualifies(self, group: PromptGroup) -> bool:
         return qualifies(self._values(group), self._chosen.lower_bound, self._chosen.upper_bound)
 
-    def _values(self, group: Group) -> list[float]:
+    def _values(self, group: PromptGroup) -> list[float]:
         """Return the metric of each answer.
 
         Raises:

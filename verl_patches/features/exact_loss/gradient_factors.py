@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from verl_patches.features.exact_loss.schedule import TOKEN_MEANS
 from verl_patches.features.exact_loss.shares import TOKEN_MEAN, Amounts, count, share
 from verl_patches.features.exact_loss.sums import sums_over_ranks
+from verl_patches.features.exact_loss.update_loss import TOKEN_MEANS
 
 
 @dataclass(frozen=True)

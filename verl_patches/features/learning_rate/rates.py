@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
-from verl_patches.features.learning_rate.schedule import Schedule
+from verl_patches.features.learning_rate.rate_schedule import Schedule
 
 STEP = "training_step"
 """The key of a batch's meta information under which the driver sends the number of the step, from 1."""

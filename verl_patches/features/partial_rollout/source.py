@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from post_training.plan.partial_rollout import Group, GroupsInFlight, PartialRollout, ages, spread
+from post_training.plan.partial_rollout import AnswerGroup, GroupsInFlight, PartialRollout, ages, spread
 from post_training.report.run_error import RunError
 from verl_patches.features.data_order.order import DataOrderError
 from verl_patches.features.dynamic_sampling.queue import Prompt, PromptQueue
@@ -67,7 +67,7 @@ class PartialRolloutBuffer:
         prompts, asked = split(self._collate([self._rows[group.prompt[1]] for group in taken]))
         return Collected(epoch, prompts, asked, answers)
 
-    def _generated(self, step: Step, workers: Workers) -> tuple[list[Group[Answers]], Any]:
+    def _generated(self, step: Step, workers: Workers) -> tuple[list[AnswerGroup[Answers]], Any]:
         """Generate; remove and return the groups that the step trains on, with their answers from the workers."""
         from verl import DataProto
 
@@ -91,7 +91,7 @@ class PartialRolloutBuffer:
         answers.pop(batch_keys=[TOKENS, FINISHED])
         return taken, answers
 
-    def _grown(self, group: Group[Answers], step: int, found: Any, first: int) -> Answers:
+    def _grown(self, group: AnswerGroup[Answers], step: int, found: Any, first: int) -> Answers:
         if _LOG_PROBS not in found.batch.keys():
             raise RunError(
                 "the rollout returned no log-probs of its tokens, which a partial rollout needs. Set "
@@ -120,7 +120,7 @@ class PartialRolloutBuffer:
         """
         try:
             in_flight = [
-                Group(
+                AnswerGroup(
                     Prompt(*group["prompt"]), int(group["begun"]), tuple(Answer.of(each) for each in group["answers"])
                 )
                 for group in state["in_flight"]
@@ -148,7 +148,7 @@ def _row(answers: Answers, due: bool) -> Row:
     return Row([Begun(each.tokens.tolist(), each.log_probs.tolist(), each.finished) for each in answers], due)
 
 
-def metrics_of(step: int, taken: Sequence[Group[Answers]], waiting: int) -> dict[str, float]:
+def metrics_of(step: int, taken: Sequence[AnswerGroup[Answers]], waiting: int) -> dict[str, float]:
     """Return the metrics of the groups that `step` trains on; `waiting`: prompts that stay in flight."""
     tokens: dict[int, int] = {}
     for group in taken:

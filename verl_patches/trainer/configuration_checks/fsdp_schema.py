@@ -20,7 +20,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     Count,
     CountOrNone,
     Fraction,
-    Group,
+    KeyGroup,
     Name,
     NotNegative,
     PositiveFraction,
@@ -33,19 +33,19 @@ Strategy = Annotated[Literal["fsdp", "fsdp2"], Field(description=_FSDP)]
 FloatingPoint = Literal["fp32", "bf16", "float32", "bfloat16"]
 
 
-class WrapPolicy(Group):
+class WrapPolicy(KeyGroup):
     min_num_params: Annotated[int, Field(ge=0)] = 0
     disable: bool = False
     transformer_layer_cls_to_wrap: list[Name] | None = None
 
 
-class MixedPrecision(Group):
+class MixedPrecision(KeyGroup):
     param_dtype: FloatingPoint = "bf16"
     reduce_dtype: FloatingPoint = "fp32"
     buffer_dtype: FloatingPoint = "fp32"
 
 
-class Sharding(Group):
+class Sharding(KeyGroup):
     wrap_policy: WrapPolicy
     param_offload: bool
     reshard_after_forward: bool = True
@@ -59,7 +59,7 @@ class TrainedSharding(Sharding):
     fsdp_size: Literal[-1] = Field(default=-1, description=_NOT_RUN)
 
 
-class FsdpModel(Group):
+class FsdpModel(KeyGroup):
     path: str | None
     external_lib: Name | None
     override_config: dict[str, Any]
@@ -75,7 +75,7 @@ class FsdpModel(Group):
     target_modules: str | list[Name] = "all-linear"
 
 
-class ShardedOptim(Group):
+class ShardedOptim(KeyGroup):
     """Optimizer keys that actor and critic share."""
 
     lr: NotNegative
@@ -113,7 +113,7 @@ class FsdpRollout(Generation):
     layered_summon: bool = False
 
 
-class FsdpActorRolloutRef(Group):
+class FsdpActorRolloutRef(KeyGroup):
     hybrid_engine: Literal[True] = Field(description=SHARED)
     model: FsdpModel
     actor: FsdpActor
@@ -142,7 +142,7 @@ class FsdpCritic(ValueUpdate):
     ulysses_sequence_parallel_size: Literal[1] = Field(default=1, description=_NOT_RUN)
 
 
-class RewardSharding(Group):
+class RewardSharding(KeyGroup):
     wrap_policy: WrapPolicy | None = None
     param_offload: bool = False
     reshard_after_forward: bool = True
@@ -162,7 +162,7 @@ class FsdpRewards(Rewards):
     ulysses_sequence_parallel_size: CountOrNone = 1
 
 
-class FsdpConfiguration(Group):
+class FsdpConfiguration(KeyGroup):
     """The whole configuration."""
 
     data: Data

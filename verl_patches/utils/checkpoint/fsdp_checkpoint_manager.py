@@ -62,7 +62,7 @@ def load_checkpoint(
 ) -> None:
     if local_path is None:
         return
-    from post_training.checkpoint.schedule import set_place_in_schedule
+    from post_training.checkpoint.resumed_rate import set_place_in_schedule
     from verl_patches.features.training_checkpoint.random_states import restore_random_states
     from verl_patches.features.training_checkpoint.restoring import load_training
     from verl_patches.features.training_checkpoint.step_folders import step_of

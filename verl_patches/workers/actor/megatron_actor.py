@@ -58,7 +58,7 @@ def make_minibatch_iterator(
     only_here=True,
 )
 def get_measuring_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    from verl_patches.features.onpolicy.schedule import with_measured_difference
+    from verl_patches.features.onpolicy.loss_hooks import with_measured_difference
 
     return with_measured_difference(upstream(), settings.current().recompute_old_log_prob)
 
@@ -74,7 +74,7 @@ def get_measuring_forward_backward_func(upstream: Callable[..., Callable[..., An
     only_here=True,
 )
 def get_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    from verl_patches.features.onpolicy.schedule import with_own_log_probs
+    from verl_patches.features.onpolicy.loss_hooks import with_own_log_probs
 
     return with_own_log_probs(upstream())
 
@@ -93,7 +93,7 @@ def get_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Ca
 def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     from megatron.core import mpu
 
-    from verl_patches.features.exact_loss.schedule import with_exact_loss
+    from verl_patches.features.exact_loss.update_loss import with_exact_loss
 
     return with_exact_loss(upstream(), settings.current().loss_agg_mode, mpu.get_data_parallel_group())
 
@@ -110,7 +110,7 @@ def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]])
     only_here=True,
 )
 def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    from verl_patches.features.dynamic_batches.schedule import agreement_of_ranks, with_dynamic_batches
+    from verl_patches.features.dynamic_batches.cuts import agreement_of_ranks, with_dynamic_batches
 
     return with_dynamic_batches(upstream(), agreement_of_ranks())
 
@@ -145,8 +145,8 @@ def forward_backward_whole_batch(
     forward_only: bool = False,
     **kwargs: Any,
 ) -> dict[str, Any]:
+    from verl_patches.features.dynamic_batches.cuts import limited
     from verl_patches.features.dynamic_batches.feature import TokenLimits
-    from verl_patches.features.dynamic_batches.schedule import limited
 
     limits = TokenLimits.of(settings.current())
     of_a_pass = limits.old_log_prob if self.actor_optimizer is not None else limits.ref

@@ -64,7 +64,7 @@ def compute_values(upstream: Callable[..., torch.Tensor], self: MegatronPPOCriti
 def forward_backward_batch(
     upstream: Callable[..., Any], self: MegatronPPOCritic, *args: Any, **kwargs: Any
 ) -> list[Any] | dict[str, Any]:
-    from verl_patches.features.exact_loss.schedule import of_critic
+    from verl_patches.features.exact_loss.update_loss import of_critic
 
     with of_critic(self.config.loss_agg_mode):
         return upstream(self, *args, **kwargs)
@@ -83,7 +83,7 @@ def forward_backward_batch(
 def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     from megatron.core import mpu
 
-    from verl_patches.features.exact_loss.schedule import critics_mode, with_exact_loss
+    from verl_patches.features.exact_loss.update_loss import critics_mode, with_exact_loss
 
     return with_exact_loss(upstream(), critics_mode(), mpu.get_data_parallel_group())
 
@@ -99,8 +99,8 @@ def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]])
 def forward_backward_whole_batch(
     upstream: Callable[..., Any], self: MegatronPPOCritic, data: DataProto, forward_only: bool = False, **kwargs: Any
 ) -> list[Any] | dict[str, Any]:
+    from verl_patches.features.dynamic_batches.cuts import limited
     from verl_patches.features.dynamic_batches.feature import limit_of_critic
-    from verl_patches.features.dynamic_batches.schedule import limited
 
     config = self.config
     limit = limit_of_critic(config, forward_only)
@@ -133,7 +133,7 @@ def forward_backward_whole_batch(
     only_here=True,
 )
 def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    from verl_patches.features.dynamic_batches.schedule import agreement_of_ranks, with_dynamic_batches
+    from verl_patches.features.dynamic_batches.cuts import agreement_of_ranks, with_dynamic_batches
 
     return with_dynamic_batches(upstream(), agreement_of_ranks())
 

@@ -17,7 +17,7 @@ from tests.verl_patches.features.dynamic_sampling import scripted
 from tests.verl_patches.features.dynamic_sampling.scripted import Killed, Prompts, accuracy_reward, fit, make_trainer
 from verl_patches.features.data_order.order import DataOrder
 from verl_patches.features.dynamic_sampling.feature import FilterGroups
-from verl_patches.features.dynamic_sampling.generation_batch import Group
+from verl_patches.features.dynamic_sampling.generation_batch import PromptGroup
 from verl_patches.features.dynamic_sampling.queue import PromptQueue
 from verl_patches.features.dynamic_sampling.source import RolloutBuffer, Sizes
 from verl_patches.features.overlong.feature import OverlongBuffer
@@ -311,7 +311,7 @@ class Scripted(RolloutBuffer):
 
     def _generated(self, prompts, step, workers):
         self.handed_out.update(prompts)
-        return [Group(prompt, {"prompt": prompt}, None, torch.zeros(1), {}) for prompt in prompts]
+        return [PromptGroup(prompt, {"prompt": prompt}, None, torch.zeros(1), {}) for prompt in prompts]
 
     def _batch_of(self, epoch, groups):
         return groups

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from verl_patches.features.learning_rate.rate_schedule import Schedule
 from verl_patches.features.learning_rate.rates import STEP, report_rate, sending_step, set_rate
-from verl_patches.features.learning_rate.schedule import Schedule
 
 PEAK, TOTAL = 3e-6, 23
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
-from post_training.checkpoint.schedule import set_place_in_schedule
+from post_training.checkpoint.resumed_rate import set_place_in_schedule
 from verl_patches.features.compatibility.fully_sharded import clip_gradients, prepare
 from verl_patches.features.training_checkpoint.fsdp_rank import FsdpRank, FullyShardedRank
 from verl_patches.features.training_checkpoint.restoring import load_training

@@ -30,10 +30,10 @@ from verl_patches.trainer.configuration_checks.schema.model import TrainedModel
 from verl_patches.trainer.configuration_checks.schema.rewards import CustomReward, RewardModel
 from verl_patches.trainer.configuration_checks.schema.rollout import Rollout
 from verl_patches.trainer.configuration_checks.schema.training import Actor, Critic, Reference
-from verl_patches.trainer.configuration_checks.schema.values import SHARED, Group
+from verl_patches.trainer.configuration_checks.schema.values import SHARED, KeyGroup
 
 
-class ActorRolloutRef(Group):
+class ActorRolloutRef(KeyGroup):
     hybrid_engine: Literal[True] = Field(description=SHARED)
     model: TrainedModel
     actor: Actor
@@ -42,7 +42,7 @@ class ActorRolloutRef(Group):
     overlay: dict[str, Any]
 
 
-class Configuration(Group):
+class Configuration(KeyGroup):
     """The whole configuration."""
 
     data: Data

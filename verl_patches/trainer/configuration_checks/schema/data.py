@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Literal
 
-from verl_patches.trainer.configuration_checks.schema.values import Count, CountOrNone, Files, Group, Name, Seed, Whole
+from verl_patches.trainer.configuration_checks.schema.values import (
+    Count,
+    CountOrNone,
+    Files,
+    KeyGroup,
+    Name,
+    Seed,
+    Whole,
+)
 
 
-class CustomClass(Group):
+class CustomClass(KeyGroup):
     path: Name | None
     name: Name | None
 
 
-class Data(Group):
+class Data(KeyGroup):
     tokenizer: Name | None
     train_files: Files
     val_files: Files

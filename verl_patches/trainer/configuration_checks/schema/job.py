@@ -13,7 +13,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     CountOrNone,
     Fraction,
     Frequency,
-    Group,
+    KeyGroup,
     KlEstimator,
     Listed,
     Name,
@@ -25,12 +25,12 @@ _WHOLE = "a step's checkpoint has actor and critic and is kept as a whole; set a
 _NO_HDFS = "checkpoints are only written to trainer.default_local_dir; remove it"
 
 
-class Reweighting(Group):
+class Reweighting(KeyGroup):
     reweight_method: Literal["pow", "max_min", "max_random"]
     weight_pow: float
 
 
-class FilterGroups(Group):
+class FilterGroups(KeyGroup):
     enable: bool = False
     metric: Name | None = None
     max_num_gen_batches: int = 0
@@ -44,7 +44,7 @@ Estimator = Literal[
 ]
 
 
-class Algorithm(Group):
+class Algorithm(KeyGroup):
     adv_estimator: Estimator
     gamma: Fraction
     lam: Fraction
@@ -58,7 +58,7 @@ class Algorithm(Group):
     filter_groups: FilterGroups | None = None
 
 
-class Trainer(Group):
+class Trainer(KeyGroup):
     balance_batch: bool
     total_epochs: Count
     total_training_steps: CountOrNone
@@ -88,7 +88,7 @@ class Trainer(Group):
     wandb_proxy: Name | None = None
 
 
-class RayInit(Group):
+class RayInit(KeyGroup):
     num_cpus: CountOrNone
     address: Name
     timeline_json_file: Name | None = None
@@ -98,30 +98,30 @@ class RayInit(Group):
     )
 
 
-class RolloutInstance(Group):
+class RolloutInstance(KeyGroup):
     """The overlay's own: sizes of a rollout instance, for a job to choose from."""
 
     all_dies: Count
     half_of_the_dies: Count
 
 
-class MiniBatch(Group):
+class MiniBatch(KeyGroup):
     """The overlay's own: prompts per update, for a job with several updates per batch."""
 
     of_several: Count
 
 
-class Thresholds(Group):
+class Thresholds(KeyGroup):
     reward_score: float | None = None
     kl_divergence: float | None = None
     entropy: float | None = None
 
 
-class Alerting(Group):
+class Alerting(KeyGroup):
     threshold: Thresholds | None = None
 
 
-class Monitoring(Group):
+class Monitoring(KeyGroup):
     """Monitoring keys from guides to verl; `features.alerts.monitoring` maps their names to metrics."""
 
     metrics: list[Literal["reward_score", "kl_divergence", "entropy", "gpu_utilization", "memory_usage"]] | None = None

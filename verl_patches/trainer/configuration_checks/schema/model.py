@@ -12,7 +12,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     Count,
     CountOrNone,
     Fraction,
-    Group,
+    KeyGroup,
     Name,
     NoneAsWord,
     NotNegative,
@@ -21,23 +21,23 @@ from verl_patches.trainer.configuration_checks.schema.values import (
 )
 
 
-class ExpertOverrides(Group):
+class ExpertOverrides(KeyGroup):
     freeze_moe_router: bool = False
     fix_moe_router: bool = False
 
 
-class ModelOverrides(Group):
+class ModelOverrides(KeyGroup):
     hf_config: dict[str, Any] = Field(alias="model_config")
     moe_config: ExpertOverrides
 
 
-class Recomputation(Group):
+class Recomputation(KeyGroup):
     activations_checkpoint_method: Literal["uniform", "block"] | None
     activations_checkpoint_granularity: Literal["selective", "full"] | None
     activations_checkpoint_num_layers: CountOrNone
 
 
-class TrainedModel(Group):
+class TrainedModel(KeyGroup):
     path: str | None
     external_lib: Name | None
     override_config: ModelOverrides
@@ -51,7 +51,7 @@ class CriticModel(TrainedModel):
     tokenizer_path: str | None
 
 
-class Optim(Group):
+class Optim(KeyGroup):
     lr: NotNegative
     clip_grad: NotNegative
     lr_warmup_steps_ratio: Fraction
@@ -62,7 +62,7 @@ class Optim(Group):
     lr_warmup_steps: Annotated[int, Field(ge=-1, le=LARGEST)] = -1
 
 
-class TransformerOptions(Group):
+class TransformerOptions(KeyGroup):
     """Fields of Megatron's configuration of the model; `handed_over` checks further ones against Megatron's names."""
 
     model_config = ConfigDict(extra="allow")
@@ -71,7 +71,7 @@ class TransformerOptions(Group):
     moe_tp_extend_ep: bool = False
 
 
-class Megatron(Group):
+class Megatron(KeyGroup):
     param_offload: bool
     tensor_model_parallel_size: Count
     expert_model_parallel_size: Count

@@ -12,14 +12,14 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     PAGE,
     Count,
     CountOrNone,
-    Group,
+    KeyGroup,
     Name,
     NotNegative,
     Whole,
 )
 
 
-class RewardNetwork(Group):
+class RewardNetwork(KeyGroup):
     input_tokenizer: str | None
     path: Name
     external_lib: Name | None
@@ -27,19 +27,19 @@ class RewardNetwork(Group):
     rm_tokenizer: Name | None = None
 
 
-class Sandbox(Group):
+class Sandbox(KeyGroup):
     url: Name | None
     max_concurrent: Count
 
 
-class OverlongBuffer(Group):
+class OverlongBuffer(KeyGroup):
     enable: bool = False
     len: Whole = 0
     penalty_factor: NotNegative = 0.0
     log: bool = False
 
 
-class Rewards(Group):
+class Rewards(KeyGroup):
     """Reward keys that Megatron and FSDP share: the reward model, and the functions that stand in for it."""
 
     enable: Literal[False] = Field(
@@ -64,7 +64,7 @@ class RewardModel(Rewards):
     load_weight: bool
 
 
-class CustomReward(Group):
+class CustomReward(KeyGroup):
     path: Name | None
     name: Name
     reward_kwargs: dict[str, Any] = {}

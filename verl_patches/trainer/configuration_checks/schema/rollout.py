@@ -11,7 +11,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     SEE,
     Count,
     CountOrNone,
-    Group,
+    KeyGroup,
     Name,
     NotNegative,
     PositiveFraction,
@@ -22,12 +22,12 @@ from verl_patches.trainer.configuration_checks.schema.values import (
 TopK = Annotated[int, Field(ge=-1, le=LARGEST, description="set it to a number of tokens, or -1 for all of them")]
 
 
-class LayerNames(Group):
+class LayerNames(KeyGroup):
     qkv_layer_name: Name
     gate_proj_layer_name: Name
 
 
-class TorchairGraph(Group):
+class TorchairGraph(KeyGroup):
     enabled: bool = False
     use_cached_graph: bool = False
     use_cached_kv_cache_bytes: bool = False
@@ -40,7 +40,7 @@ class TorchairGraph(Group):
     enable_super_kernel: bool = False
 
 
-class AscendScheduler(Group):
+class AscendScheduler(KeyGroup):
     enabled: bool = False
     enable_chunked_prefill: bool = False
     policy: Literal["fcfs"] = "fcfs"
@@ -52,7 +52,7 @@ class AscendScheduler(Group):
     long_prefill_token_threshold: Whole | None = None
 
 
-class AdditionalConfig(Group):
+class AdditionalConfig(KeyGroup):
     """vLLM-Ascend's own options."""
 
     refresh: bool = False
@@ -70,7 +70,7 @@ class AdditionalConfig(Group):
     lmhead_tp_size: Annotated[int, Field(ge=-1)] = -1
 
 
-class VllmOptions(Group):
+class VllmOptions(KeyGroup):
     """Arguments of vLLM's engine; `handed_over` checks further ones against the engine's own names."""
 
     model_config = ConfigDict(extra="allow")
@@ -82,12 +82,12 @@ class VllmOptions(Group):
     additional_config: AdditionalConfig | None = None
 
 
-class EngineOptions(Group):
+class EngineOptions(KeyGroup):
     vllm: VllmOptions
     sglang: dict[str, None] = Field({}, description="vLLM-Ascend is the only rollout that the overlay patches")
 
 
-class ValidationSampling(Group):
+class ValidationSampling(KeyGroup):
     top_k: TopK
     top_p: PositiveFraction
     temperature: NotNegative
@@ -95,14 +95,14 @@ class ValidationSampling(Group):
     do_sample: bool
 
 
-class MultiTurn(Group):
+class MultiTurn(KeyGroup):
     enable: Literal[False] = Field(description=f"tools need SGLang, which the overlay does not patch; {SEE}")
     max_turns: CountOrNone
     tool_config_path: None = Field(description=f"no turn calls a tool; {SEE}")
     format: Name
 
 
-class Generation(Group):
+class Generation(KeyGroup):
     """Rollout keys that Megatron and FSDP share."""
 
     name: Literal["vllm"] = Field(description=f"vLLM-Ascend is the only rollout that the overlay patches; {SEE}")

@@ -19,7 +19,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
     Count,
     CountOrNone,
     Fraction,
-    Group,
+    KeyGroup,
     KlEstimator,
     Name,
     NotNegative,
@@ -28,7 +28,7 @@ from verl_patches.trainer.configuration_checks.schema.values import (
 )
 
 
-class Profile(Group):
+class Profile(KeyGroup):
     use_profile: Literal[False] = Field(description="verl's profiler records only CUDA")
     profile_ranks: list[Whole] | None
     step_start: Annotated[int, Field(ge=-1)]
@@ -36,11 +36,11 @@ class Profile(Group):
     save_path: Name | None
 
 
-class SavedContents(Group):
+class SavedContents(KeyGroup):
     contents: list[Literal["model", "optimizer", "extra", "hf_model"]]
 
 
-class PolicyUpdate(Group):
+class PolicyUpdate(KeyGroup):
     """Actor keys that Megatron and FSDP share."""
 
     ppo_mini_batch_size: Count
@@ -73,7 +73,7 @@ class Actor(PolicyUpdate):
     load_weight: bool
 
 
-class LogProbs(Group):
+class LogProbs(KeyGroup):
     """Reference-policy keys that Megatron and FSDP share."""
 
     use_torch_compile: bool
@@ -90,14 +90,14 @@ class Reference(LogProbs):
     load_weight: bool
 
 
-class KlControl(Group):
+class KlControl(KeyGroup):
     type: Literal["fixed", "adaptive"]
     kl_coef: NotNegative
     horizon: Count = 10000
     target_kl: Annotated[float, Field(gt=0)] = 0.1
 
 
-class ValueUpdate(Group):
+class ValueUpdate(KeyGroup):
     """Critic keys that Megatron and FSDP share."""
 
     rollout_n: Count

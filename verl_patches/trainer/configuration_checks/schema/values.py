@@ -33,7 +33,7 @@ SEE = f"see {PAGE} for alternatives"
 SHARED = f"training and rollout share their dies; {SEE}"
 
 
-class Group(BaseModel):
+class KeyGroup(BaseModel):
     """A group of keys that rejects unknown keys and converts nothing: "3" is not a number, and neither is NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())

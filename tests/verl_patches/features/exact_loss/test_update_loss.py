@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from overlay import ConfigurationError
 from verl_patches.features.exact_loss.gradient_factors import OF_ACTOR, OF_CRITIC, UpdateFactors
-from verl_patches.features.exact_loss.schedule import with_exact_loss
+from verl_patches.features.exact_loss.update_loss import with_exact_loss
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from verl_patches.features.measure import step_record
-from verl_patches.features.onpolicy.schedule import with_measured_difference, with_own_log_probs
+from verl_patches.features.onpolicy.loss_hooks import with_measured_difference, with_own_log_probs
 from verl_patches.features.onpolicy.selection import UpdateColumns
 
 # Each test starts with an empty step record.

@@ -12,16 +12,16 @@ from tensordict import TensorDict
 
 import verl_patches.prelude_patch  # noqa: F401
 from overlay import ConfigurationError
-from verl_patches.features.dynamic_batches import schedule as dynamic
-from verl_patches.features.dynamic_batches.feature import TokenLimits
-from verl_patches.features.dynamic_batches.packing import first_fit
-from verl_patches.features.dynamic_batches.schedule import (
+from verl_patches.features.dynamic_batches import cuts
+from verl_patches.features.dynamic_batches.cuts import (
     Agreement,
     agreement_of_ranks,
     limited,
     micro_batches,
     with_dynamic_batches,
 )
+from verl_patches.features.dynamic_batches.feature import TokenLimits
+from verl_patches.features.dynamic_batches.packing import first_fit
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
 from verl_patches.trainer.main_ppo import compose
@@ -74,7 +74,7 @@ def test_a_forward_only_pass_hands_back_the_order_of_the_batch(lone_rank):
 
 
 def test_unrestored_order_detected(lone_rank, monkeypatch):
-    monkeypatch.setattr(dynamic, "_in_order", lambda outputs, places: dynamic._joined(outputs, torch.arange(8)))
+    monkeypatch.setattr(cuts, "_in_order", lambda outputs, places: cuts._joined(outputs, torch.arange(8)))
     _, ((log_probs, _),) = run(lone_rank, 10)
     assert not torch.equal(log_probs["log_probs"][:, 0], torch.arange(8, device="npu") / 10)
 
@@ -199,14 +199,14 @@ def test_each_pass_is_cut_by_its_own_limit(monkeypatch, trains, forward_only, to
     found = []
 
     def upstream(actor, data, *, forward_only):
-        found.append((dynamic._limits[-1:], data.meta_info.get("micro_batch_size")))
+        found.append((cuts._limits[-1:], data.meta_info.get("micro_batch_size")))
         return {}
 
     actor = SimpleNamespace(actor_optimizer=object() if trains else None)
     data = SimpleNamespace(batch=whole_batch(), meta_info={})
     forward_backward_whole_batch(upstream, actor, data, forward_only=forward_only)
     expected = [each for each in limits.values() if each == tokens]
-    assert found == [(expected, len(LENGTHS) if expected else None)] and not dynamic._limits
+    assert found == [(expected, len(LENGTHS) if expected else None)] and not cuts._limits
 
 
 def test_passes_of_which_nothing_is_said_follow_the_update():
