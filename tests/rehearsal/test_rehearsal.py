@@ -55,7 +55,7 @@ class Fake(plan.RehearsalPlan):
         return [*command, "--json_path", str(self.output.parent / "problems.jsonl")]
     def run_command(self):
         return [sys.executable, "tests/scripts/fake_training.py", mode, str(self.output), str(self.options.steps)]
-plan.Plan = Fake
+plan.RehearsalPlan = Fake
 plan.checkpoint_key = lambda model_type: "test-{os.getpid()}"
 sys.exit(rehearsal.main())
 """
