@@ -50,7 +50,7 @@ def test_workers_start_as_by_rays_program(show, tmp_path, more, by_ray):
     empty = {"command_prefix": [], "env_vars": {}, "override_worker_entrypoint": None, "java_jars": []}
     context = empty | {"py_executable": show} | more
     assert started_by(OURS, context) == started_by(WORKERS / "setup_worker.py", context)
-    # What is left to Ray's program fails where there is none.
+    # Without Ray's program, those alone fail that are left to it.
     arguments = [tmp_path / "absent" / "default_worker.py", "--language=PYTHON"]
     arguments.append(f"--serialized-runtime-env-context={json.dumps(context)}")
     alone = subprocess.run([sys.executable, OURS, *arguments], capture_output=True, text=True)
