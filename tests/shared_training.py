@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from unittest import mock
 
+from omegaconf import DictConfig
+
 from post_training.terminal import escape_output
 from rehearsal import __main__ as program
 from rehearsal.plan import Options, RehearsalPlan, make_plan, run_environment
@@ -38,9 +40,6 @@ class _SharedWorkers:
     """The source of a run's workers: a template that outlives it."""
 
     py_executable: str
-
-    def __post_init__(self) -> None:
-        set_up_workers_quickly()
 
     def close(self) -> None:
         await_workers()
@@ -74,7 +73,12 @@ def _forked(client: str, arguments: Sequence[str]) -> list[str]:
 def drive() -> None:
     """Train in this process as `rehearsal.training` does, with workers from the template that this was forked from."""
     client = sys.argv.pop(1)
-    sys.exit(main_ppo.main(start_workers=lambda config: _SharedWorkers(client)))
+
+    def start_workers(config: DictConfig) -> _SharedWorkers:
+        set_up_workers_quickly()
+        return _SharedWorkers(client)
+
+    sys.exit(main_ppo.main(start_workers=start_workers))
 
 
 if __name__ == "__main__":

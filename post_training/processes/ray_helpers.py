@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
-# The autoscaler's monitor, and a server that without a dashboard only reports usage; `ray.init` waits for its imports.
-_STARTED_BY = ("start_monitor", "start_api_server")
+
+def _start_nothing(*_: Any, **__: Any) -> None:
+    """Takes the place of a method that starts a process."""
 
 
 @contextmanager
 def without_helpers() -> Iterator[None]:
-    """Start Ray's head within this context without autoscaler and API server, which take seconds of a short run."""
+    """Start Ray's head within this context without two processes, for whose imports `ray.init` waits.
+
+    They are the autoscaler's monitor, and an API server that without a dashboard only reports usage.
+    """
     from ray._private.node import Node
 
-    with ExitStack() as patches:
-        for name in _STARTED_BY:
-            patches.enter_context(mock.patch.object(Node, name, lambda *_, **__: None))
+    with mock.patch.multiple(Node, start_monitor=_start_nothing, start_api_server=_start_nothing):
         yield
