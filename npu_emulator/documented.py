@@ -17,48 +17,69 @@ _NOT_IN_THE_HEADER = re.compile(r"FLOAT8_|FLOAT4_|HIFLOAT8")
 def demands(rules: str, exceptions: Sequence[Mapping[str, str]]) -> str:
     """Return source text with the documents' demands on each operator's parameters, without those in `exceptions`.
 
+    The text is three tables: relations, to which demands point; demands, to which documents point; and documents. As
+    nested lists of one map, they took the compiler several times as long.
+
     Raises:
         ValueError: an exception names a demand that no document makes.
     """
     left = {(each["operator"], each["parameter"], each["demand"]) for each in exceptions}
-    lines = []
-    for line in rules.splitlines():
-        head, *parameters = line.split(" ")
+    tables: tuple[list[str], list[str], list[str]] = ([], [], [])
+    relations, parameters, documents = tables
+    for line in sorted(rules.splitlines(), key=_operator):
+        head, *described = line.split(" ")
         operator, _, chip = head.partition("|")
-        places = {parameter.partition(":")[0]: at for at, parameter in enumerate(parameters)}
-        entries = []
-        for parameter in parameters:
-            head, *parts = parameter.split("|")
-            typed, _, values = head.partition("=")
-            name = typed.partition(":")[0]
-            dtypes, ranks, words = (*parts, "", "", "")[:3]
-            said = {"dtypes": dtypes, "ranks": ranks, "values": values}
-            relations: dict[str, list[str]] = {}
-            for word in filter(None, words.split(",")):
-                word, _, others = word.partition("=")
-                said[word] = "true"
-                relations.setdefault(word, []).append(others)
+        places = {parameter.partition(":")[0]: at for at, parameter in enumerate(described)}
+        documents.append(f'{{"{operator}", "{chip}", kDemands + {len(parameters)}, {len(described)}}}')
+        for parameter in described:
+            name, said, related = _read(parameter)
             for demand in [demand for demand in said if said[demand] and (operator, name, demand) in left]:
                 left.remove((operator, name, demand))
                 del said[demand]
-            entries.append(
+            own = _relations({word: related[word] for word in _AGREEMENTS if word in said}, places)
+            parameters.append(
                 f'{{"{name}", {_bits_of_dtypes(said.get("dtypes", ""))}, {_bits_of_ranks(said.get("ranks", ""))}, '
                 f'{said.get("required", "false")}, {said.get("contiguous", "false")}, "{said.get("values", "")}", '
-                f"{{{_relations({word: relations[word] for word in _AGREEMENTS if word in said}, places)}}}}}"
+                f"kRelations + {len(relations)}, {len(own)}}}"
             )
-        lines.append(f'{{"{operator}", {{"{chip}", {{{", ".join(entries)}}}}}}},\n')
+            relations += own
     if left:
         raise ValueError(f"documented_exceptions.toml lists rules that no document has: {sorted(left)}")
-    return "".join(lines)
+    relations.append("{}")  # an array has at least one element
+    names = ("Relation kRelations", "Demand kDemands", "Document kDocuments")
+    return "".join(f"constexpr {name}[] = {{\n{_rows(table)}}};\n" for name, table in zip(names, tables, strict=True))
 
 
-def _relations(named: Mapping[str, Sequence[str]], places: Mapping[str, int]) -> str:
+def _operator(line: str) -> str:
+    """Return the name of a line's operator, by which the emulated CANN searches the table of documents."""
+    return line.partition(" ")[0].partition("|")[0]
+
+
+def _rows(table: Sequence[str]) -> str:
+    return "".join(f"{row},\n" for row in table)
+
+
+def _read(parameter: str) -> tuple[str, dict[str, str], dict[str, list[str]]]:
+    """Return a parameter's name, what its document says of it, and the other parameters of each relation."""
+    head, *parts = parameter.split("|")
+    typed, _, values = head.partition("=")
+    dtypes, ranks, words = (*parts, "", "", "")[:3]
+    said = {"dtypes": dtypes, "ranks": ranks, "values": values}
+    related: dict[str, list[str]] = {}
+    for word in filter(None, words.split(",")):
+        word, _, others = word.partition("=")
+        said[word] = "true"
+        related.setdefault(word, []).append(others)
+    return typed.partition(":")[0], said, related
+
+
+def _relations(named: Mapping[str, Sequence[str]], places: Mapping[str, int]) -> list[str]:
     """Return relations as source text: `named` has the other parameters by word, `places` the number of each."""
-    return ", ".join(
+    return [
         f"{{Agreement::{_AGREEMENTS[word]}, {' | '.join(f'1ull << {places[name]}' for name in others.split('+'))}}}"
         for word, all_of_them in named.items()
         for others in all_of_them
-    )
+    ]
 
 
 def _bits_of_dtypes(names: str) -> str:

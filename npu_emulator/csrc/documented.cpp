@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <map>
+#include <iterator>
 #include <sstream>
 #include <string_view>
 
@@ -160,16 +160,19 @@ void demand_broadcast(const Demand& demand, const aclTensor& given, const std::v
 }
 
 struct Document {
-  std::string_view chip;  // the only family that has the operator, A2 or A3; empty if both have
-  std::vector<Demand> parameters;
+  std::string_view name, chip;  // chip: the only family that has the operator, A2 or A3; empty if both have
+  const Demand* demands;
+  size_t parameters;
 };
 
-// The documents of "aclnnX".
-const std::map<std::string_view, Document>& documents() {
-  static const std::map<std::string_view, Document> all = {
+// kRelations, kDemands, and kDocuments in the order of their names.
 #include "documented.inc"
-  };
-  return all;
+
+// The document of "aclnnX"; null where there is none.
+const Document* document_of(std::string_view name) {
+  const auto* found = std::lower_bound(std::begin(kDocuments), std::end(kDocuments), name,
+                                       [](const Document& each, std::string_view other) { return each.name < other; });
+  return found != std::end(kDocuments) && found->name == name ? found : nullptr;
 }
 
 std::string_view mode() {
@@ -177,27 +180,99 @@ std::string_view mode() {
   return text ? text : "";
 }
 
-}  // namespace
-
+// The demands on an operator's parameters in their order; null where there is no document, or one of other parameters.
 const Demand* demands_on(const char* operator_name, size_t parameters) {
-  const auto found = documents().find(operator_name);
-  if (found == documents().end() || found->second.parameters.size() != parameters) return nullptr;
-  return found->second.parameters.data();
+  const auto* found = document_of(operator_name);
+  return found && found->parameters == parameters ? found->demands : nullptr;
 }
 
+// Whether this chip has an operator, as far as its document and its sources say.
 bool has_kernel(const char* operator_name) {
-  const auto found = documents().find(operator_name);
-  if (found == documents().end() || found->second.chip.empty()) return true;
+  const auto* found = document_of(operator_name);
+  if (!found || found->chip.empty()) return true;
   const std::string_view name = aclrtGetSocName();
-  return found->second.chip == (name.substr(0, 11) == "Ascend910_9" ? "A3" : "A2");
+  return found->chip == (name.substr(0, 11) == "Ascend910_9" ? "A3" : "A2");
 }
 
-void refuse_kernel(const char* operator_name) {
+[[noreturn]] void refuse_kernel(const char* operator_name) {
   const std::string name = operator_name + std::string_view("aclnn").size();
   throw Refused(kNoKernel, "Op " + name + " does not has any binary. Of its document and sources only Atlas " +
-                               std::string(documents().at(operator_name).chip) + " has it, and this is " +
+                               std::string(document_of(operator_name)->chip) + " has it, and this is " +
                                aclrtGetSocName() + ".");
 }
+
+bool is_of_float32(const aclTensor* given) {
+  return !given || (given->dtype != ACL_FLOAT16 && given->dtype != ACL_BF16 && given->dtype != ACL_DOUBLE);
+}
+
+using GivenTensors = std::vector<const aclTensor*>;
+
+// The tensors of an argument: one, those of a list, or none.
+GivenTensors tensors_of(const Argument& given) {
+  if (given.kind == Argument::Kind::kTensor) return {given.tensor};
+  return given.kind == Argument::Kind::kTensorList && given.tensors ? given.tensors->values : GivenTensors();
+}
+
+// Whether all tensors of a call are of float32, as far as they hold floating-point numbers.
+bool are_of_float32(std::initializer_list<Argument> given) {
+  return std::all_of(given.begin(), given.end(), [](const Argument& argument) {
+    const auto tensors = tensors_of(argument);
+    return std::all_of(tensors.begin(), tensors.end(), is_of_float32);
+  });
+}
+
+void demand_tensor(const Demand& demand, const aclTensor* given, bool in_float32) {
+  demand_given(demand, "Tensor", given);
+  if (!given) return;
+  demand_dtype(demand, given->dtype, in_float32);
+  demand_rank(demand, *given);
+  demand_order(demand, *given);
+}
+
+void demand_list(const Demand& demand, const aclTensorList* given, bool in_float32) {
+  demand_given(demand, "TensorList", given);
+  if (!given) return;
+  Demand of_each = demand;
+  of_each.required = false;
+  for (const auto* each : given->values)
+    if (!is_left_out(each)) demand_tensor(of_each, each, in_float32);
+}
+
+void demand_text(const Demand& demand, const char* given) {
+  if (!given || !*given || !*demand.values) return;
+  if (!any_part(demand.values, [&](std::string_view each) { return each == given; })) refuse_value(demand, given);
+}
+
+void demand_argument(const Demand& demand, const Argument& given, bool in_float32) {
+  switch (given.kind) {
+    case Argument::Kind::kTensor: return demand_tensor(demand, given.tensor, in_float32);
+    case Argument::Kind::kTensorList: return demand_list(demand, given.tensors, in_float32);
+    case Argument::Kind::kText: return demand_text(demand, given.text);
+    case Argument::Kind::kNumber:
+      if (*demand.values && !allows(demand.values, given.number)) refuse_value(demand, given.number);
+      return;
+    case Argument::Kind::kOther: return;
+  }
+}
+
+void demand_relations(const Demand* demands, const std::vector<GivenTensors>& given) {
+  for (size_t at = 0; at < given.size(); ++at)
+    for (int number = 0; number < demands[at].related; ++number)
+      for (size_t index = 0; index < given[at].size(); ++index) {
+        const auto& relation = demands[at].relations[number];
+        if (is_left_out(given[at][index])) continue;
+        std::vector<const aclTensor*> others;
+        for (size_t other = 0; other < given.size(); ++other) {
+          if (!is_in(relation.others, other, kParameters) || given[other].size() != given[at].size()) continue;
+          others.push_back(given[other][index]);
+          if (relation.agreement != Agreement::kBroadcastOf && !is_left_out(others.back()))
+            demand_agreement(demands[at], *given[at][index], relation.agreement, demands[other], *others.back());
+        }
+        if (relation.agreement == Agreement::kBroadcastOf) demand_broadcast(demands[at], *given[at][index], others);
+      }
+}
+
+}  // namespace
 
 bool is_strict() { return !mode().empty() && mode() != "0"; }
 
@@ -223,68 +298,24 @@ void demand_int32(const Tensor& given, const char* parameter) {
   demand_that(!given.defined() || given.scalar_type() == at::kInt, parameter, "must be int32");
 }
 
-bool is_of_float32(const aclTensor* given) {
-  return !given || (given->dtype != ACL_FLOAT16 && given->dtype != ACL_BF16 && given->dtype != ACL_DOUBLE);
-}
-
-bool is_of_float32(const aclTensorList* given) {
-  if (given)
-    for (const auto* each : given->values)
-      if (!is_of_float32(each)) return false;
-  return true;
-}
-
-void demand(const Demand& demand, const aclTensor* given, bool in_float32) {
-  demand_given(demand, "Tensor", given);
-  if (!given) return;
-  demand_dtype(demand, given->dtype, in_float32);
-  demand_rank(demand, *given);
-  demand_order(demand, *given);
-}
-
-void demand(const Demand& demand, const aclTensorList* given, bool in_float32) {
-  demand_given(demand, "TensorList", given);
-  if (!given) return;
-  Demand of_each = demand;
-  of_each.required = false;
-  for (const auto* each : given->values)
-    if (!is_left_out(each)) cann::demand(of_each, each, in_float32);
-}
-
-void demand(const Demand& demand, const char* given, bool) {
-  if (!given || !*given || !*demand.values) return;
-  if (!any_part(demand.values, [&](std::string_view each) { return each == given; })) refuse_value(demand, given);
-}
-
-void demand_number(const Demand& demand, int64_t given) {
-  if (*demand.values && !allows(demand.values, given)) refuse_value(demand, given);
-}
-
-std::vector<const aclTensor*> tensors_of(const aclTensor* given) { return {given}; }
-
-std::vector<const aclTensor*> tensors_of(const aclTensorList* given) {
-  return given ? given->values : std::vector<const aclTensor*>();
-}
-
-bool has_relations(const Demand* demands, size_t parameters) {
-  const auto has_some = [](const Demand& demand) { return !demand.relations.empty(); };
-  return demands && std::any_of(demands, demands + parameters, has_some);
-}
-
-void demand_relations(const Demand* demands, const std::vector<std::vector<const aclTensor*>>& given) {
-  for (size_t at = 0; at < given.size(); ++at)
-    for (const auto& relation : demands[at].relations)
-      for (size_t index = 0; index < given[at].size(); ++index) {
-        if (is_left_out(given[at][index])) continue;
-        std::vector<const aclTensor*> others;
-        for (size_t other = 0; other < given.size(); ++other) {
-          if (!is_in(relation.others, other, kParameters) || given[other].size() != given[at].size()) continue;
-          others.push_back(given[other][index]);
-          if (relation.agreement != Agreement::kBroadcastOf && !is_left_out(others.back()))
-            demand_agreement(demands[at], *given[at][index], relation.agreement, demands[other], *others.back());
-        }
-        if (relation.agreement == Agreement::kBroadcastOf) demand_broadcast(demands[at], *given[at][index], others);
-      }
+void check_call(Operator& called, std::initializer_list<Argument> given) {
+  if (!is_strict()) return;
+  std::call_once(called.looked_up, [&] {
+    const auto has_some = [](const Demand& demand) { return demand.related > 0; };
+    called.demands = demands_on(called.name, given.size());
+    called.has_relations = called.demands && std::any_of(called.demands, called.demands + given.size(), has_some);
+    called.is_on_this_chip = has_kernel(called.name);
+  });
+  if (!called.is_on_this_chip) refuse_kernel(called.name);
+  const Demand* next = called.demands;
+  if (!next) return;
+  // A reference run may give float32 where kernels demand 16 bits, if all tensors of the call are of float32.
+  const bool in_float32 = reference_runs() && are_of_float32(given);
+  for (const auto& argument : given) demand_argument(*next++, argument, in_float32);
+  if (!called.has_relations) return;
+  std::vector<GivenTensors> tensors;
+  for (const auto& argument : given) tensors.push_back(tensors_of(argument));
+  demand_relations(called.demands, tensors);
 }
 
 }  // namespace cann

@@ -73,15 +73,38 @@ std::map<std::string, std::string>& signatures() {
   return all;
 }
 
+void add_signature(const char* operator_name, std::initializer_list<const char*> types) {
+  std::string joined;
+  for (const char* type : types) joined += (joined.empty() ? "" : " ") + std::string(type);
+  signatures()[operator_name] = joined;
+}
+
+HostKernels::HostKernels()
+    : inference_(true),
+      modes_(c10::DispatchKeySet(
+          {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::AutocastCPU})) {}
+HostKernels::~HostKernels() = default;
+
+int failed_call(const char* operator_name) {
+  const std::string name = std::string(operator_name) + ": ";
+  try {
+    throw;
+  } catch (const Refused& refused) {
+    return fail(refused.code, name + refused.what());
+  } catch (const c10::Error& error) {
+    return fail(kInvalidArgument, name + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return fail(kInvalidArgument, name + error.what());
+  }
+}
+
 int execute(void*, uint64_t, aclOpExecutor* executor, void* stream) {
   const std::unique_ptr<aclOpExecutor> owned(executor);
   try {
     submit(stream, owned->name, std::move(owned->run));
     return 0;
-  } catch (const c10::Error& error) {
-    return fail(kInvalidArgument, std::string(owned->name) + ": " + error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return fail(kInvalidArgument, std::string(owned->name) + ": " + error.what());
+  } catch (...) {
+    return failed_call(owned->name);
   }
 }
 

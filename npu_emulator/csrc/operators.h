@@ -15,7 +15,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
+#include <initializer_list>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -157,13 +159,9 @@ struct Demand {
   uint32_t ranks;   // a bit for each number of dimensions
   bool required, contiguous;
   const char* values;  // of a number or a string: "0,2", "1..65535", "0..", "BSH,TND"; empty demands nothing
-  std::vector<Relation> relations;
+  const Relation* relations;
+  int related;  // how many relations
 };
-// The demands on an operator's parameters in their order; null where there is no document, or one of other parameters.
-const Demand* demands_on(const char* operator_name, size_t parameters);
-// Whether this chip has an operator, as far as its document and its sources say; and the refusal where it has not.
-bool has_kernel(const char* operator_name);
-[[noreturn]] void refuse_kernel(const char* operator_name);
 // An argument that the kernel would not take: CANN's code, and its words.
 struct Refused : std::runtime_error {
   int code;
@@ -171,32 +169,35 @@ struct Refused : std::runtime_error {
 };
 // Whether this process is one of those that compute in float32 what kernels of 16 bits do: NPU_EMULATOR_STRICT=float32.
 bool reference_runs();
-// Whether a tensor or a list holds no floating-point numbers of another type than float32.
-bool is_of_float32(const aclTensor* given);
-bool is_of_float32(const aclTensorList* given);
-template <class Other>
-bool is_of_float32(Other) {
-  return true;
-}
-// Throw Refused. `in_float32`: all tensors of the call are of float32, which then is as good as 16 bits.
-void demand(const Demand& demand, const aclTensor* given, bool in_float32);
-void demand(const Demand& demand, const aclTensorList* given, bool in_float32);
-void demand(const Demand& demand, const char* given, bool);
-void demand_number(const Demand& demand, int64_t given);
-template <class Other>
-void demand(const Demand& demand, Other given, bool) {
-  if constexpr (std::is_integral_v<Other>) demand_number(demand, static_cast<int64_t>(given));
-}
-// The tensors of an argument: one, those of a list, or none.
-std::vector<const aclTensor*> tensors_of(const aclTensor* given);
-std::vector<const aclTensor*> tensors_of(const aclTensorList* given);
-template <class Other>
-std::vector<const aclTensor*> tensors_of(Other) {
-  return {};
-}
-// Throws Refused where tensors of several parameters do not go together.
-void demand_relations(const Demand* demands, const std::vector<std::vector<const aclTensor*>>& given);
-bool has_relations(const Demand* demands, size_t parameters);
+// An argument of a call, as the demands on it see it.
+struct Argument {
+  enum class Kind : char { kTensor, kTensorList, kText, kNumber, kOther };
+  Kind kind;
+  union {
+    const aclTensor* tensor;
+    const aclTensorList* tensors;
+    const char* text;
+    int64_t number;
+  };
+  Argument(const aclTensor* given) : kind(Kind::kTensor), tensor(given) {}
+  Argument(const aclTensorList* given) : kind(Kind::kTensorList), tensors(given) {}
+  Argument(const char* given) : kind(Kind::kText), text(given) {}
+  template <class Other>
+  Argument(Other given) : kind(std::is_integral_v<Other> ? Kind::kNumber : Kind::kOther), number(0) {
+    if constexpr (std::is_integral_v<Other>) number = static_cast<int64_t>(given);
+  }
+};
+// An operator, and what its document and its sources say of it, which is looked up at its first call in strict mode.
+struct Operator {
+  const char* name = nullptr;
+  std::once_flag looked_up;
+  const Demand* demands = nullptr;
+  bool has_relations = false, is_on_this_chip = false;
+};
+// In strict mode, throws Refused where the chip has no such operator, or its document forbids an argument.
+void check_call(Operator& called, std::initializer_list<Argument> given);
+// CANN's code for the exception that is being handled, whose words the next aclGetRecentErrMsg gives.
+int failed_call(const char* operator_name);
 // Further demands of documents, on sizes, values and several parameters together; operators call these functions. Each
 // throws in strict mode only: `words` continue after "Tensor x", or whatever `parameter` is.
 bool is_strict();
@@ -206,14 +207,19 @@ void demand_16_bits(const Tensor& given, const char* parameter);  // or float32,
 void demand_int32(const Tensor& given, const char* parameter);
 
 // No autograd, no modes of the caller's thread, and the same in that thread and in the queue's.
-struct HostKernels {
-  c10::InferenceMode inference{true};
-  c10::impl::ExcludeDispatchKeyGuard modes{c10::DispatchKeySet(
-      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::AutocastCPU})};
+class HostKernels {
+ public:
+  HostKernels();
+  ~HostKernels();
+
+ private:
+  c10::InferenceMode inference_;
+  c10::impl::ExcludeDispatchKeyGuard modes_;
 };
 
 // Which operators are written, with the types of their parameters in order: "aclnnAdd" -> "Tensor Tensor Scalar Tensor".
 std::map<std::string, std::string>& signatures();
+void add_signature(const char* operator_name, std::initializer_list<const char*> types);
 
 int execute(void* workspace, uint64_t bytes, aclOpExecutor* executor, void* stream);
 
@@ -238,40 +244,32 @@ inline void keep(Checked, const char* name, std::function<void()> run, void** ex
   keep(Plain(), name, std::move(run), executor);
 }
 
+// A call with its arguments. Operators with the same parameters share this code; what follows is compiled once for each.
+template <class... Arguments>
+__attribute__((noinline)) std::function<void()> bound_call(void (*body)(Arguments...),
+                                                           typename Abi<Arguments>::C... given) {
+  return [body, arguments = std::make_tuple(Abi<Arguments>::from(given)...)] {
+    const HostKernels guard;
+    std::apply(body, arguments);
+  };
+}
+
 template <class Kind, class... Arguments>
 struct Entry {
   static inline void (*body)(Arguments...);
-  static inline const char* name;
+  static inline Operator self;
 
   static int workspace(typename Abi<Arguments>::C... given, uint64_t* bytes, void** executor) {
     const HostKernels guard;
     try {
       *bytes = 0;
-      static const Demand* const demands = demands_on(name, sizeof...(Arguments));
-      static const bool has_related = has_relations(demands, sizeof...(Arguments));
-      static const bool is_on_this_chip = has_kernel(name);
-      const bool strict = is_strict();
-      if (strict && !is_on_this_chip) refuse_kernel(name);
-      if (const Demand* next = strict ? demands : nullptr) {
-        const bool in_float32 = reference_runs() && (is_of_float32(given) && ...);
-        (demand(*next++, given, in_float32), ...);
-        if (has_related) demand_relations(demands, {tensors_of(given)...});
-      }
-      auto arguments = std::make_tuple(Abi<Arguments>::from(given)...);
+      check_call(self, {Argument(given)...});
+      auto run = bound_call<Arguments...>(body, given...);
       if constexpr (Kind::is_checked) check_in_place(Abi<Arguments>::from(given)...);
-      keep(Kind(), name,
-           [arguments = std::move(arguments)] {
-             const HostKernels guard;
-             std::apply(body, arguments);
-           },
-           executor);
+      keep(Kind(), self.name, std::move(run), executor);
       return 0;
-    } catch (const Refused& refused) {
-      return fail(refused.code, std::string(name) + ": " + refused.what());
-    } catch (const c10::Error& error) {
-      return fail(kInvalidArgument, std::string(name) + ": " + error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      return fail(kInvalidArgument, std::string(name) + ": " + error.what());
+    } catch (...) {
+      return failed_call(self.name);
     }
   }
 };
@@ -280,10 +278,8 @@ template <class Kind, class... Arguments>
 void* define(const char* name, void (*body)(Arguments...)) {
   using Own = Entry<Kind, Arguments...>;
   Own::body = body;
-  Own::name = name;
-  std::string types;
-  ((types += (types.empty() ? "" : " ") + std::string(Abi<Arguments>::name)), ...);
-  signatures()[name] = types;
+  Own::self.name = name;
+  add_signature(name, {Abi<Arguments>::name...});
   return reinterpret_cast<void*>(&Own::workspace);
 }
 

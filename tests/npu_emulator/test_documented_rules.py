@@ -239,19 +239,27 @@ def test_a_type_that_is_not_known_demands_nothing():
     assert extract_rules.element_types("与self一致") is None
 
 
+def source_of(relations: list[str], demands: list[str], documents: list[str]) -> str:
+    """Return the three tables as C++."""
+    tables = {"Relation kRelations": relations, "Demand kDemands": demands, "Document kDocuments": documents}
+    rows = {name: "".join(f"{row},\n" for row in table) for name, table in tables.items()}
+    return "".join(f"constexpr {name}[] = {{\n{text}}};\n" for name, text in rows.items())
+
+
 def test_an_exception_takes_one_demand_away_and_must_be_of_one():
     x = "x:Tensor|BFLOAT16,FLOAT8_E5M2|1-2|required,broadcast_of=y+z,dtype=z"
     rules = f"aclnnScale|A2 {x} turns:int64=0,2 y:Tensor z:Tensor"
     entry = {"operator": "aclnnScale", "parameter": "x", "demand": "ranks", "reason": "for this test"}
-    related = "{Agreement::kBroadcastOf, 1ull << 2 | 1ull << 3}, {Agreement::kDtype, 1ull << 3}"
-    entries = [f'{{"x", 1ull << ACL_BF16, 6, true, false, "", {{{related}}}}}']
+    related = ["{Agreement::kBroadcastOf, 1ull << 2 | 1ull << 3}", "{Agreement::kDtype, 1ull << 3}"]
+    parameters = ['{"x", 1ull << ACL_BF16, 6, true, false, "", kRelations + 0, 2}']
     for name, values in (("turns", "0,2"), ("y", ""), ("z", "")):
-        entries.append(f'{{"{name}", 0, 0, false, false, "{values}", {{}}}}')
-    source = f'{{"aclnnScale", {{"A2", {{{", ".join(entries)}}}}}}},\n'
+        parameters.append(f'{{"{name}", 0, 0, false, false, "{values}", kRelations + 2, 0}}')
+    source = source_of([*related, "{}"], parameters, ['{"aclnnScale", "A2", kDemands + 0, 4}'])
     assert documented.demands(rules, []) == source
     assert documented.demands(rules, [entry]) == source.replace("BF16, 6", "BF16, 0")
-    without_dtype = related.partition("}, ")[0] + "}"
-    assert documented.demands(rules, [entry | {"demand": "dtype"}]) == source.replace(related, without_dtype)
+    without_dtype = source.replace(f"{related[1]},\n", "").replace("kRelations + 2, 0", "kRelations + 1, 0")
+    without_dtype = without_dtype.replace("kRelations + 0, 2", "kRelations + 0, 1")
+    assert documented.demands(rules, [entry | {"demand": "dtype"}]) == without_dtype
     entry_of_values = entry | {"parameter": "turns", "demand": "values"}
     assert documented.demands(rules, [entry_of_values]) == source.replace("0,2", "")
     with pytest.raises(ValueError, match="lists rules that no document has.*contiguous"):
