@@ -1,6 +1,7 @@
 r"""Make the checkpoint of a tiny model, warm-started on the task's training problems.
 
-An existing checkpoint made from the same inputs is kept.
+An existing checkpoint made from the same inputs is kept, and one that another
+process is making is waited for.
 
 Example:
     python scripts/make_tiny_checkpoint.py --output outputs/tiny \
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from post_training.command_parser import CommandParser
 from post_training.data import DataError
+from rehearsal.made_once import one_at_a_time
 from rehearsal.tiny_model.architecture import DEFAULT_MODEL_TYPE, TINY_MODELS
 from rehearsal.tiny_model.checkpoint import DTYPES, CheckpointRequest, make_checkpoint
 from rehearsal.tiny_model.tokenizer import PUBLISHED_ENDS, TURN_SEPARATORS
@@ -91,8 +93,10 @@ def main(arguments: list[str]) -> int:
     )
     if options.no_warm_start:
         request = replace(request, warm_start=None)
+    waiting = f"waiting for another process that makes {options.output}"
     try:
-        result = make_checkpoint(request, options.output, show)
+        with one_at_a_time(options.output, lambda: print(waiting, flush=True)):
+            result = make_checkpoint(request, options.output, show)
     except (DataError, FileExistsError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -172,9 +172,8 @@ environment_pytorch_lock() {
 environment_install_packages() {
     local root=$1 python=$2 log=$3 environment=$4 locks=$5 pytorch=$4/pytorch.lock
     local install=("$environment/bin/uv" pip install --python "$environment/bin/python" --require-hashes --no-build-isolation)
-    # Bytecode is compiled now: four workers that import the stack at once must not all do it.
     # Copies: a file that is a link into the installer's cache changes in every environment when it is edited in one.
-    install+=(--compile-bytecode --no-deps --link-mode copy)
+    install+=(--no-deps --link-mode copy)
     rm -rf "$environment"
     environment_step "$log" "creating ${environment##*/}" "$python" -m venv "$environment"
     environment_step "$log" "installing the installer" "$environment/bin/python" -m pip install --quiet \
@@ -183,7 +182,8 @@ environment_install_packages() {
     environment_step "$log" "installing PyTorch" "${install[@]}" -r "$pytorch"
     environment_step "$log" "installing the rest, compiling the emulated NPU" bash "$root/scripts/lib/together.sh" \
         env PATH="$environment/bin:$PATH" "$environment/bin/python" "$root/npu_emulator/build.py" --and \
-        "${install[@]}" -r "$locks/runtime.lock" -r "$locks/upstream.lock" -r "$locks/dev.lock"
+        "${install[@]}" -r "$locks/runtime.lock" -r "$locks/upstream.lock" -r "$locks/dev.lock" --then \
+        "$environment/bin/python" "$root/scripts/lib/compile_bytecode.py"
 }
 
 # Installs what scripts/tune.py searches with, beside the packages that are there.

@@ -50,6 +50,7 @@ name=${0##*/}
 case "$name $*" in
     "python -m pip"*) echo "pip" >>"$CALLS" ;;
     "python "*npu_emulator/build.py) echo "compile" >>"$CALLS"; name=compiler ;;
+    "python "*compile_bytecode.py) echo "bytecode" >>"$CALLS" ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*pytorch.lock) echo "pytorch" >>"$CALLS" ;;
     "python -I -S "*installed_files.py*) echo "check" >>"$CALLS"; [[ ! -e "$TOOLS/damaged" ]] || exit 2 ;;
     "uv pip install"*--require-hashes*"--link-mode copy"*tune.lock) echo "search" >>"$CALLS" ;;
@@ -117,11 +118,12 @@ class Machine:
         return subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=600)
 
     def take_calls(self) -> list[str]:
-        """Return what was called since the last time; of the two that run together, the compiler first."""
+        """Return what was called since the last time; of those that run together, the compiler first."""
         calls = self.calls.read_text().split() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
-        if calls[4:5] == ["compile"]:
-            calls[3:5] = reversed(calls[3:5])
+        if "compile" in calls:
+            calls.remove("compile")
+            calls.insert(INSTALLED.index("compile"), "compile")
         return calls
 
 
@@ -141,7 +143,7 @@ def rejected(done, *parts):
 def test_first_run_installs_in_order_and_the_second_does_nothing(machine):
     first = machine.run()
     assert first.returncode == 0, first.stderr
-    assert machine.take_calls() == [*INSTALLED, "packages", "search", "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, "packages", "bytecode", "search", "emulator", "check"]
     second = machine.run()
     assert second.returncode == 0 and second.stdout == "" and machine.take_calls() == ["check"]
 
@@ -174,7 +176,7 @@ def test_stacks_have_environments_of_their_own(machine):
     machine.take_calls()
     first = machine.run(stack="2026")
     assert first.returncode == 0, first.stderr
-    assert machine.take_calls() == [*INSTALLED, "packages-2026", "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, "packages-2026", "bytecode", "emulator", "check"]
     assert f"Setting up the environment in {machine.root}/.venv-2026\n" in first.stdout
     for stack in ("2025", "2026"):
         assert machine.run(stack=stack).returncode == 0 and machine.take_calls() == ["check"]
@@ -290,7 +292,7 @@ def test_changed_lock_starts_from_nothing(machine):
     (machine.root / ".venv" / "leftover").touch()
     (machine.root / "requirements" / "runtime.lock").write_text("other\n")
     assert machine.run().returncode == 0
-    assert machine.take_calls() == [*INSTALLED, "packages", "search", "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, "packages", "bytecode", "search", "emulator", "check"]
     assert not (machine.root / ".venv" / "leftover").exists()
 
 
@@ -299,7 +301,7 @@ def test_changed_lock_starts_from_nothing(machine):
     [
         ("python", ["venv", "pip"]),
         ("uv", ["venv", "pip", "pytorch"]),
-        ("compiler", [*INSTALLED, "packages"]),
+        ("compiler", [*INSTALLED, "packages", "bytecode"]),
     ],
 )
 def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken, repeated):
@@ -311,7 +313,7 @@ def test_failed_setup_says_where_and_is_never_taken_as_complete(machine, broken,
         assert machine.take_calls() == repeated
     (machine.tools / f"break-{broken}").unlink()
     assert machine.run().returncode == 0
-    assert machine.take_calls() == [*INSTALLED, "packages", "search", "emulator", "check"]
+    assert machine.take_calls() == [*INSTALLED, "packages", "bytecode", "search", "emulator", "check"]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +347,7 @@ def test_interrupted_setup_leaves_no_process_and_is_done_again(machine, number, 
     (machine.tools / f"hang-{hanging}").unlink()
     machine.take_calls()
     assert machine.run(stack=stack).returncode == 0
-    packages = ["packages", "search"] if stack == "2025" else ["packages-2026"]
+    packages = ["packages", "bytecode", "search"] if stack == "2025" else ["packages-2026", "bytecode"]
     assert machine.take_calls() == [*INSTALLED, *packages, "emulator", "check"]
 
 
