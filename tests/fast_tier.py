@@ -21,7 +21,7 @@ from tests.forked import SPENT
 
 ROOT = Path(__file__).resolve().parents[1]
 DURATIONS = Path(__file__).with_name("durations.json")
-MOST_SECONDS_OF_A_FILE = 3.0
+MOST_SECONDS_OF_A_FILE = 2.0
 LEFT_OUT = ("slow", "exhaustive")
 NEEDS_CHECKOUTS = "upstream"
 """The folder whose tests need upstream checkouts, which a fast run cannot have."""

@@ -12,11 +12,23 @@ from tests.shared_templates import started_with
 # Limit, in float32, on the mean differences of sampled tokens' probabilities and of answers' mean log-probs.
 MEAN_DIFFERENCE = 1e-3
 STEPS = 2
+PROMPTS, ANSWERS = 8, 8
+MICRO_BATCH = 16
+# A quarter of a rehearsal's prompts, in the same number of micro-batches, with its number of answers.
+SMALL_BATCH = (
+    f"data.train_batch_size={PROMPTS}",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+    f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={MICRO_BATCH}",
+    *(f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu={MICRO_BATCH}" for part in ("ref", "rollout")),
+)
 
 
 def rehearse(output: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `STEPS` steps, unless the arguments say otherwise, with `variables` added to the process's environment."""
-    return command("--output", str(output), "--steps", str(STEPS), *arguments, **environment)
+    """Run `STEPS` steps of `SMALL_BATCH`, unless the arguments say otherwise; `environment` extends this process's."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, overrides = arguments[:end], arguments[end + 1 :]
+    batch = () if "--job" in options else SMALL_BATCH  # a job has sizes of its own
+    return command("--output", str(output), "--steps", str(STEPS), *options, "--", *batch, *overrides, **environment)
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

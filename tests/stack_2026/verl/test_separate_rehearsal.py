@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, rehearse
+from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, PROMPTS, rehearse
 
 pytestmark = pytest.mark.slow
 DIES = ("--dies", "2", "--rollout-dies", "1")
@@ -22,7 +22,7 @@ AHEAD = "trainer.v1.separate_async.num_warmup_batches"
 STEPS_OF_UPDATE = 4
 SEVERAL = (
     f"trainer.v1.separate_async.parameter_sync_step={STEPS_OF_UPDATE}",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // STEPS_OF_UPDATE}",
 )
 STALENESS = "training/off_policy/trajectory_staleness/mean"
 SPANS = "training/off_policy/trajectory_spans/max"
@@ -50,6 +50,8 @@ def noted(folder: Path, *arguments: str, module: str = NOTED) -> tuple[list[dict
     return steps, [entries[first + 1 : last] for first, last in zip(updates[:-1], updates[1:], strict=True)]
 
 
+# The tests with several optimizer steps between two weight updates, below, check what these two do, and more.
+@pytest.mark.exhaustive
 def test_batch_ahead_is_of_the_step_before(tmp_path):
     run, steps = ran(tmp_path / "run", *SMALL, "--", f"{AHEAD}=1")
     assert "Done in" in run.stdout and [step[STALENESS] for step in steps] == [0, 1, 1]
@@ -57,6 +59,7 @@ def test_batch_ahead_is_of_the_step_before(tmp_path):
     assert all(step["alltoallv/bytes_sent"] > 0 for step in steps)
 
 
+@pytest.mark.exhaustive
 def test_rollout_on_its_own_die_has_each_updates_weights(tmp_path):
     _, steps = ran(tmp_path / "run", *SMALL, "--", f"{AHEAD}=0")
     assert [step[STALENESS] for step in steps] == [0, 0, 0] and all(step[APART] < MEAN_DIFFERENCE for step in steps)
