@@ -1,8 +1,9 @@
-"""A worker's result for each published config.json in each shipped job, and the result of upstream's own builders.
+"""A worker's result for published models in the shipped jobs, and the result of upstream's own builders.
 
 The process stands for rank 0 of the job's dies. Its groups are Megatron's own, over a process group that sends
 nothing, and its modules are built with all widths but without memory. Arguments: a folder with a subfolder per model
-that holds its config.json; and the output file, JSON by job and model: the worker's answer and the builders'.
+that holds its config.json; a JSON file with the names of these subfolders by job; and the output file, JSON by job and
+model: the worker's answer and the builders'.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ from megatron.core import parallel_state  # isort: skip
 
 
 def main() -> None:
-    """Check every model in every job."""
-    folder, answers = Path(sys.argv[1]), Path(sys.argv[2])
-    models = {each.name: each for each in sorted(folder.iterdir())}
-    found = {job: of_job(job, overrides, models) for job, overrides in JOBS.items()}
+    """Check the models of every job."""
+    folder, asked_for, answers = map(Path, sys.argv[1:])
+    models = json.loads(asked_for.read_text())
+    found = {
+        job: of_job(job, overrides, {name: folder / name for name in models[job]}) for job, overrides in JOBS.items()
+    }
     answers.write_text(json.dumps(found))
 
 
