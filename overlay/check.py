@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from overlay.declaration import Patch
 from overlay.definitions import all_definitions, imported_module, module_level_imports
-from overlay.drift import CLEAN, Drift, ModuleSource, Status, compare, depends_on
+from overlay.drift import CLEAN, ModuleSource, Status, TargetStatus, compare, depends_on
 from overlay.errors import OverlayError
 from overlay.fingerprint import fingerprint
 from overlay.lock import Lock, Locked
@@ -120,7 +120,7 @@ class Reader:
         return self._read.setdefault(name, ModuleSource(name, content))
 
 
-def find(patch: Patch, target: str, lock: Lock, reader: Reader, elsewhere: bool = True) -> Drift:
+def find(patch: Patch, target: str, lock: Lock, reader: Reader, elsewhere: bool = True) -> TargetStatus:
     """Compare one target, which the patch changes or relies on, with its source.
 
     With ``elsewhere``, which takes a while, a missing target is looked for under other names and in other modules.
@@ -128,24 +128,26 @@ def find(patch: Patch, target: str, lock: Lock, reader: Reader, elsewhere: bool 
     relied_on = target != patch.target
     module, _, qualified_name = target.partition(":")
     if not qualified_name:
-        return Drift("OK") if reader.sources.has(module) else Drift("MISSING", f"no module {module}")
+        return TargetStatus("OK") if reader.sources.has(module) else TargetStatus("MISSING", f"no module {module}")
     source = reader.module(module)
     moved = _moved(target, lock, reader) if elsewhere and source is None else None
     if source is None:
-        return moved or Drift("MISSING", f"no module {module}")
+        return moved or TargetStatus("MISSING", f"no module {module}")
     try:
         if patch.kind == "add" and not relied_on:
             exists = source.definition(qualified_name)
             taken = exists is not None and not exists.implied
-            return Drift("CONFLICT", "upstream defines what the patch would add") if taken else Drift("OK")
+            return (
+                TargetStatus("CONFLICT", "upstream defines what the patch would add") if taken else TargetStatus("OK")
+            )
         finding = compare(lock, target, source)
         moved = _moved(target, lock, reader) if elsewhere and finding.status == "MISSING" else None
         return moved or finding
     except SyntaxError as error:
-        return Drift("UNVERIFIED", f"{module} cannot be parsed: {error.msg} in line {error.lineno}")
+        return TargetStatus("UNVERIFIED", f"{module} cannot be parsed: {error.msg} in line {error.lineno}")
 
 
-def _moved(target: str, lock: Lock, reader: Reader) -> Drift | None:
+def _moved(target: str, lock: Lock, reader: Reader) -> TargetStatus | None:
     """Find where a target's code has moved: to another name in its module, or to another module under its own name."""
     module, _, qualified_name = target.partition(":")
     known = {entry.fingerprint.behaviour for entry in lock.targets.get(target, {}).values() if entry.fingerprint}
@@ -160,7 +162,7 @@ def _moved(target: str, lock: Lock, reader: Reader) -> Drift | None:
             continue
         for found, nodes in definitions:
             if (name == module or found == qualified_name) and fingerprint(list(nodes)).behaviour in known:
-                return Drift("MOVED", f"now {name}:{found}")
+                return TargetStatus("MOVED", f"now {name}:{found}")
     return None
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger("overlay")
 
 
 @dataclass(frozen=True)
-class Drift:
+class TargetStatus:
     """The result of a comparison for one target: a status and a sentence."""
 
     status: Status
@@ -58,32 +58,34 @@ class ModuleSource:
         return find_definition(self.tree, qualified_name)
 
 
-def compare(lock: Lock, target: str, source: ModuleSource) -> Drift:
+def compare(lock: Lock, target: str, source: ModuleSource) -> TargetStatus:
     """Compare a target that must exist with all supported releases."""
     locked = lock.targets.get(target, {})
     known = {release: entry.fingerprint for release, entry in locked.items() if entry.fingerprint is not None}
     if source.sha256 in (lock.modules.get(source.name, {}).get(release) for release in known):
-        return Drift("OK")
+        return TargetStatus("OK")
     definition = source.definition(target.partition(":")[2])
     if definition is None:
-        return Drift("MISSING", f"{source.name} does not define it")
+        return TargetStatus("MISSING", f"{source.name} does not define it")
     if not known:
-        return Drift("UNVERIFIED", "the lock has no fingerprint of it. Generate it with `python -m overlay lock`")
+        return TargetStatus(
+            "UNVERIFIED", "the lock has no fingerprint of it. Generate it with `python -m overlay lock`"
+        )
     if definition.implied and not any(locked[release].implied for release in known):
-        return Drift("MISSING", "its class exists but does not define it")
+        return TargetStatus("MISSING", "its class exists but does not define it")
     return _nearest(fingerprint(list(definition.nodes)), known)
 
 
-def _nearest(found: Fingerprint, known: dict[str, Fingerprint]) -> Drift:
+def _nearest(found: Fingerprint, known: dict[str, Fingerprint]) -> TargetStatus:
     releases = " and ".join(sorted(known))
     if any(found.code == each.code for each in known.values()):
-        return Drift("OK")
+        return TargetStatus("OK")
     if any(found.behaviour == each.behaviour for each in known.values()):
-        return Drift("COSMETIC", f"only annotations differ from {releases}")
+        return TargetStatus("COSMETIC", f"only annotations differ from {releases}")
     if all(found.call != each.call for each in known.values()):
         expected = " or ".join(sorted({each.signature for each in known.values()}))
-        return Drift("SIGNATURE", f"{releases} have {expected}, but here it is {found.signature}")
-    return Drift("DRIFT", f"its body differs from the one in {releases}")
+        return TargetStatus("SIGNATURE", f"{releases} have {expected}, but here it is {found.signature}")
+    return TargetStatus("DRIFT", f"its body differs from the one in {releases}")
 
 
 def depends_on(patch: Patch) -> tuple[str, ...]:
@@ -122,13 +124,13 @@ class RunningSource:
             log.warning("%s", notes[-1])
         return notes
 
-    def _examine(self, target: str) -> Drift:
+    def _examine(self, target: str) -> TargetStatus:
         module = target.partition(":")[0]
         if module not in self._files:
             self._files[module] = _read(module)
         source = self._files[module]
         if source is None:
-            return Drift("MISSING", f"{module} has no source file")
+            return TargetStatus("MISSING", f"{module} has no source file")
         return compare(self.lock, target, source)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from overlay import check as checking
 from overlay.declaration import Patch
-from overlay.drift import CLEAN, Drift, Status
+from overlay.drift import CLEAN, Status, TargetStatus
 from overlay.errors import OverlayError
 from overlay.lock import Lock
 from overlay.pins import Pins, Upstream
@@ -41,7 +41,7 @@ class Event:
     commit: Commit
     place: int
     target: str
-    finding: Drift
+    finding: TargetStatus
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Course:
     known: bool = False
     changed: Event | None = None
     broken: Event | None = None
-    last: Drift = field(default_factory=lambda: Drift("OK"))
+    last: TargetStatus = field(default_factory=lambda: TargetStatus("OK"))
     fixed: Commit | None = None
 
 
@@ -81,7 +81,7 @@ class Fate:
     patch: str
     changed: Event | None
     broken: Event | None
-    unknown: dict[str, Drift]
+    unknown: dict[str, TargetStatus]
     fits: bool
     lost: bool
     fixed: Commit | None

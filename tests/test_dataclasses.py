@@ -15,7 +15,7 @@ CHANGING = {
     "overlay/lock.py": {"Lock"},
     "post_training/checkpoint/manifest.py": {"Manifest"},
     "post_training/checkpoint/source.py": {"HFTensor"},
-    "post_training/data/inspection.py": {"RowFault"},
+    "post_training/data/inspection.py": {"DataFinding"},
     "post_training/models/megatron/deepseek_v3_config.py": {"DeepseekV3TransformerConfig"},
     "post_training/models/megatron/moe_config.py": {"MoETransformerConfig"},
     "post_training/report/faults.py": {"RunFaults"},

@@ -46,7 +46,7 @@ class Expectations:
 
 
 @dataclass
-class RowFault:
+class DataFinding:
     """One kind of defect in one column.
 
     Attributes:
@@ -95,11 +95,11 @@ class Inspection:
     """The findings for a file. ``tokens`` is None without a tokenizer or without a usable prompt."""
 
     rows: int
-    findings: list[RowFault]
+    findings: list[DataFinding]
     tokens: TokenLengths | None = None
 
     @property
-    def errors(self) -> list[RowFault]:
+    def errors(self) -> list[DataFinding]:
         """The findings on which verl would fail or train wrongly."""
         return [finding for finding in self.findings if finding.error]
 
@@ -143,10 +143,10 @@ def _check_batch(data: Mapping[str, Any], rows: int) -> None:
         raise DataError(f"data.train_files: {too_few_rows(rows, data[key], f'data.{key}').sentence()}")
 
 
-def too_few_rows(rows: int, batch: int, key: str) -> RowFault:
+def too_few_rows(rows: int, batch: int, key: str) -> DataFinding:
     """Return the finding for files that do not fill the first batch; `key` is that of the batch size."""
     problem = f"the data has {rows} rows, fewer than {key}={batch}, and verl trains only on whole batches"
-    return RowFault("*", problem, f"set {key} to at most {rows}, or add rows")
+    return DataFinding("*", problem, f"set {key} to at most {rows}, or add rows")
 
 
 def _check_alike(paths: list[Path]) -> None:
@@ -200,7 +200,7 @@ def inspect_file(path: Path, expected: Expectations = Expectations(), measure: M
             reject_repeated_columns(path, file.schema_arrow.names)
             findings = list(_column_findings(file.schema_arrow.names, expected))
             if file.metadata.num_rows == 0:
-                findings.append(RowFault("*", "the file has no rows", "use a file with at least one row"))
+                findings.append(DataFinding("*", "the file has no rows", "use a file with at least one row"))
             if findings:
                 return Inspection(file.metadata.num_rows, findings)
             return _inspect_rows(path, file, expected, measure)
@@ -209,17 +209,17 @@ def inspect_file(path: Path, expected: Expectations = Expectations(), measure: M
         raise DataError(f"{path} is not a readable parquet file ({reason}): {_CONVERT}.") from error
 
 
-def _column_findings(names: list[str], expected: Expectations) -> Iterator[RowFault]:
+def _column_findings(names: list[str], expected: Expectations) -> Iterator[DataFinding]:
     for column in (expected.reward_fn_key, expected.prompt_key, "reward_model"):
         if column not in names:
-            yield RowFault(column, f"it is missing; the file has the columns {', '.join(names)}", _CONVERT)
+            yield DataFinding(column, f"it is missing; the file has the columns {', '.join(names)}", _CONVERT)
     for column in _MEDIA:
         if column in names and column != expected.image_key:
             problem = "verl would turn the row into a multi-modal prompt"
             remedy = "remove the column"
             if column == _IMAGES and expected.image_key is None:
                 remedy += ", or train a model that reads images, such as Qwen2.5-VL"
-            yield RowFault(column, problem, remedy)
+            yield DataFinding(column, problem, remedy)
 
 
 def _inspect_rows(
@@ -239,7 +239,7 @@ class _Survey:
     def __init__(self, expected: Expectations, measure: Measure | None) -> None:
         self._expected = expected
         self._measure = measure
-        self._findings: dict[tuple[str, str], RowFault] = {}
+        self._findings: dict[tuple[str, str], DataFinding] = {}
         self._first_rows: dict[str, int] = {}
         self._lengths: list[tuple[int, int]] = []
         self.rows = 0
@@ -267,13 +267,13 @@ class _Survey:
             numbers, chats, images = map(list, zip(*sound, strict=True))
             self._lengths += zip(numbers, self._measure(chats, images), strict=True)
 
-    def _repetition(self, number: int, chat: Chat, images: Any) -> Iterator[RowFault]:
+    def _repetition(self, number: int, chat: Chat, images: Any) -> Iterator[DataFinding]:
         asked = hashlib.sha256(repr((chat, images)).encode(errors="surrogatepass")).hexdigest()
         first = self._first_rows.setdefault(asked, number)
         if first != number:
             remedy = "remove repeated rows unless they are meant to count more than once"
             column, shown = self._expected.prompt_key, _shown(chat[-1]["content"])
-            yield RowFault(column, "an earlier row has the same prompt", remedy, shown, error=False)
+            yield DataFinding(column, "an earlier row has the same prompt", remedy, shown, error=False)
 
     def result(self) -> Inspection:
         """Return the findings and the token lengths."""
@@ -288,7 +288,7 @@ class _Survey:
         tokens = TokenLengths(min(lengths), sum(lengths) / len(lengths), max(lengths), len(overlong))
         return Inspection(self.rows, findings, tokens)
 
-    def _overlong_finding(self, overlong: list[tuple[int, int]]) -> RowFault:
+    def _overlong_finding(self, overlong: list[tuple[int, int]]) -> DataFinding:
         limit, left = self._expected.max_prompt_length, len(self._lengths) - len(overlong)
         longest = max(length for _, length in overlong)
         fails = not self._expected.filter_overlong_prompts or left == 0
@@ -297,7 +297,7 @@ class _Survey:
             remedy += " or set data.filter_overlong_prompts=true"
         elif left:
             remedy = f"verl drops them and trains on {left} rows"
-        finding = RowFault(
+        finding = DataFinding(
             self._expected.prompt_key,
             f"it has more tokens than data.max_prompt_length={limit}; the longest prompt has {longest}",
             remedy,
@@ -309,29 +309,31 @@ class _Survey:
         return finding
 
 
-def _prompt_defects(column: str, chat: Any) -> Iterator[RowFault]:
+def _prompt_defects(column: str, chat: Any) -> Iterator[DataFinding]:
     if not isinstance(chat, list) or not chat:
         remedy = f"a prompt is a list of messages with role and content; {_CONVERT}"
-        yield RowFault(column, "it is not a chat" if chat != [] else "it has no message", remedy, _shown(chat))
+        yield DataFinding(column, "it is not a chat" if chat != [] else "it has no message", remedy, _shown(chat))
         return
     for message in chat:
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            yield RowFault(column, "a message lacks role or content", _CONVERT, _shown(message))
+            yield DataFinding(column, "a message lacks role or content", _CONVERT, _shown(message))
             return
         if message["role"] not in _ROLES:
             remedy = f"use one of {', '.join(_ROLES)}"
-            yield RowFault(f"{column}.role", "chat templates do not know this role", remedy, _shown(message["role"]))
+            yield DataFinding(f"{column}.role", "chat templates do not know this role", remedy, _shown(message["role"]))
             return
         if not isinstance(message["content"], str) or not message["content"].strip():
             remedy = "fill in the message text or remove the row"
-            yield RowFault(f"{column}.content", "it is empty or not text", remedy, _shown(message["content"]))
+            yield DataFinding(f"{column}.content", "it is empty or not text", remedy, _shown(message["content"]))
             return
     if chat[-1]["role"] == "assistant":
         remedy = "end the prompt with the user's message"
-        yield RowFault(f"{column}.role", "the model would answer its own message", remedy, _shown("assistant"))
+        yield DataFinding(f"{column}.role", "the model would answer its own message", remedy, _shown("assistant"))
 
 
-def _image_defects(expected: Expectations, row: Mapping[str, Any], chat: Chat, sizes: list[Size]) -> Iterator[RowFault]:
+def _image_defects(
+    expected: Expectations, row: Mapping[str, Any], chat: Chat, sizes: list[Size]
+) -> Iterator[DataFinding]:
     """Yield the defects of a row's images; append their sizes to `sizes`."""
     column, places = expected.image_key, placeholders(chat)
     if column is None:
@@ -339,67 +341,71 @@ def _image_defects(expected: Expectations, row: Mapping[str, Any], chat: Chat, s
     if column not in row:
         if places:
             remedy = f"add the images to each row, or set data.image_key to their column; {_CONVERT}"
-            yield RowFault(column, f"the prompt has {PLACEHOLDER}, but the file has no such column", remedy)
+            yield DataFinding(column, f"the prompt has {PLACEHOLDER}, but the file has no such column", remedy)
         return
     images = row[column]
     if not isinstance(images, list) or not images:
         remedy = "move rows without images into files without the column, which verl expects in every row of a file"
-        yield RowFault(column, "it has no image", remedy, _shown(images))
+        yield DataFinding(column, "it has no image", remedy, _shown(images))
         return
     if len(images) != places:
         problem = f"the prompt has {PLACEHOLDER} {places} times, but each image of the row needs one"
         remedy = f"write {PLACEHOLDER} once for each image, at its place"
-        yield RowFault(column, problem, remedy, f"{len(images)} images")
+        yield DataFinding(column, problem, remedy, f"{len(images)} images")
     for image in images:
         try:
             size = image_size(image)
             expected.image_tokens.count(size)
         except ImageError as error:
-            yield RowFault(column, f"an image {error}", "correct the image or remove the row")
+            yield DataFinding(column, f"an image {error}", "correct the image or remove the row")
             return
         sizes.append(size)
         yield from _pixel_remarks(column, expected.image_tokens, size)
 
 
-def _pixel_remarks(column: str, tokens: ImageTokens, size: Size) -> Iterator[RowFault]:
+def _pixel_remarks(column: str, tokens: ImageTokens, size: Size) -> Iterator[DataFinding]:
     """Yield a finding for an image that the processor resizes beyond rounding."""
     pixels, shown = size[0] * size[1], f"{size[0]}x{size[1]} pixels"
     if pixels < tokens.least:
         problem = f"the processor enlarges an image below its min_pixels={tokens.least}"
-        yield RowFault(column, problem, "lower min_pixels in preprocessor_config.json to keep it", shown, error=False)
+        yield DataFinding(
+            column, problem, "lower min_pixels in preprocessor_config.json to keep it", shown, error=False
+        )
     elif pixels > tokens.most:
         problem = f"the processor shrinks an image above its max_pixels={tokens.most}"
-        yield RowFault(column, problem, "raise max_pixels in preprocessor_config.json to keep it", shown, error=False)
+        yield DataFinding(
+            column, problem, "raise max_pixels in preprocessor_config.json to keep it", shown, error=False
+        )
 
 
-def _answer_defects(reward_model: Any) -> Iterator[RowFault]:
+def _answer_defects(reward_model: Any) -> Iterator[DataFinding]:
     column = "reward_model.ground_truth"
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
         remedy = f"the rule reward compares answers with it; {_CONVERT}"
-        yield RowFault(column, "reward_model has no field ground_truth", remedy, _shown(reward_model))
+        yield DataFinding(column, "reward_model has no field ground_truth", remedy, _shown(reward_model))
         return
     truth = reward_model["ground_truth"]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float):
-        yield RowFault(column, "it is neither text nor a number", "write the answer as text", _shown(truth))
+        yield DataFinding(column, "it is neither text nor a number", "write the answer as text", _shown(truth))
     elif isinstance(truth, float) and not math.isfinite(truth):
-        yield RowFault(column, "it is not a number", "fill in the answer or remove the row", _shown(truth))
+        yield DataFinding(column, "it is not a number", "fill in the answer or remove the row", _shown(truth))
     elif not is_answer(str(truth)):
         remedy = "no response can be correct; fill in the answer or remove the row"
-        yield RowFault(column, "it is empty or NaN", remedy, _shown(truth))
+        yield DataFinding(column, "it is empty or NaN", remedy, _shown(truth))
     elif "####" in str(truth):
         remedy = f"only the answer itself can be compared; {_CONVERT}"
-        yield RowFault(column, "it is a worked solution of GSM8K, not an answer", remedy, _shown(truth))
+        yield DataFinding(column, "it is a worked solution of GSM8K, not an answer", remedy, _shown(truth))
 
 
-def _source_defects(column: str, source: Any) -> Iterator[RowFault]:
+def _source_defects(column: str, source: Any) -> Iterator[DataFinding]:
     if not isinstance(source, str) or not source.strip():
-        yield RowFault(column, "it is empty or not text", "name the source of the row", _shown(source))
+        yield DataFinding(column, "it is empty or not text", "name the source of the row", _shown(source))
 
 
-def _extra_info_defects(extra_info: Any) -> Iterator[RowFault]:
+def _extra_info_defects(extra_info: Any) -> Iterator[DataFinding]:
     if not isinstance(extra_info, dict):
         remedy = "set it to a record such as {index: 0} in every row, or remove the column"
-        yield RowFault("extra_info", "verl reads fields of it", remedy, _shown(extra_info))
+        yield DataFinding("extra_info", "verl reads fields of it", remedy, _shown(extra_info))
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,16 @@ from post_training.masking import masked_output
 from post_training.terminal import escape_output
 from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.stack_2026.jobs import JOBS
-from rehearsal.stack_2026.plan import BACKENDS, MODELS, PRECISIONS, TOOLS, WEIGHTS, Options, VerlPlan, make_plan
+from rehearsal.stack_2026.plan import (
+    BACKENDS,
+    MODELS,
+    PRECISIONS,
+    TOOLS,
+    WEIGHTS,
+    Options,
+    Rehearsal2026Plan,
+    make_plan,
+)
 from rehearsal.tiny_model.architecture import reads_images
 
 _PRECISION_OF_JOBS = "bfloat16"
@@ -127,7 +136,7 @@ def _take_job(parser: CommandParser, values: dict[str, Any]) -> None:
     values["steps"] = values["steps"] or job.steps
 
 
-def rehearse(plan: VerlPlan) -> int:
+def rehearse(plan: Rehearsal2026Plan) -> int:
     """Carries out a plan; returns the exit status."""
     from rehearsal.display import make_console
     from rehearsal.stack_2026.stages import Rehearsal, print_summary

@@ -108,7 +108,7 @@ class Options(KeptOptions):
 
 
 @dataclass(frozen=True)
-class VerlPlan:
+class Rehearsal2026Plan:
     """Every path and command of one run.
 
     ``folder`` is its private one for temporary files; None before it begins. ``resumed`` is the folder of the step
@@ -239,9 +239,11 @@ class VerlPlan:
         return own
 
 
-def make_plan(options: Options, time_name: str) -> VerlPlan:
+def make_plan(options: Options, time_name: str) -> Rehearsal2026Plan:
     """Works out a run; ``time_name`` names its folder unless the options say where to write."""
-    return VerlPlan(options, absolute(options.output or RUNS / time_name), checkpoint_folder(checkpoint_key(options)))
+    return Rehearsal2026Plan(
+        options, absolute(options.output or RUNS / time_name), checkpoint_folder(checkpoint_key(options))
+    )
 
 
 def changes_of(options: Options) -> Mapping[str, int | str]:
@@ -264,7 +266,7 @@ def checkpoint_key(options: Options) -> str:
     return digest.hexdigest()[:16]
 
 
-def _paths(plan: VerlPlan) -> Iterator[str]:
+def _paths(plan: Rehearsal2026Plan) -> Iterator[str]:
     yield setting("data.train_files", plan.train_data)
     yield setting("data.val_files", plan.test_data)
     yield setting("actor_rollout_ref.model.path", plan.checkpoint)
@@ -416,7 +418,7 @@ def resuming(folder: Path | None) -> Iterator[str]:
         yield setting("trainer.resume_from_path", folder)
 
 
-def _processes(plan: VerlPlan) -> Iterator[str]:
+def _processes(plan: Rehearsal2026Plan) -> Iterator[str]:
     """Yield the keys for few processes, on a machine with few cores. Ray counts logical slots, not cores."""
     yield from (f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1")
     yield "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"

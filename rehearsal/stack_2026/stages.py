@@ -28,7 +28,7 @@ from rehearsal.display import Progress, emulated_dies, format_duration, peaks_in
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT
 from rehearsal.preflight import PreflightError, check_device_memory, check_output, count_parameters
-from rehearsal.stack_2026.plan import Options, VerlPlan
+from rehearsal.stack_2026.plan import Options, Rehearsal2026Plan
 from rehearsal.stack_2026.records import (
     LOG_PROB_DIFFERENCE,
     PROBABILITY_DIFFERENCE,
@@ -53,7 +53,7 @@ _NUMBERS = (REWARD, "actor/grad_norm", "actor/loss")
 class Rehearsal(Stages):
     """Carries out a plan of the stack 2026."""
 
-    def carry_out(self, plan: VerlPlan) -> dict[str, Any]:
+    def carry_out(self, plan: Rehearsal2026Plan) -> dict[str, Any]:
         """Checks, prepares, trains and reports; returns the summary.
 
         Raises:
@@ -78,7 +78,7 @@ class Rehearsal(Stages):
                 )
                 raise
 
-    def _carry_out(self, plan: VerlPlan) -> dict[str, Any]:
+    def _carry_out(self, plan: Rehearsal2026Plan) -> dict[str, Any]:
         self._prepare(plan)
         check_device_memory(
             count_parameters(plan.options.given_model or plan.checkpoint),
@@ -88,7 +88,7 @@ class Rehearsal(Stages):
         link_latest(plan.output)
         return self._train(self._resumed(plan) if plan.options.resumes else plan)
 
-    def _facts(self, plan: VerlPlan) -> RunFacts:
+    def _facts(self, plan: Rehearsal2026Plan) -> RunFacts:
         """Return what a summary says of the run, without its start-up."""
         return RunFacts(
             plan.options.seed,
@@ -97,7 +97,7 @@ class Rehearsal(Stages):
             precision=plan.options.precision,
         )
 
-    def _prepare(self, plan: VerlPlan) -> None:
+    def _prepare(self, plan: Rehearsal2026Plan) -> None:
         """Make the checkpoint, if there is none yet, and the parquet files."""
         plan.output.mkdir(parents=True, exist_ok=True)
         if not plan.options.resumes:
@@ -107,7 +107,7 @@ class Rehearsal(Stages):
         if not (plan.options.resumes and plan.train_data.exists() and plan.test_data.exists()):
             self._prepare_step("Making the parquet files", plan.data_command(), plan)
 
-    def _resumed(self, plan: VerlPlan) -> VerlPlan:
+    def _resumed(self, plan: Rehearsal2026Plan) -> Rehearsal2026Plan:
         """Return the plan of a resumed run, after removing the records of steps that will be trained again.
 
         A run that began with another run's checkpoint continues from its own newest one, if it has any.
@@ -130,7 +130,7 @@ class Rehearsal(Stages):
         kept = tuple(word for word in plan.options.overrides if _key(word) not in _RESUMING)
         return replace(plan, resumed=folder, options=replace(plan.options, overrides=kept))
 
-    def _train(self, plan: VerlPlan) -> dict[str, Any]:
+    def _train(self, plan: Rehearsal2026Plan) -> dict[str, Any]:
         steps = plan.steps
         dies = emulated_dies(plan.options.dies)
         self.console.print(f"Training for {steps} steps on {dies}; log: {escaped(str(plan.log))}")
@@ -178,7 +178,7 @@ def check_backend(backend: str) -> None:
             )
 
 
-def _names_checkpoint(plan: VerlPlan) -> bool:
+def _names_checkpoint(plan: Rehearsal2026Plan) -> bool:
     """Whether the command that resumes a run names a checkpoint itself.
 
     The options of the command that began the run come first, and are among the plan's.

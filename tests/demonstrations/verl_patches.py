@@ -404,7 +404,7 @@ def the_loss_is_that_of_the_whole_mini_batch(body):
 def the_schedule_can_cut_by_tokens(body):
     names = ("data_parallel_group", "tensor_model_parallel_world_size", "context_parallel_world_size")
     megatron = SimpleNamespace(mpu=SimpleNamespace(**{f"get_{name}": lambda: 1 for name in names}))
-    ours = "verl_patches.features.dynamic_batches.cuts.with_dynamic_batches"
+    ours = "verl_patches.features.dynamic_batches.micro_batches.with_dynamic_batches"
     with mock.patch.dict("sys.modules", {"megatron.core": megatron}), instead_of(ours):
         return asks_ours(lambda: body(Upstream()))
 

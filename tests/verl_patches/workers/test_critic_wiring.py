@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from post_training.finite_steps.weights import NonfiniteWeightsError
 from tests.demonstrations.vllm_patches import module_with
 from verl_patches.features import settings
-from verl_patches.features.dynamic_batches import cuts
+from verl_patches.features.dynamic_batches import micro_batches
 from verl_patches.features.exact_loss.update_loss import critics_mode
 from verl_patches.features.learning_rate.rates import STEP
 from verl_patches.features.measure.step_record import current_record
@@ -57,7 +57,7 @@ def test_critic_cuts_by_its_own_limits(forward_only, limit):
     critic = SimpleNamespace(config=OmegaConf.create({"ppo_micro_batch_size_per_gpu": 1, **own}))
     seen = []
     megatron_critic.forward_backward_whole_batch(
-        lambda self, data, **given: seen.append(list(cuts._limits)),
+        lambda self, data, **given: seen.append(list(micro_batches._limits)),
         critic,
         SimpleNamespace(batch=[1, 2, 3]),
         forward_only=forward_only,

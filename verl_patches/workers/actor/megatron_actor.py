@@ -110,7 +110,7 @@ def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]])
     only_here=True,
 )
 def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    from verl_patches.features.dynamic_batches.cuts import agreement_of_ranks, with_dynamic_batches
+    from verl_patches.features.dynamic_batches.micro_batches import agreement_of_ranks, with_dynamic_batches
 
     return with_dynamic_batches(upstream(), agreement_of_ranks())
 
@@ -145,8 +145,8 @@ def forward_backward_whole_batch(
     forward_only: bool = False,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    from verl_patches.features.dynamic_batches.cuts import limited
     from verl_patches.features.dynamic_batches.feature import TokenLimits
+    from verl_patches.features.dynamic_batches.micro_batches import limited
 
     limits = TokenLimits.of(settings.current())
     of_a_pass = limits.old_log_prob if self.actor_optimizer is not None else limits.ref

@@ -99,8 +99,8 @@ def get_exact_forward_backward_func(upstream: Callable[..., Callable[..., Any]])
 def forward_backward_whole_batch(
     upstream: Callable[..., Any], self: MegatronPPOCritic, data: DataProto, forward_only: bool = False, **kwargs: Any
 ) -> list[Any] | dict[str, Any]:
-    from verl_patches.features.dynamic_batches.cuts import limited
     from verl_patches.features.dynamic_batches.feature import limit_of_critic
+    from verl_patches.features.dynamic_batches.micro_batches import limited
 
     config = self.config
     limit = limit_of_critic(config, forward_only)
@@ -133,7 +133,7 @@ def forward_backward_whole_batch(
     only_here=True,
 )
 def get_cutting_forward_backward_func(upstream: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    from verl_patches.features.dynamic_batches.cuts import agreement_of_ranks, with_dynamic_batches
+    from verl_patches.features.dynamic_batches.micro_batches import agreement_of_ranks, with_dynamic_batches
 
     return with_dynamic_batches(upstream(), agreement_of_ranks())
 

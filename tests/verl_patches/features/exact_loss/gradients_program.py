@@ -34,7 +34,7 @@ from post_training.models.families import table_for
 from tests.verl_patches.features.exact_loss import value_pass
 from tests.verl_patches.features.exact_loss.whole_pass import CLIP, ENTROPY, KL, SEQUENCES
 from verl_patches.features import settings
-from verl_patches.features.dynamic_batches import cuts
+from verl_patches.features.dynamic_batches import micro_batches
 from verl_patches.features.exact_loss.feature import ExactLossSettings
 from verl_patches.features.overlong.filtering import without_truncated
 
@@ -151,7 +151,9 @@ class Updates:
             self._choose(most)
             batch = self._batch(SEQUENCES, 1)
             batch.meta_info |= {"use_dynamic_bsz": most is not None, "max_token_len": limit}
-            patched = mock.patch.object(cuts, "_in_order", lambda outputs, places: cuts._joined(outputs, slice(None)))
+            patched = mock.patch.object(
+                micro_batches, "_in_order", lambda outputs, places: micro_batches._joined(outputs, slice(None))
+            )
             with patched if name == "disordered" else nullcontext():
                 found[name] = torch.stack(self._trained.compute_log_prob(batch, calculate_entropy=True))
         return {

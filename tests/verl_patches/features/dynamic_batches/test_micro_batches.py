@@ -12,15 +12,15 @@ from tensordict import TensorDict
 
 import verl_patches.prelude_patch  # noqa: F401
 from overlay import ConfigurationError
-from verl_patches.features.dynamic_batches import cuts
-from verl_patches.features.dynamic_batches.cuts import (
+from verl_patches.features.dynamic_batches import micro_batches
+from verl_patches.features.dynamic_batches.feature import TokenLimits
+from verl_patches.features.dynamic_batches.micro_batches import (
     Agreement,
     agreement_of_ranks,
     limited,
-    micro_batches,
+    samples_of_micro_batches,
     with_dynamic_batches,
 )
-from verl_patches.features.dynamic_batches.feature import TokenLimits
 from verl_patches.features.dynamic_batches.packing import first_fit
 from verl_patches.features.settings import OverlaySettings
 from verl_patches.trainer.configuration_checks import check_configuration
@@ -74,7 +74,9 @@ def test_a_forward_only_pass_hands_back_the_order_of_the_batch(lone_rank):
 
 
 def test_unrestored_order_detected(lone_rank, monkeypatch):
-    monkeypatch.setattr(cuts, "_in_order", lambda outputs, places: cuts._joined(outputs, torch.arange(8)))
+    monkeypatch.setattr(
+        micro_batches, "_in_order", lambda outputs, places: micro_batches._joined(outputs, torch.arange(8))
+    )
     _, ((log_probs, _),) = run(lone_rank, 10)
     assert not torch.equal(log_probs["log_probs"][:, 0], torch.arange(8, device="npu") / 10)
 
@@ -94,8 +96,8 @@ def test_a_longer_sequence_is_alone_and_tokens_of_alignment_count(lone_rank):
 def test_two_padded_sequences_beyond_the_limit_part(lone_rank):
     """5 and 5 make 10 of 12 tokens, but 16 once tensor-parallel ranks pad them to multiples of 4."""
     mask = (torch.arange(8) < 5).expand(2, -1).npu()
-    assert micro_batches(mask, 12, Agreement(lone_rank, alignment=4)) == [[0], [1]]
-    assert micro_batches(mask, 12, Agreement(lone_rank)) == [[0, 1]]
+    assert samples_of_micro_batches(mask, 12, Agreement(lone_rank, alignment=4)) == [[0], [1]]
+    assert samples_of_micro_batches(mask, 12, Agreement(lone_rank)) == [[0, 1]]
 
 
 @settings(max_examples=200)
@@ -104,7 +106,7 @@ def test_micro_batches_pack_padded_lengths(lone_rank, lengths, limit, alignment)
     """The limit applies to the sum of the padded lengths in Megatron's forward."""
     padded = [math.ceil(length / alignment) * alignment for length in lengths]
     mask = torch.arange(40) < torch.tensor(lengths)[:, None]
-    found = micro_batches(mask.npu(), limit, Agreement(lone_rank, alignment))
+    found = samples_of_micro_batches(mask.npu(), limit, Agreement(lone_rank, alignment))
     assert sorted(sum(found, [])) == list(range(len(lengths)))
     assert all(sum(padded[row] for row in each) <= limit for each in found if len(each) > 1)
     assert len(found) == len(first_fit(padded, limit))
@@ -199,14 +201,14 @@ def test_each_pass_is_cut_by_its_own_limit(monkeypatch, trains, forward_only, to
     found = []
 
     def upstream(actor, data, *, forward_only):
-        found.append((cuts._limits[-1:], data.meta_info.get("micro_batch_size")))
+        found.append((micro_batches._limits[-1:], data.meta_info.get("micro_batch_size")))
         return {}
 
     actor = SimpleNamespace(actor_optimizer=object() if trains else None)
     data = SimpleNamespace(batch=whole_batch(), meta_info={})
     forward_backward_whole_batch(upstream, actor, data, forward_only=forward_only)
     expected = [each for each in limits.values() if each == tokens]
-    assert found == [(expected, len(LENGTHS) if expected else None)] and not cuts._limits
+    assert found == [(expected, len(LENGTHS) if expected else None)] and not micro_batches._limits
 
 
 def test_passes_of_which_nothing_is_said_follow_the_update():

@@ -67,7 +67,7 @@ def with_dynamic_batches(schedule: Callable[..., Any], agreement: Agreement) -> 
                 data_iterator=data_iterator, num_microbatches=num_microbatches, forward_only=forward_only, **options
             )
         whole = torch.cat(list(data_iterator))
-        places = micro_batches(whole["attention_mask"], _limits[-1] * agreement.parts, agreement)
+        places = samples_of_micro_batches(whole["attention_mask"], _limits[-1] * agreement.parts, agreement)
         batches = [whole[torch.tensor(each, device=whole["attention_mask"].device)] for each in places]
         outputs = schedule(
             data_iterator=iter(batches), num_microbatches=len(batches), forward_only=forward_only, **options
@@ -77,7 +77,7 @@ def with_dynamic_batches(schedule: Callable[..., Any], agreement: Agreement) -> 
     return run
 
 
-def micro_batches(attention_mask: torch.Tensor, limit: int, agreement: Agreement) -> list[list[int]]:
+def samples_of_micro_batches(attention_mask: torch.Tensor, limit: int, agreement: Agreement) -> list[list[int]]:
     """Return the rows of `attention_mask` [sequences, length] of each micro batch. Collective: one all-reduce."""
     tokens = attention_mask.sum(dim=-1, dtype=torch.int64)
     step = agreement.alignment
