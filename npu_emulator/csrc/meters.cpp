@@ -1,5 +1,7 @@
 #include "meters.h"
 
+#include <pthread.h>
+
 #include <mutex>
 
 namespace npu::meters {
@@ -14,8 +16,16 @@ struct Totals {
   std::atomic<int64_t> graphs_captured{0}, graphs_replayed{0}, graph_tasks{0};
 };
 
+Totals& totals();
+
+// A thread that writes the meters may hold the mutex while another one forks, and would then hold it forever in the child.
+Totals* make_totals() {
+  pthread_atfork([] { totals().mutex.lock(); }, [] { totals().mutex.unlock(); }, [] { totals().mutex.unlock(); });
+  return new Totals();
+}
+
 Totals& totals() {
-  static auto* all = new Totals();
+  static auto* all = make_totals();
   return *all;
 }
 
