@@ -3,14 +3,15 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rehearsal.plan import DEFAULT_TRAIN_DATA, ROOT
 from tests.scripts.cluster_files import SHIPPED_2026, write_cluster_file
-from tests.stack_2026.rehearsals import STEPS, summary_of
-from tests.stack_2026.verl.test_jobs import CLUSTER, DIES_256, ONE_CARD, ONE_NODE, model_folder
+from tests.stack_2026.rehearsals import STEPS, rehearse, summary_of
+from tests.stack_2026.verl.test_jobs import CLUSTER, DIES_128, DIES_256, ONE_CARD, ONE_NODE, model_folder
 
 
 def launch(job: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +27,9 @@ def cluster_file(tmp_path: Path, job: str) -> Path:
     return write_cluster_file(tmp_path / "cluster.env", SHIPPED_2026, NODES=16 if job == DIES_256 else 8, **values)
 
 
-@pytest.mark.parametrize("job", [ONE_CARD, ONE_NODE, *CLUSTER])
+@pytest.mark.parametrize(
+    "job", [ONE_CARD, DIES_256, *(pytest.param(job, marks=pytest.mark.exhaustive) for job in (ONE_NODE, DIES_128))]
+)
 def test_check_plans_and_starts_nothing(tmp_path, job):
     folder, temporary = model_folder(tmp_path, job), tmp_path / "temporary"
     temporary.mkdir()
@@ -56,14 +59,26 @@ def test_rehearsal_of_a_cluster_job_is_that_of_one_node(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "dies"), [(ONE_CARD, 1), (ONE_NODE, 2), (DIES_256, 4)])
+def test_launcher_runs_its_job_scaled_down_on_an_emulated_die(tmp_path):
+    assert_trained(launch(ONE_CARD, "--emulate", "--steps", str(STEPS), "--output", tmp_path), tmp_path, dies=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "dies"), [(ONE_NODE, 2), (DIES_256, 4)])
 def test_job_runs_scaled_down_on_emulated_dies(tmp_path, job, dies):
-    output = tmp_path / "run"
-    own = [] if dies == 1 else ["--", f"trainer.n_gpus_per_node={dies}"]
-    ended = launch(job, "--emulate", "--steps", str(STEPS), "--output", output, *own)
+    """The rehearsal is the one that the launcher starts, and shares its imports with other tests."""
+    overrides = ("--", f"trainer.n_gpus_per_node={dies}")
+    own = ("--dry-run", "--steps", str(STEPS), "--output", tmp_path, *overrides)
+    started = launch(job, "--emulate", *own)
+    plain = [sys.executable, "-m", "rehearsal.stack_2026", "--job", job, *own]
+    assert started.stdout == subprocess.check_output(plain, cwd=ROOT, text=True) != ""
+    assert_trained(rehearse(tmp_path, "--job", job, *overrides), tmp_path, dies)
+
+
+def assert_trained(ended: subprocess.CompletedProcess[str], output: Path, dies: int) -> None:
+    """Check a job's rehearsal. It computes in bfloat16; alltoallv compares every update bit for bit (`verify`)."""
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     summary = summary_of(output)
-    # The job computes in bfloat16; every update was compared bit for bit (alltoallv's option verify).
     assert summary["steps"] == STEPS and summary["dies"] == dies
     assert 0 < summary["rollout_prob_diff_mean"] < 0.01
     rows = [json.loads(line)["data"] for line in (output / "verl_metrics.jsonl").read_text().splitlines()]

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 MODEL = "actor_rollout_ref.model.path"
 COMPOSE = main_ppo.compose
 SECONDS_ALLOWED = 600
-SHARE = 4
+SHARE = 8
 # Keys that the builders accept, although training or the rollout would then not compute what the files describe.
 NOT_SEEN_BY_BUILDERS = (
     "num_nextn_predict_layers=",
