@@ -112,9 +112,9 @@ main() {
     mapfile -d '' shell_scripts < <(find scripts deploy .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0)
     "$tools/ruff" check .
     "$tools/ruff" format --check .
-    "$tools/mypy"
-    "$tools/lint-imports" --no-logo --cache-dir .cache/import_linter
-    "$tools/shellcheck" --external-sources "${shell_scripts[@]}"
+    bash scripts/lib/together.sh "$tools/mypy" \
+        --and "$tools/lint-imports" --no-logo --cache-dir .cache/import_linter \
+        --then "$tools/shellcheck" --external-sources "${shell_scripts[@]}"
     local sharing
     share_unless_selected "$@"
     become_pytest "$tools/python" "$stack" "" "${sharing[@]}" "$@"
