@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOL = re.compile(r'^\s*"\$tools/([\w-]+)"(?P<arguments>.*)$', re.MULTILINE)
+TOOL = re.compile(r'^\s*(?:bash \S+/together\.sh |--and |--then )?"\$tools/([\w-]+)"(?P<arguments>.*)$', re.MULTILINE)
 
 
 def checks() -> list[str]:
