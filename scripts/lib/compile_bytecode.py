@@ -1,7 +1,7 @@
-"""Compile the bytecode of the installed packages, where a rehearsal may import it.
+"""Compile the installed packages to bytecode, as far as a rehearsal may import them.
 
-Workers that import the stack at once would all compile it. Tests, models that are not used and tools are nearly half of
-what is installed: Python compiles those of their modules that are imported.
+Workers that start together would each compile what they import. Tests, tools and models that are not used are nearly
+half of what is installed; Python compiles their modules when one is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEFT_OUT = (
 
 
 def main() -> None:
-    """Compile; files that are no Python of this version stay as they are."""
+    """Compile the packages; a file that this version of Python cannot read stays as it is."""
     packages = sysconfig.get_path("purelib")
     compileall.compile_dir(packages, quiet=2, rx=re.compile(re.escape(packages) + _LEFT_OUT), workers=0)
 

@@ -17,8 +17,12 @@ main() {
     done
     shift
     "${first[@]}" &
+    # A command in the background ignores Ctrl-C.
+    # shellcheck disable=SC2064 # this command's process
+    trap "kill $! 2>/dev/null" EXIT
     { "${second[@]}" && "$@"; } || status=$?
     wait "$!" || status=$?
+    trap - EXIT
     return "$status"
 }
 

@@ -33,7 +33,7 @@ def are_free(numbers):
 @pytest.fixture
 def four_blocks(monkeypatch):
     """Restrict the range to four blocks, so that callers have to avoid each other's; return their first ports."""
-    starts = range(20000, 32768 - 4 * 8, 8)
+    starts = range(ports._FIRST, ports._END - 4 * 8, 8)
     first = next(first for first in random.sample(starts, len(starts)) if are_free(range(first, first + 4 * 8)))
     monkeypatch.setattr(ports, "_FIRST", first)
     monkeypatch.setattr(ports, "_END", first + 4 * 8)

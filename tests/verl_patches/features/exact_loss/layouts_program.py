@@ -34,6 +34,8 @@ LAYOUTS = {
         Layout("pipeline2", pipeline=2, stages=[2, 1]),
     ],
 }
+# The layouts in which upstream's gradients are compared.
+UPSTREAMS = ("data4", "data2")
 Slices = list[tuple[str, tuple[tuple[int, int], ...], torch.Tensor]]
 
 
@@ -67,7 +69,7 @@ def main(folder: Path) -> None:
         start_layout(layout)
         update = GradientsOfUpdate(folder, layout, reference)
         found |= {f"{layout.name}, micro batches of {micro}": update.slices(micro) for micro in (1, 4)}
-        if layout.name.startswith("data"):
+        if layout.name in UPSTREAMS:
             found |= {f"{layout.name}, upstream's of {micro}": update.slices(micro, exact=False) for micro in (1, 4)}
     torch.save(found, folder / f"rank{dist.get_rank()}of{dist.get_world_size()}.pt")
     dist.barrier()

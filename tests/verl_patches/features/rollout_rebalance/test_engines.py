@@ -15,13 +15,13 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm_ascend") is None, reason="vllm-ascend is not installed"),
 ]
 MOVING = [name for name, case in CASES.items() if set(EVERY) <= set(case.runs)]
-DEAR = ["four", *(name for name, case in CASES.items() if case.part or set(DEALT) <= set(case.runs))]
+EXPENSIVE = ["four", *(name for name, case in CASES.items() if case.part or set(DEALT) <= set(case.runs))]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, pytestconfig) -> Found:
     """Return the results of every rank by case; expensive cases run only in an exhaustive run."""
-    names = [name for name in CASES if name not in DEAR or pytestconfig.getoption("exhaustive")]
+    names = [name for name in CASES if name not in EXPENSIVE or pytestconfig.getoption("exhaustive")]
     names = [name for name in names if not name.startswith("preempts")]
     return run_cases(tmp_path_factory.mktemp("rebalance"), names)
 
@@ -41,7 +41,7 @@ def ratio(found: Found, case: str, run: str) -> float:
 
 
 def marked(names: list[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.exhaustive) if name in DEAR else name for name in names]
+    return [pytest.param(name, marks=pytest.mark.exhaustive) if name in EXPENSIVE else name for name in names]
 
 
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
