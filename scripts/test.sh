@@ -73,7 +73,8 @@ run_stack() {
     become_pytest "$tools/python" "$stack" "$chip" "${sharing[@]}" "${tests[@]}" "$@"
 }
 
-# Becomes pytest, with a rehearsal's environment and nothing of the user's Ray or Python path.
+# Becomes pytest, with a rehearsal's environment and nothing of the user's Ray or Python path. Python reads the folder
+# tests/interpreter when it starts, as do the processes that tests start.
 become_pytest() {
     local python=$1 lines settings arguments=(--stack "$2")
     [[ -z $3 ]] || arguments+=(--chip "$3")
@@ -81,7 +82,8 @@ become_pytest() {
     lines=$("$python" -m rehearsal.environment "${arguments[@]}")
     mapfile -t settings <<<"$lines"
     unset RAY_ADDRESS
-    exec env "${settings[@]}" PYTHONPATH="$project_root" "$python" -m pytest "$@" </dev/null
+    exec env "${settings[@]}" PYTHONPATH="$project_root:$project_root/tests/interpreter" \
+        "$python" -m pytest "$@" </dev/null
 }
 
 main() {

@@ -398,6 +398,12 @@ def as_another_user(machine):
     return subprocess.run(command, cwd=machine.root, env=machine.environment, capture_output=True, text=True)
 
 
+def test_python_keeps_bytecode_whatever_an_image_says(machine):
+    machine.environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    done = machine.run("bash", "-c", f"{ENSURE}\necho ${{PYTHONDONTWRITEBYTECODE-unset}}")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "unset", done.stderr
+
+
 def test_ready_environment_of_another_user_is_used(machine):
     assert machine.run().returncode == 0
     machine.take_calls()
