@@ -130,14 +130,19 @@ def install(package: str, prelude: str, root: Path, site_packages: Path) -> None
 
 
 def remove(package: str, site_packages: Path) -> bool:
-    """Remove the two files; returns whether there were any.
+    """Remove the two files and what Python compiled of them; returns whether there were any.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    there = [file for file in files_of(package, site_packages) if file.exists()]
+    from importlib.util import cache_from_source
+    from pathlib import Path
+
+    pth, module = files_of(package, site_packages)
+    there = [file for file in (pth, module) if file.exists()]
     for file in there:
         file.unlink()
+    Path(cache_from_source(str(module))).unlink(missing_ok=True)
     return bool(there)
 
 

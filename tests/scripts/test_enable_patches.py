@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -43,12 +44,17 @@ def test_program_that_imports_verl_has_the_patches(environment):
         assert target in ended.stdout
 
 
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def test_remove_leaves_verls_own_command(tmp_path):
     made = Environment(tmp_path)
-    before = sorted(made.site.iterdir())
+    before = files_below(made.site)
     assert made.run("python3", ENABLE).returncode == 0
+    assert made.run("python3", "-c", "").returncode == 0 and len(files_below(made.site)) == len(before) + 3
     removed = made.run("python3", ENABLE, "--remove")
-    assert removed.returncode == 0 and "removed from" in removed.stdout and sorted(made.site.iterdir()) == before
+    assert removed.returncode == 0 and "removed from" in removed.stdout and files_below(made.site) == before
     assert "nothing to remove" in made.run("python3", ENABLE, "--remove").stdout
     assert made.run("python3", ENABLE, "--status").returncode == 1
 
