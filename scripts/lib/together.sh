@@ -17,12 +17,14 @@ main() {
     done
     shift
     "${first[@]}" &
-    # A command in the background ignores Ctrl-C.
+    # A command in the background ignores both signals. A trap of EXIT would not do: bash then handles every signal that
+    # ends it, and a command that it is just starting may lose that signal and go on.
     # shellcheck disable=SC2064 # this command's process
-    trap "kill $! 2>/dev/null" EXIT
+    trap "kill $! 2>/dev/null || true; exit 130" INT
+    # shellcheck disable=SC2064
+    trap "kill $! 2>/dev/null || true; exit 131" QUIT
     { "${second[@]}" && "$@"; } || status=$?
     wait "$!" || status=$?
-    trap - EXIT
     return "$status"
 }
 
