@@ -18,6 +18,7 @@ from rehearsal.display import Progress, make_console
 from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT, Options, make_plan
 from rehearsal.stages import Rehearsal, check_before_anything, failure_of
+from tests.rehearsal.command import run_rehearsal
 from tests.verl_patches.trainer.test_run import MARKER, processes_with
 
 
@@ -109,29 +110,28 @@ def marked(tmp_path):
 
 @pytest.mark.slow
 def test_killed_rehearsal_continues_to_its_last_step(tmp_path, marked):
-    """Kill every process after the first checkpoint; the second command completes the run."""
+    """Kill every process after the first checkpoint; the second command, with the tests' imports, completes the run."""
     output, (environment, mark) = tmp_path / "run", marked
-    command = ["bash", str(ROOT / "scripts" / "rehearse.sh")]
     megatron = "actor_rollout_ref.actor.megatron"
     one_stage = [
         f"{megatron}.pipeline_model_parallel_size=1",
         f"{megatron}.override_transformer_config.num_layer_list=[3]",
     ]
     options = ["--steps", "2", "--dies", "2", "--output", str(output), "--", *one_stage]
-    saving = [*options, "trainer.save_freq=1", "data.train_batch_size=8"]
+    command = ["bash", str(ROOT / "scripts" / "rehearse.sh"), *options]
     with (tmp_path / "said").open("w") as said:
-        first = subprocess.Popen([*command, *saving], env=environment, stdout=said, stderr=subprocess.STDOUT)
+        first = subprocess.Popen(
+            [*command, "trainer.save_freq=1", "data.train_batch_size=8"],
+            env=environment, stdout=said, stderr=subprocess.STDOUT,
+        )  # fmt: skip
         wait_for(first, output / "checkpoints" / "global_step_1", tmp_path / "said")
         kill_all(mark)
         first.wait(60)
-    ended = subprocess.run(
-        [*command, "--resume", str(output)], env=environment, capture_output=True, text=True, timeout=1500
-    )
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    assert "Continuing after step" in ended.stdout and "Done in" in ended.stdout
+    assert processes_with(mark) == []
+    said_by_second = run_rehearsal("--resume", str(output))
+    assert "Continuing after step" in said_by_second and "Done in" in said_by_second
     steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2] and json.loads((output / "summary.json").read_text())["steps"] == 2
-    assert processes_with(mark) == []
 
 
 def wait_for(process, folder, said):

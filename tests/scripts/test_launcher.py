@@ -731,8 +731,9 @@ def test_next_start_removes_shared_memory_of_a_killed_job(head, port):
 
 def test_a_process_that_has_ended_does_not_run_before_it_is_reaped_either():
     script = f"source {shlex.quote(str(ROOT))}/scripts/lib/processes.sh; "
-    # By then the parent is a sleep, which never waits for its child.
-    script += 'exec 3< <(exec 3>&-; bash -c "exit 3" & echo $!; exec sleep 60); read -r child <&3; '
+    # The child ends when its parent has become a sleep, which never waits for it.
+    child = r'bash -c "until [[ \$(cat /proc/\$PPID/comm) == sleep ]]; do :; done; exit 3"'
+    script += f"exec 3< <(exec 3>&-; {child} & echo $!; exec sleep 60); read -r child <&3; "
     script += 'until [[ $(cat "/proc/$child/stat") == *") Z "* ]]; do :; done; '
     script += 'kill -0 "$child" && echo "a signal reaches it"; process_runs "$child" || echo "it has ended"; '
     script += 'process_runs $$ && echo "this one runs"; kill "$(ps -o ppid= -p "$child")"'

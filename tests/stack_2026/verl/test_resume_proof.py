@@ -1,9 +1,12 @@
 """A job that is killed in a save and resumed is compared with an unbroken run, and each difference is found."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +17,8 @@ from rehearsal.resume_proof.runs import ProofError
 from rehearsal.stack_2026 import resume_proof
 from rehearsal.stack_2026.resume_proof import REACHED_NAME, Proof, compare
 from rehearsal.stack_2026.saved_state import digests_of
+from tests.shared_templates import SHARED, started_with
+from tests.stack_2026 import shared_training
 from tests.stack_2026.verl.test_jobs import CLUSTER, ONE_CARD
 
 KL = "rollout_corr/kl"
@@ -160,10 +165,23 @@ def test_run_that_fails_ends_the_proof(monkeypatch, tmp_path, ends, held, said):
         Proof(ONE_CARD, (), tmp_path).carry_out(SignalFlag())
 
 
+run_alone = Proof._run
+
+
+def run_of_tests(self: Proof, name: str, command: list[str], *arguments: Any) -> int:
+    """Run a command of a proof with the tests' imports and warm start. The killed run has processes of its own."""
+    environment = started_with(os.environ)
+    if name == "killed":
+        environment.pop(SHARED, None)
+    with mock.patch.dict(os.environ, environment, clear=True):
+        return run_alone(self, name, [command[0], "-m", shared_training.__name__, *command[3:]], *arguments)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [ONE_CARD, *(pytest.param(job, marks=pytest.mark.exhaustive) for job in CLUSTER)])
-def test_job_resumes_bit_for_bit(tmp_path, capsys, job):
+def test_job_resumes_bit_for_bit(tmp_path, capsys, monkeypatch, job):
     """The 256-die job has its optimizer on the host."""
+    monkeypatch.setattr(Proof, "_run", run_of_tests)
     assert resume_proof.main(["--job", job, "--output", str(tmp_path)]) == 0, capsys.readouterr()
     assert "resumed after step 1" in capsys.readouterr().out
     assert "Continuing after step 1" in (tmp_path / "resumed.log").read_text()

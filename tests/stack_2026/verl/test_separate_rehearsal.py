@@ -50,7 +50,7 @@ def noted(folder: Path, *arguments: str, module: str = NOTED) -> tuple[list[dict
     return steps, [entries[first + 1 : last] for first, last in zip(updates[:-1], updates[1:], strict=True)]
 
 
-# The tests with several optimizer steps between two weight updates, below, check what these two do, and more.
+# The three tests at the end check what these three do, and more: several optimizer steps between two weight updates.
 @pytest.mark.exhaustive
 def test_batch_ahead_is_of_the_step_before(tmp_path):
     run, steps = ran(tmp_path / "run", *SMALL, "--", f"{AHEAD}=1")
@@ -65,6 +65,7 @@ def test_rollout_on_its_own_die_has_each_updates_weights(tmp_path):
     assert [step[STALENESS] for step in steps] == [0, 0, 0] and all(step[APART] < MEAN_DIFFERENCE for step in steps)
 
 
+@pytest.mark.exhaustive
 def test_several_optimizer_steps_use_a_batch_ahead(tmp_path):
     steps, updates = noted(tmp_path / "run", *SMALL, "--", *SEVERAL, f"{AHEAD}=1")
     assert [len(each) for each in updates] == [STEPS_OF_UPDATE] * 3 and [step[STALENESS] for step in steps] == [0, 1, 1]
