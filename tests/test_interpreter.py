@@ -1,4 +1,4 @@
-"""Processes of tests search for garbage less often: `tests/interpreter` is on their path."""
+"""Processes of tests collect garbage less often: `tests/interpreter` is on their path."""
 
 import os
 import subprocess

@@ -257,7 +257,7 @@ environment_set_up() {
 # Nothing is written where nothing is to be set up: the checkout may belong to another user.
 environment_ensure() {
     local root=$1 stack=${2:-$ENVIRONMENT_DEFAULT_STACK} python packages search emulator lock environment locks suffix
-    # Images of containers often set this. Every process would then compile this project's modules anew.
+    # Container images often set this. Every process would then compile this project's modules again.
     unset PYTHONDONTWRITEBYTECODE
     environment=$(environment_folder "$root" "$stack")
     locks=$(environment_locks "$root" "$stack")

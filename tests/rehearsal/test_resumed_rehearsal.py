@@ -19,7 +19,7 @@ from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import ROOT, Options, make_plan
 from rehearsal.stages import Rehearsal, check_before_anything, failure_of
 from tests.rehearsal.command import run_rehearsal
-from tests.verl_patches.trainer.test_run import MARKER, processes_with
+from tests.verl_patches.trainer.test_run import MARKER
 
 
 @pytest.fixture
@@ -127,7 +127,6 @@ def test_killed_rehearsal_continues_to_its_last_step(tmp_path, marked):
         wait_for(first, output / "checkpoints" / "global_step_1", tmp_path / "said")
         kill_all(mark)
         first.wait(60)
-    assert processes_with(mark) == []
     said_by_second = run_rehearsal("--resume", str(output))
     assert "Continuing after step" in said_by_second and "Done in" in said_by_second
     steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]

@@ -100,7 +100,7 @@ class Environment:
         self, *command: object, cwd: Path | None = None, timeout: int = 600, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command, by default in a folder that contains nothing of this project."""
-        dropped = ("PYTHONPATH", "RAY_ADDRESS", "VIRTUAL_ENV")
+        dropped = ("PYTHONPATH", "RAY_ADDRESS", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
         environment = {name: value for name, value in os.environ.items() if name not in dropped}
         own = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "RAY_TMPDIR": str(self.elsewhere)}
         return subprocess.run(
