@@ -15,11 +15,14 @@ from tests.stack_2026.verl.test_jobs import CLUSTER, DIES_128, DIES_256, ONE_CAR
 
 
 def launch(job: str, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run("bash", ROOT / "scripts" / f"train_{job}.sh", *arguments, **variables)
+
+
+def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     for name in ("NPU_EMULATOR_STRICT", "NPU_EMULATOR_NODE", "PYTHONPATH"):  # the tests' values; a run sets its own
         environment.pop(name, None)
-    command = ["bash", ROOT / "scripts" / f"train_{job}.sh", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
 
 
 def cluster_file(tmp_path: Path, job: str) -> Path:
@@ -70,8 +73,8 @@ def test_job_runs_scaled_down_on_emulated_dies(tmp_path, job, dies):
     overrides = ("--", f"trainer.n_gpus_per_node={dies}")
     own = ("--dry-run", "--steps", str(STEPS), "--output", tmp_path, *overrides)
     started = launch(job, "--emulate", *own)
-    plain = [sys.executable, "-m", "rehearsal.stack_2026", "--job", job, *own]
-    assert started.stdout == subprocess.check_output(plain, cwd=ROOT, text=True) != ""
+    plain = run(sys.executable, "-m", "rehearsal.stack_2026", "--job", job, *own)
+    assert started.stdout == plain.stdout != ""
     assert_trained(rehearse(tmp_path, "--job", job, *overrides), tmp_path, dies)
 
 

@@ -21,13 +21,14 @@ from tests.shared_templates import SHARED, started_with
 from tests.stack_2026 import shared_training
 from tests.stack_2026.verl.test_jobs import CLUSTER, ONE_CARD
 
-KL = "rollout_corr/kl"
+KL, LARGEST = "rollout_corr/kl", "training/rollout_probs_diff_max"
 OPTIMIZER = "actor/optim_world_size_1_rank_0.pt"
 
 
 def write_run(folder: Path, shift: float = 0.0) -> Path:
     """Write the files of two steps of a run; `shift` moves the last step's weights."""
-    lines = [{"step": step, "metrics": {"actor/lr": 0.1, KL: 2e-4, "timing_s/step": step + shift}} for step in (1, 2)]
+    metrics = {"actor/lr": 0.1, KL: 2e-4, LARGEST: 2e-3}
+    lines = [{"step": step, "metrics": metrics | {"timing_s/step": step + shift}} for step in (1, 2)]
     for step in (1, 2):
         actor = folder / "checkpoints" / f"global_step_{step}" / "actor"
         (actor / "dist_ckpt").mkdir(parents=True)
@@ -87,7 +88,7 @@ def _not_trained(run: Path) -> None:
 
 def test_equal_runs_are_equal(runs):
     found = compare(*runs)
-    assert (found.steps, found.metrics, found.differing) == (2, 4, ()) and len(digests_of(step_of(runs[0]))) == 3
+    assert (found.steps, found.metrics, found.differing) == (2, 6, ()) and len(digests_of(step_of(runs[0]))) == 3
 
 
 def step_of(run: Path) -> Path:
@@ -95,12 +96,16 @@ def step_of(run: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("value", "differing"), [("3e-4", ()), ("3e-3", (f"step 1: {KL}",)), ("NaN", (f"step 1: {KL}",))]
-)
-def test_rounding_of_the_rollout_is_no_difference(runs, value, differing):
-    file = runs[1] / "metrics.jsonl"
-    file.write_text(file.read_text().replace('"rollout_corr/kl": 0.0002', f'"rollout_corr/kl": {value}', 1))
-    assert compare(*runs).differing == differing
+    ("metric", "value", "agrees"),
+    [
+        (KL, "3e-4", True), (KL, "3e-3", False), (KL, "NaN", False),
+        (LARGEST, "4e-3", True), (LARGEST, "3e-2", False), (LARGEST, "NaN", False),
+    ],
+)  # fmt: skip
+def test_rounding_of_the_rollout_is_no_difference(runs, metric, value, agrees):
+    file, written = runs[1] / "metrics.jsonl", {KL: 0.0002, LARGEST: 0.002}[metric]
+    file.write_text(file.read_text().replace(f'"{metric}": {written}', f'"{metric}": {value}', 1))
+    assert compare(*runs).differing == (() if agrees else (f"step 1: {metric}",))
 
 
 @pytest.mark.parametrize(
