@@ -227,6 +227,9 @@ class Rehearsal2026Plan:
             "NPU_EMULATOR_METERS": str(self.output / "meters"),
             "VERL_FILE_LOGGER_PATH": str(self.upstream_metrics),
         }
+        if modules := self.options.given(MODULES_KEY):
+            # verl loads them when it is imported: for forked workers, before Ray gives them the key.
+            own[MODULES] = modules
         if self.options.rollout_dies:
             # Else verl ends at a line of its log: docs/upstream/verl-separate-async-logging.md.
             own["VERL_LOGGING_LEVEL"] = "WARN"

@@ -24,6 +24,7 @@ from rehearsal.tiny_model.architecture import TINY_MODELS, reads_images
 from verl_plugin.offload import LIBRARY as OFFLOAD
 from verl_plugin.resume.checks import ENGINES
 from verl_plugin.routing_replay.checks import ENGINES as REPLAY
+from verl_plugin.trainer_modes import MODULES, MODULES_KEY
 
 TEXT_MODELS = [model for model in MODELS if not reads_images(model)]
 [IMAGE_MODEL] = set(MODELS) - set(TEXT_MODELS)
@@ -78,6 +79,13 @@ def test_keys_of_dies_that_only_generate_are_known_to_verl(tmp_path, model, back
     if backend == "megatron":
         assert config.actor_rollout_ref.actor.megatron.expert_model_parallel_size == 2
     assert plan.environment()["NPU_EMULATOR_DEVICES"] == "3"
+
+
+def test_module_of_a_key_is_loaded_where_workers_are_forked(tmp_path):
+    own = make_plan(Options(output=tmp_path), "now").environment()
+    assert MODULES not in own
+    plan = make_plan(Options(output=tmp_path, overrides=(f"++{MODULES_KEY}='one,other'",)), "now")
+    assert plan.environment() == own | {MODULES: "one,other"}
 
 
 @pytest.mark.parametrize(

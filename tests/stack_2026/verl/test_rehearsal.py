@@ -15,7 +15,7 @@ from rehearsal.plan import ROOT
 from rehearsal.resume_proof.comparison import compare_metrics
 from rehearsal.stack_2026.resume_proof import LOG_PROB_METRICS
 from tests.stack_2026.rehearsals import MEAN_DIFFERENCE, STEPS, check_computes_alike, command, rehearse, summary_of
-from verl_plugin.trainer_modes import MODE_KEY
+from verl_plugin.trainer_modes import MODE_KEY, MODULES_KEY, REGISTRATION
 
 pytestmark = pytest.mark.slow
 RUNS = [("megatron", "deepseek_v3", 2), ("fsdp2", "qwen3", 1)]
@@ -94,9 +94,10 @@ def saved_state(backend: str, step: Path) -> dict[str, bytes]:
 
 
 def test_weights_that_do_not_arrive_fail_the_run(tmp_path):
-    own = {"VERL_USE_EXTERNAL_MODULES": "tests.stack_2026.verl.without_weights"}
+    """The user's module, which discards them, is loaded in forked workers too."""
+    own = f"{MODULES_KEY}='{REGISTRATION},tests.stack_2026.verl.without_weights'"
     small = ("--backend", "fsdp2", "--model", "qwen3", "--dies", "1", "--steps", "1", "--weights", "naive")
-    run = rehearse(tmp_path / "run", *small, **own)
+    run = rehearse(tmp_path / "run", *small, "--", own)
     assert run.returncode == 1 and "Rollout and training compute differently at step 1" in run.stderr
     assert summary_of(tmp_path / "run")["rollout_log_prob_diff_mean"] > 1000 * MEAN_DIFFERENCE
 
