@@ -59,7 +59,7 @@ one_node_folder() {
 one_node_train() {
     local root=$1 configuration=$2 dies=$3 stack=$4 name entry scripts=() python=python3
     local -A given=()
-    local names=() environment=() loggers places convert train reject die_memory=''
+    local names=() environment=() loggers places convert train reject keys die_memory=''
     one_node_require_input
     settings=${settings:-$root/scripts/env/one_node$(stack_suffix "$stack").env}
     settings_read "$settings" given names
@@ -93,8 +93,7 @@ one_node_train() {
     cd "$root" || fail "$root cannot be entered."
     $check || one_node_require_dies "$dies"
     "${convert[@]}" || exit $?
-    "${reject[@]}" >/dev/null || exit $?
-    one_node_plan "$configuration"
+    one_node_plan "$configuration" "${reject[@]}"
     if $check; then
         say "$configuration passes every check; nothing was started"
         return
@@ -128,13 +127,20 @@ one_node_require_input() {
     [[ -n $data ]] || fail "--data is missing. Set it to a file of problems with answers; --emulate has its own arithmetic."
 }
 
-# Prints the memory that the job needs of a die, by phase, and fails where it has less.
+# Checks the job by the command that follows CONFIGURATION, prints the memory that it needs of a die, by phase, and fails
+# where a die has less.
 one_node_plan() {
     local configuration=$1 status=0
+    shift
     local options=(--config-name "$configuration" --model "$(realpath -- "$model")/config.json")
-    [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]] || options+=(--stack "$stack")
     [[ -z $die_memory ]] || options+=(--die-memory "$die_memory")
-    "$python" scripts/plan.py "${options[@]}" --cluster "$settings" "${overrides[@]}" || status=$?
+    if [[ $stack == "$ENVIRONMENT_DEFAULT_STACK" ]]; then
+        "$@" >/dev/null || exit $?
+    else
+        # Its plan makes the same checks, and would import verl a second time.
+        options+=(--stack "$stack")
+    fi
+    "$python" scripts/plan.py "${options[@]}" --cluster "$settings" "${keys[@]}" || status=$?
     ((status != 1)) || fail "the job does not fit a die of this machine (see DOES NOT FIT above). Change the named settings after --."
     ((status == 0)) || exit "$status"
 }
@@ -163,7 +169,7 @@ print(n.device_count(), n.get_device_properties(0).total_memory if n.device_coun
     fi
 }
 
-# Works out the training's command and that of its check, as the caller's arrays train and reject.
+# Works out the keys, the training's command and that of its check, as the caller's arrays keys, train and reject.
 one_node_command() {
     local root=$1 configuration=$2 folder=$3 weights=$4
     local own=(

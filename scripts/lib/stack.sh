@@ -40,11 +40,12 @@ stack_places() {
     fi
 }
 
-# Sets the caller's arrays train and reject: the commands that train with the keys, which follow FOLDER, and that check
-# them.
+# Sets the caller's arrays: keys, all that follow FOLDER; train and reject, the commands that train with them and that
+# check them.
 stack_commands() {
     local root=$1 stack=$2 configuration=$3 python=$4 folder=$5
     shift 5
+    keys=("$@")
     if [[ $stack == 2026 ]]; then
         # verl's own entry point, which finds the job by Hydra's options.
         train=("$python" -m verl.trainer.main_ppo "--config-path=$root/verl_plugin/config" "--config-name=$configuration")

@@ -27,7 +27,7 @@ training_find_shards() {
 
 # Works out the command and the folder of this start.
 training_prepare() {
-    local root=$1 configuration=$2 stack=$3 output=$OUTPUT_DIR start places loggers train reject ray=ray_init.address
+    local root=$1 configuration=$2 stack=$3 output=$OUTPUT_DIR start places loggers train reject keys ray=ray_init.address
     start=$(date +%Y%m%d-%H%M%S)
     [[ $output == /* ]] || output=$root/$output
     declare -ga training_weights=()
@@ -52,7 +52,7 @@ training_prepare() {
         "data.train_files=[$(settings_quoted "$TRAIN_FILES")]" "data.val_files=[$(settings_quoted "$TEST_FILES")]" \
         "${places[@]}" "trainer.default_local_dir=$(settings_quoted "$output/checkpoints")" \
         "${training_weights[@]}" "${resume[@]}" "${overrides[@]}"
-    declare -ga training_command=("${train[@]}") training_check=("${reject[@]}")
+    declare -ga training_command=("${train[@]}") training_check=("${reject[@]}") training_keys=("${keys[@]}")
     declare -ga training_wait=(
         python3 scripts/internal/wait_for_nodes.py --address "$MASTER_ADDR:$RAY_PORT" --nodes "$NODES"
         --dies "$DIES_PER_NODE" --timeout "$NODES_TIMEOUT_S" --interval "$POLL_S" --stack "$stack"
@@ -62,7 +62,7 @@ training_prepare() {
 # Checks the configuration of the cluster's file, and prints the memory that it needs of a die, on a machine that need not be
 # a node of it.
 training_check_only() {
-    local root=$1 configuration=$2 stack=$3 settings=$4 python model
+    local root=$1 configuration=$2 stack=$3 settings=$4 python model keys
     # shellcheck disable=SC2034 # one_node_plan reads it: the file's DIE_MEMORY counts
     local die_memory=''
     cluster_read "$settings"
@@ -74,9 +74,9 @@ training_check_only() {
     [[ -r $model/config.json ]] || fail "MODEL_PATH=$model is invalid: no config.json there on this machine. Set it to the model's folder."
     cd "$root" || fail "$root cannot be entered."
     export PYTHONPATH=$root
-    "$python" "${training_check[@]:1}" >/dev/null || exit $?
-    overrides=("trainer.nnodes=$NODES" "trainer.n_gpus_per_node=$DIES_PER_NODE" "${overrides[@]}")
-    one_node_plan "$configuration"
+    # shellcheck disable=SC2034 # one_node_plan reads it
+    keys=("${training_keys[@]}")
+    one_node_plan "$configuration" "$python" "${training_check[@]:1}"
     say "$configuration passes every check; nothing was started"
 }
 
