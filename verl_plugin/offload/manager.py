@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from verl.utils.device import get_torch_device
@@ -22,9 +24,9 @@ class OffloadManager:
     no update has written since they arrived release their memory without a copy.
     """
 
-    mode: str | None
     model_config: Any
     module: Any
+    _pass_ends = False
     _written = True
     _host: Any = None
     """Host copies of parameters that are on the die, which verl would drop; None once an update may write them."""
@@ -33,12 +35,24 @@ class OffloadManager:
         """As upstream, without the other engines' parameters."""
         self._begin()
         self._written, self._host = True, None
-        return super().train_mode(**named)  # type: ignore[misc]  # of the engine that this extends
+        return self._pass(super().train_mode(**named))  # type: ignore[misc]  # of the engine that this extends
 
     def eval_mode(self, **named: Any) -> Any:
         """As upstream, without the other engines' parameters."""
         self._begin()
-        return super().eval_mode(**named)  # type: ignore[misc]  # of the engine that this extends
+        return self._pass(super().eval_mode(**named))  # type: ignore[misc]  # of the engine that this extends
+
+    @contextmanager
+    def _pass(self, context: Any) -> Iterator[None]:
+        """Enter verl's context of a pass, which offloads at its end, and mark that end.
+
+        verl's `mode` does not tell it: an update has a context for each mini batch within its own, and each resets it.
+        """
+        with ExitStack() as ending:
+            ending.callback(setattr, self, "_pass_ends", False)
+            ending.enter_context(context)
+            ending.callback(setattr, self, "_pass_ends", True)
+            yield
 
     def get_per_tensor_param(self, **named: Any) -> Any:
         """As upstream, without the other engines' parameters."""
@@ -69,7 +83,7 @@ class OffloadManager:
             if model and not self._written:
                 self._arrive()
             super().to(device, model, optimizer, grad)  # type: ignore[misc]  # of the engine that this extends
-        elif model and self.mode is not None:  # verl's context resets it after this call
+        elif model and self._pass_ends:
             self._release_gradients()
             super().to("cpu", False, optimizer, False)  # type: ignore[misc]  # of the engine that this extends
             staying = process_context().of(StayingEngines)

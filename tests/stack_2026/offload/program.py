@@ -96,8 +96,9 @@ class Steps:
         self.forward(self.actor, "old_log_prob")
         self.forward(self.reference, "ref")
         with self.actor.train_mode():
-            output = self.actor.train_batch(batch(self._packed), loss_of)
-            self.record("update")
+            with self.actor.train_mode(disable_auto_offload=True):  # one for each mini batch, as in verl's worker
+                output = self.actor.train_batch(batch(self._packed), loss_of)
+                self.record("update")
         self.record("behind the update")
         if self.actor.is_mp_src_rank_with_outputs():
             self.losses.append(float(output["metrics"]["grad_norm"]))
@@ -127,7 +128,7 @@ class Steps:
         for engine in (self.actor, self.reference):
             with engine.eval_mode():
                 pass
-        with self.actor.train_mode():
+        with self.actor.train_mode(), self.actor.train_mode(disable_auto_offload=True):
             pass
         self.offer()
 
@@ -142,21 +143,25 @@ def planted(fault: str) -> Iterator[None]:
     """Plant a fault in the offload manager within the block."""
     from verl_plugin.offload.manager import OffloadManager
 
-    upstream: dict[str, Callable[..., Any]] = {name: getattr(OffloadManager, name) for name in ("_begin", "to")}
+    upstream: dict[str, Callable[..., Any]] = {
+        name: getattr(OffloadManager, name) for name in ("_begin", "to", "train_mode")
+    }
 
     def stays(self: Any, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
         upstream["to"](self, device, model, optimizer and device != "cpu", grad)
 
-    def dropped(self: Any, device: str, model: bool = True, optimizer: bool = True, grad: bool = True) -> None:
-        self._written = False
-        upstream["to"](self, device, model, optimizer, grad)
+    def unmarked(self: Any, **named: Any) -> Any:
+        marks = self._written, self._host
+        context = upstream["train_mode"](self, **named)
+        self._written, self._host = marks
+        return context
 
     if fault == "others stay":
         OffloadManager._begin = lambda _: None  # type: ignore[method-assign]
     elif fault == "optimizer stays":
         OffloadManager.to = stays  # type: ignore[method-assign]
     elif fault == "written is dropped":
-        OffloadManager.to = dropped  # type: ignore[method-assign]
+        OffloadManager.train_mode = unmarked  # type: ignore[method-assign]
     try:
         yield
     finally:

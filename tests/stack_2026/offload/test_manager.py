@@ -40,18 +40,23 @@ class UpstreamEngine:
             self.gradients_on_die = device == "npu"
 
     @contextmanager
-    def _pass(self, mode: str) -> Iterator[None]:
-        self.to("npu", True, mode == "train", mode == "train")
+    def _context(self, mode: str, disable_auto_offload: bool = False) -> Iterator[None]:
+        moves = () if disable_auto_offload else ("npu", "cpu")
+        for device in moves[:1]:
+            self.to(device, True, mode == "train", mode == "train")
         self.mode = mode
-        yield
-        self.to("cpu", True, mode == "train", mode == "train")
-        self.mode = None
+        try:
+            yield
+        finally:
+            for device in moves[1:]:
+                self.to(device, True, mode == "train", mode == "train")
+            self.mode = None
 
-    def train_mode(self, **_: Any) -> Any:
-        return self._pass("train")
+    def train_mode(self, **named: Any) -> Any:
+        return self._context("train", **named)
 
-    def eval_mode(self, **_: Any) -> Any:
-        return self._pass("eval")
+    def eval_mode(self, **named: Any) -> Any:
+        return self._context("eval", **named)
 
     def get_per_tensor_param(self, **_: Any) -> int | None:
         self.to("npu", True, False, False)
@@ -105,7 +110,9 @@ def test_parameters_have_the_values_of_the_last_writer(asked, adapters):
             with actor.train_mode():
                 assert (actor.die, reference.die) == (written, None)
                 assert actor.optimizer_on_die and actor.gradients_on_die
-                actor.die = written = number
+                with actor.train_mode(disable_auto_offload=True):  # of a mini batch
+                    actor.die = written = number
+            assert (actor.die, actor.host) == (number, None), "it stays, without a copy"
         elif operation == "log-probs":
             with actor.eval_mode():
                 assert (actor.die, reference.die) == (written, None)
@@ -151,3 +158,15 @@ def test_parameters_stay_until_another_engine_begins():
     with reference.eval_mode():
         pass
     assert reference.die == -1 and process_context().of(StayingEngines) == [reference]
+
+
+def test_parameters_leave_after_a_pass_that_failed():
+    actor = Engine(1)
+    with (
+        pytest.raises(ValueError, match="out of range"),
+        actor.train_mode(),
+        actor.train_mode(disable_auto_offload=True),
+    ):
+        raise ValueError("index out of range")
+    actor.to("cpu", model=True, optimizer=False, grad=False)
+    assert (actor.die, actor.host) == (None, 1) and process_context().of(StayingEngines) == []
