@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -78,14 +78,28 @@ def fill_weights(files: TrainingFiles, rank: TrainingRank, progress: Callable[[i
         fill(files.sources[state], shard, target, progress)
 
 
-def fill_optimizer(files: TrainingFiles, rank: TrainingRank, progress: Callable[[int], None]) -> None:
-    """Fill the optimizer's float32 elements and averages; `progress` is called as by `fill_weights`."""
+def fill_optimizer(
+    files: TrainingFiles,
+    rank: TrainingRank,
+    progress: Callable[[int], None],
+    states: Collection[str] = (MASTER, *MOMENTS),
+) -> None:
+    """Fill the optimizer's float32 elements and averages.
+
+    Args:
+        files: of the checkpoint.
+        rank: this training rank.
+        progress: called as by `fill_weights`.
+        states: those to fill. Without the averages, the optimizer is like a new one.
+    """
     shards, steps = by_local(rank.shards), steps_of(files)
-    rank.create_states(steps)
+    rank.create_states(steps if MOMENTS[0] in states else 0)
     for optimizer_shard in rank.optimizer_shards:
         stretches = {MASTER: optimizer_shard.master, **optimizer_shard.moments()}
         for part in parts_of_optimizer_shard(optimizer_shard, shards):
             for state, stretch in stretches.items():
+                if state not in states:
+                    continue
                 target = part.of(stretch)
                 if part.hf_name == PADDING:
                     target.zero_()

@@ -10,6 +10,9 @@ AssertionError if that has made no update; it looks for the count among the tens
 KeyError; and it gives all weights one and the same tensor to count in, which rises by their number at each update
 (docs/upstream/megatron-core-torch-adam-resume.md).
 
+Without the optimizer among `checkpoint.load_contents`, verl leaves the optimizer's float32 copies of the weights as
+they were, and the next update would start from those (docs/upstream/verl-load-contents-megatron.md).
+
 MindSpeed core_r0.16.0 replaces the distributed optimizer's `load_state_dict` by one that does not know the format that
 loads under any layout, and ends with "Unknown sharding_type: fully_reshardable". So tensors in that format are loaded
 here, as Megatron-core does, after everything else (docs/upstream/mindspeed-fully-reshardable.md).
@@ -51,6 +54,11 @@ class MegatronManager(AnyLayoutManager):
         for part in on_host:
             part.optimizer.copy_to_die()
 
+    @property
+    def should_load_schedule(self) -> bool:
+        """As `AnyLayoutManager`; verl saves Megatron's schedule beside the optimizer."""
+        return bool(self._manager.should_load_optimizer)
+
     def _load_own(self, local_path: str, **named: Any) -> None:
         manager = self._manager
         chain = manager.optimizer
@@ -60,13 +68,23 @@ class MegatronManager(AnyLayoutManager):
             manager.checkpoint_load_contents = [each for each in contents if each != "extra"]
         manager.optimizer = AnyChain(chain)
         try:
-            if HAVE_APEX_OR_TE or hybrid_parts(chain):
+            if not manager.should_load_optimizer:
+                super()._load_own(local_path, **named)
+                self._follow_weights()
+            elif HAVE_APEX_OR_TE or hybrid_parts(chain):
                 super()._load_own(local_path, **named)
             else:
                 self._load_counts(chain.chained_optimizers, local_path, **named)
         finally:
             manager.optimizer = chain
             manager.checkpoint_load_contents = contents
+
+    @torch.no_grad()
+    def _follow_weights(self) -> None:
+        """Set the optimizer's float32 elements to the weights."""
+        rank = self._rank()
+        for shard in rank.optimizer_shards:
+            shard.master.copy_(rank.tensors[shard.local].view(-1)[shard.start : shard.stop])
 
     def _load_counts(self, parts: Sequence[Any], local_path: str, **named: Any) -> None:
         """Load optimizers that count updates for each weight."""

@@ -39,12 +39,17 @@ class Reference:
         from transformers import AutoModelForCausalLM
 
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        self.begin(0)
+
+    def begin(self, number: int) -> None:
+        """Begin anew with the optimizer and the warm-up behind update `number`."""
+        self.begun = number
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=OPTIMIZER["weight_decay"])
 
     def update(self, number: int) -> None:
         """Run update `number`, counted from 1, with the learning rate of the engines' warm-up."""
         for group in self.optimizer.param_groups:
-            group["lr"] = OPTIMIZER["lr"] * (number - 1) / OPTIMIZER["lr_warmup_steps"]
+            group["lr"] = OPTIMIZER["lr"] * (number - self.begun - 1) / OPTIMIZER["lr_warmup_steps"]
         for parameter in self.model.parameters():
             parameter.grad = gradient(parameter.detach(), number)
         self.optimizer.step()

@@ -67,6 +67,10 @@ def carry_out_all(runs: Runs) -> None:
         runs.load("megatron", "dies_host", runs.step("dies"), **on_host()),
         runs.load("megatron", "host_dies", job, **WITHOUT),
         runs.load("megatron", "host_2025", runs.step("2025"), **loaded, **on_host()),
+        *(
+            runs.load("megatron", f"{saved}_alone", runs.step(saved), contents=["model"], **loaded, **options)
+            for saved, options in (("host", on_host()), ("weights", on_host(**ON_DIES)), ("dies", WITHOUT))
+        ),
         *(runs.load("megatron", f"host_{fault}", job, fault=fault, **on_host()) for fault in FAULTS),
     )
     runs.run(1, runs.load("megatron", "host_ep1", job, sizes=WHOLE, **loaded, **on_host()))
@@ -110,6 +114,14 @@ def test_other_layout_loads_every_element(runs, layout):
 def test_optimizer_moves_between_host_and_dies(runs, saved, loaded):
     assert runs.differing(f"{saved}.saved", f"{loaded}.loaded", MODEL) == []
     assert steps(runs, f"{loaded}.loaded") == SAVED and steps(runs, f"{loaded}.last") == LAST
+
+
+@pytest.mark.parametrize("saved", ["host", "weights", "dies"])
+def test_float32_copies_follow_weights_that_are_loaded_alone(runs, saved):
+    wanted, found = (runs.states(name, MODEL) for name in (f"{saved}.saved", f"{saved}_alone.loaded"))
+    masters = [name for name in found if name.startswith("master/")]
+    assert masters and {name.split("/")[0] for name in found} <= {"master", "weight"}, "it has averages"
+    assert all(torch.equal(found[name], wanted[name].bfloat16().float()) for name in masters)
 
 
 def test_checkpoint_of_2025_is_loaded_whole(runs):

@@ -123,7 +123,10 @@ def test_checkpoint_goes_to_whoever_can_load_it(monkeypatch, tmp_path, told, sav
     assert (manager.asked, filled) == ((verls, []) if loads == "verl" else ([], others))
 
 
-@pytest.mark.parametrize("absent", ["model", "optimizer", "extra"])
+CONTENT_NAMES = ("model", "optimizer", "extra")
+
+
+@pytest.mark.parametrize("absent", CONTENT_NAMES)
 def test_contents_that_are_not_to_be_loaded_stay(monkeypatch, tmp_path, told, absent):
     """verl's actor.checkpoint.load_contents holds on other numbers of ranks too."""
     folder, manager, filled = tmp_path / "global_step_12" / "actor", UpstreamManager(), []
@@ -145,7 +148,22 @@ def test_checkpoint_of_2025_sets_the_step_of_its_folder(monkeypatch, tmp_path, s
     monkeypatch.setattr(loading, "load_training", lambda *given: loaded.append(given))
     manager.lr_scheduler = warmed_up()
     AnyLayoutManager(manager, lambda: "rank").load_checkpoint(str(folder))
-    assert loaded == [(folder, "rank")] and manager.asked == []
+    assert loaded == [(folder, "rank", True, True)] and manager.asked == []
     expected = warmed_up()
     place(expected, step)
     assert manager.lr_scheduler.get_last_lr() == expected.get_last_lr()
+
+
+@pytest.mark.parametrize("absent", CONTENT_NAMES)
+def test_contents_that_are_not_to_be_loaded_of_2025_stay(monkeypatch, tmp_path, told, absent):
+    folder, manager, filled = tmp_path / "global_step_12" / "actor", UpstreamManager(), []
+    folder.mkdir(parents=True)
+    (folder / MANIFEST_NAME).write_text("{}")
+    setattr(manager, f"should_load_{absent}", False)
+    manager.lr_scheduler = SimpleNamespace(num_steps=5, step=lambda increment: filled.append("schedule"))
+    monkeypatch.setattr(loading, "checked_files", lambda *_: "files")
+    monkeypatch.setattr(loading, "fill_weights", lambda *_: filled.append("weights"))
+    monkeypatch.setattr(loading, "fill_optimizer", lambda files, rank, progress, states: filled.extend(states))
+    AnyLayoutManager(manager, lambda: "rank").load_checkpoint(str(folder))
+    parts = {"model": ["weights", "master"], "optimizer": ["exp_avg", "exp_avg_sq"], "extra": ["schedule"]}
+    assert filled == [each for name in CONTENT_NAMES if name != absent for each in parts[name]]

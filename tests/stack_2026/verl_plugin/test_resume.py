@@ -1,5 +1,6 @@
 """Engines resume bit for bit, on any layout, and from checkpoints of the stack 2025; each planted fault is detected."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -99,8 +100,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory, references: dict[str, Any]) -
             states = reference.states()
             write_checkpoint_of_2025(Path(made.step(f"2025_{model}")), states, SAVED)
             loss = reference.loss()
+            anew = copy.deepcopy(reference)
+            anew.begin(SAVED)
+            for number in range(SAVED + 1, LAST + 1):
+                anew.update(number)
             reference.update(SAVED + 1)
-            references[model] = {"loss": loss, "states": reference.states()}
+            references[model] = {"loss": loss, "states": reference.states(), "anew": anew.states()}
         plant(made, states)
         carry_out_all(made)
     return made
@@ -119,7 +124,7 @@ def plant(runs: Runs, states: dict[str, dict[str, torch.Tensor]]) -> None:
 
 
 def carry_out_all(runs: Runs) -> None:
-    of_2025, one_more = runs.step("2025_deepseek"), {"last": SAVED + 1}
+    of_2025, one_more, weights = runs.step("2025_deepseek"), {"last": SAVED + 1}, {"contents": ["model"]}
     runs.run(
         2,
         runs.save("fsdp2", "qwen3"),
@@ -127,11 +132,14 @@ def carry_out_all(runs: Runs) -> None:
         runs.load("fsdp2", "fsdp2_without", runs.step("fsdp2"), model="qwen3", contents=["model", "optimizer"]),
         runs.load("fsdp2", "fsdp2_2025", of_2025, **one_more),
         runs.load("fsdp2", "fsdp2_2025_qwen3", runs.step("2025_qwen3"), model="qwen3", **one_more),
+        runs.load("fsdp2", "fsdp2_2025_weights", of_2025, **weights),
         runs.load("fsdp2", "fsdp2_swapped", runs.step("swapped"), **one_more),
         runs.load("fsdp2", "fsdp2_dropped", runs.step("dropped"), **one_more),
         runs.save("megatron", "deepseek"),
         runs.load("megatron", "megatron_resumed", runs.step("megatron")),
         runs.load("megatron", "megatron_2025", of_2025, **one_more),
+        runs.load("megatron", "megatron_2025_weights", of_2025, **weights),
+        runs.load("megatron", "megatron_weights", runs.step("megatron"), **weights),
     )
     runs.run(
         1,
@@ -187,6 +195,11 @@ def test_checkpoint_of_2025_trains_on_as_plain_torch(runs, references, name, mod
     found, wanted = runs.found(name), references[model]
     assert abs(found["loss"] - wanted["loss"]) < TOLERANCE
     assert apart(runs.states(f"{name}.last", model), wanted["states"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["fsdp2_2025_weights", "megatron_2025_weights", "megatron_weights"])
+def test_weights_alone_train_on_with_a_new_optimizer(runs, references, name):
+    assert apart(runs.states(f"{name}.last", "deepseek"), references["deepseek"]["anew"]) < TOLERANCE
 
 
 def test_faults_in_a_checkpoint_of_2025_detected(runs, references):
