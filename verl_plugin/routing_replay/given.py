@@ -38,7 +38,8 @@ class Tally:
     """Counts of a step in tokens x layers: compared, sent to other experts than in the rollout, preferring others.
 
     Attributes:
-        open: whether passes are counted. Training and rollout have the same weights only up to a step's first update.
+        open: whether passes are counted. Training and rollout have the same weights only until the first update after
+            the rollout got them.
     """
 
     def __init__(self) -> None:

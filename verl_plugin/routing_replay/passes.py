@@ -66,6 +66,11 @@ class RoutedPasses:
             self._report(output, experts, is_last=tu.get(data, key="update_lr_scheduler", default=False))
         return output
 
+    def get_per_tensor_param(self, **named: Any) -> Any:
+        """As upstream. The rollout gets these weights, so experts can be compared again."""
+        self._tally.open = True
+        return super().get_per_tensor_param(**named)  # type: ignore[misc]  # of the engine that this extends
+
     @property
     def _mode(self) -> str:
         replay = self.engine_config.router_replay
@@ -92,7 +97,7 @@ class RoutedPasses:
         torch.distributed.all_reduce(sums)
         *counts, read = sums.tolist()
         found = metrics_of(counts) if self._tally.open else {}
-        self._tally.open = is_last
+        self._tally.open = False
         if is_last:
             # Ranks that compute parts of the same samples read the same experts.
             copies = torch.distributed.get_world_size() // self.get_data_parallel_size()  # type: ignore[attr-defined]  # of the engine
