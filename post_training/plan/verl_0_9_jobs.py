@@ -80,6 +80,15 @@ def _alltoallv(rollout: Mapping[str, Any]) -> Mapping[str, Any]:
     return (rollout["engine_kwargs"]["vllm"].get("additional_config") or {}).get("alltoallv") or {}
 
 
+def ulysses_parts(role: Mapping[str, Any]) -> int:
+    """Return the number of FSDP ranks that share a sequence in verl's actor or reference.
+
+    verl's older key, beside the group, wins if it is above 1.
+    """
+    older = role.get("ulysses_sequence_parallel_size") or 1
+    return int(older if older > 1 else role["fsdp_config"].get("ulysses_sequence_parallel_size") or 1)
+
+
 def read_verl_0_9_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) -> FsdpJob:
     """Read a job on FSDP2. Raises ValueError if the model has no layouts, or the rollout does not fit it."""
     node, data = config["actor_rollout_ref"], config["data"]
@@ -89,7 +98,7 @@ def read_verl_0_9_fsdp_job(config: Mapping[str, Any], model: Mapping[str, Any]) 
     placement = RolloutPlacement(tp=tp, dp=1, ep=1, instances=dies // tp, shared_expert_replicated=False)
     elements = {name: prod(shape) for name, shape in table.shapes.items()}
     micro = sequences_of(actor, "", "ppo_", longest)
-    replicas = dies // actor["ulysses_sequence_parallel_size"]
+    replicas = dies // ulysses_parts(actor)
     return FsdpJob(
         sizes=sizes_of(model),
         elements=sum(elements.values()),

@@ -21,12 +21,17 @@ from verl_plugin.alltoallv.settings import (
     SETTINGS_KEY,
     AlltoallvSettings,
 )
-from verl_plugin.batch_invariance.checks import invariance_model_problems, invariance_problems
+from verl_plugin.batch_invariance.checks import ULYSSES, invariance_model_problems, invariance_problems
 from verl_plugin.heartbeats.settings import ENGINES as HEARTBEATS
 from verl_plugin.heartbeats.settings import hang_problems
 from verl_plugin.jobs.asynchronous import asynchronous_problems, rollout_dies
 from verl_plugin.jobs.composition import JobError
-from verl_plugin.jobs.context import context_model_problems, context_problems, parts_of_sequences
+from verl_plugin.jobs.context import (
+    context_model_problems,
+    context_problems,
+    parts_of_sequences,
+    ulysses_problems,
+)
 from verl_plugin.jobs.images import image_problems
 from verl_plugin.jobs.megatron_models import megatron_model_problems, option_problems
 from verl_plugin.jobs.tokenizers import tokenizer_problems
@@ -103,7 +108,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     strategy = at(config, f"{_ACTOR}.strategy")
     if strategy not in _ENGINES:
         yield invalid(f"{_ACTOR}.strategy", strategy, "no job of this stack trains with it", " or ".join(_ENGINES))
-    for key in (*_COUNTS, *(_MEGATRON_COUNTS if strategy == "megatron" else ())):
+    for key in (*_COUNTS, *(_MEGATRON_COUNTS if strategy == "megatron" else ULYSSES)):
         value = at(config, key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             yield invalid(key, value, "not a count", "a whole number, at least 1")
@@ -140,10 +145,9 @@ def _batch_problems(config: Mapping[str, Any]) -> Iterator[str]:
     key = f"{_ROLLOUT}.max_num_batched_tokens"
     if not at(config, f"{_ROLLOUT}.enable_chunked_prefill") and at(config, key) < longest:
         yield invalid(key, at(config, key), f"a sequence may have {longest} tokens", f"{longest} or more")
-    parts = parts_of_sequences(config)
-    shared = f", and {parts} dies share it" if parts > 1 else ""
     for key, is_dynamic in _TOKEN_LIMITS.items():
-        limit = at(config, key)
+        limit, parts = at(config, key), parts_of_sequences(config, "ref" if key.startswith(_REF) else "actor")
+        shared = f", and {parts} dies share it" if parts > 1 else ""
         if at(config, is_dynamic) and (limit is None or limit * parts < longest):
             reason = f"a sequence may have {longest} tokens{shared}"
             yield invalid(key, limit, reason, f"{-(-longest // parts)} or more")
@@ -153,7 +157,8 @@ def _placement_problems(config: Mapping[str, Any], strategy: str) -> Iterator[st
     dies = dies_of(config)
     yield from _instance_problems(config, *rollout_dies(config))
     if strategy != "megatron":
-        yield from _replica_problems(config, dies)
+        yield from ulysses_problems(config, dies)
+        yield from _replica_problems(config, dies // parts_of_sequences(config))
         return
     megatron = at(config, _MEGATRON)
     tp, pp, cp = (megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "context"))
@@ -189,6 +194,9 @@ def _instance_problems(config: Mapping[str, Any], dies: int, node: int) -> Itera
         yield invalid(key, value, of_instances, f"a divisor of {dies // others or 1}")
     if size > node and size % node:
         yield invalid(key, value, f"the {size} dies of an instance do not fill whole nodes of {node}", "a multiple")
+    if size < node < dies and node % size:
+        reason = f"an instance of {size} dies would lie on two nodes of {node}"
+        yield invalid(key, value, reason, f"a divisor of {node // others or 1}")
     if dp > 1 and min(node, size) % tp:
         yield invalid(tp_key, tp, f"{node} dies of a node are not a multiple", f"a divisor of {node}")
     if ep not in (1, size):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from post_training.models.families import sizes_of
+from post_training.plan.verl_0_9_jobs import ulysses_parts
 from post_training.report.run_folder import at
 from verl_plugin.libraries import LIBRARIES_KEY
 from verl_plugin.mindspeed_layers import LAYERS, trains_with_mindspeed
@@ -17,6 +18,7 @@ KEY = f"{_MEGATRON}.context_parallel_size"
 _DYNAMIC = f"{_MEGATRON}.dynamic_context_parallel"
 # verl's workers give the engine the model's key.
 _PACKED = "actor_rollout_ref.model.use_remove_padding"
+_ULYSSES = "ulysses_sequence_parallel_size"
 _SIZES = tuple(
     f"{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context", "expert_model", "expert_tensor")
 )
@@ -34,9 +36,24 @@ _OTHERS = {
 }
 
 
-def parts_of_sequences(config: Mapping[str, Any]) -> int:
-    """Return the number of Megatron ranks that share a sequence. verl multiplies a rank's limit of tokens by it."""
-    return int(at(config, KEY)) if at(config, f"{_ACTOR}.strategy") == "megatron" else 1
+def parts_of_sequences(config: Mapping[str, Any], role: str = "actor") -> int:
+    """Return the number of ranks that share a sequence of the actor or of `ref`.
+
+    verl multiplies a rank's limit of tokens by it.
+    """
+    if at(config, f"{_ACTOR}.strategy") == "megatron":
+        return int(at(config, KEY))
+    return ulysses_parts(config["actor_rollout_ref"][role])
+
+
+def ulysses_problems(config: Mapping[str, Any], dies: int) -> Iterator[str]:
+    """Yield an error for each number of FSDP2's ranks, of `dies`, that cannot share sequences."""
+    for role in ("actor", "ref"):
+        key, parts = f"actor_rollout_ref.{role}.fsdp_config.{_ULYSSES}", parts_of_sequences(config, role)
+        if parts > 1 and not at(config, _PACKED):
+            yield invalid(key, parts, f"only packed batches can be shared, and {_PACKED}=False", "1")
+        if dies % parts:
+            yield invalid(key, parts, f"{dies} dies are not a multiple", f"a divisor of {dies}")
 
 
 def context_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,6 @@ import pyarrow.parquet
 
 from post_training.models.families import ModelFamily
 from post_training.report.run_folder import at
-from verl_plugin.batch_invariance.checks import ULYSSES
 from verl_plugin.sentences import invalid
 from verl_plugin.step_record.checks import STEPS
 from verl_plugin.trainer_modes import MODE_KEY, ONE_FORWARD, SEPARATE
@@ -40,9 +39,6 @@ def image_problems(config: Mapping[str, Any], family: ModelFamily) -> Iterator[s
     if at(config, _PACKED):
         reason = "verl's attention for packed batches of this model computes in 16 bits, and is not tested"
         yield invalid(_PACKED, True, reason, "false")
-    for key in ULYSSES:
-        if (size := at(config, key) or 1) > 1:
-            yield invalid(key, size, "images are tested only with padded batches, which it does not share", "1")
     towers = at(config, _TOWERS)
     if towers not in (None, "weights"):
         yield invalid(_TOWERS, towers, "alltoallv splits the vision tower over tensor parallel ranks", "weights")

@@ -39,7 +39,7 @@ def test_config_that_transformers_5_wrote_accepted(tmp_path):
             [],
             "use_remove_padding=True is invalid: verl's attention for packed batches of this model computes in 16 bits",
         ),
-        ([PADDED, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "tested only with padded batches"),
+        ([PADDED, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "only packed batches can be shared"),
         ([PADDED, f"{VLLM}.mm_encoder_tp_mode=data"], "alltoallv splits the vision tower over tensor parallel ranks"),
         ([PADDED, *RECORDS], "positions of images are not recorded"),
         ([PADDED, "trainer.resume_mode=auto"], "resume_mode=auto is invalid: no run with images has been resumed"),

@@ -29,6 +29,9 @@ CONTEXT, REF = f"{ACTOR}.megatron.context_parallel_size", "actor_rollout_ref.ref
 LONG_ANSWERS = f"data.max_response_length=12000 {ROLLOUT}.max_num_batched_tokens=16384"
 LIBRARIES = "actor_rollout_ref.model.external_lib=[verl_plugin.megatron_core,verl_plugin.alltoallv.engines]"
 TRANSFORMER = f"{ACTOR}.megatron.override_transformer_config"
+ULYSSES = "ulysses_sequence_parallel_size"
+IN_GROUPS = " ".join(f"actor_rollout_ref.{role}.fsdp_config.{ULYSSES}=4" for role in ("actor", "ref"))
+SHARED = f"trainer.n_gpus_per_node=4 {ACTOR}.{ULYSSES}=4"
 OVERLAP = f"{TRANSFORMER}.moe_shared_expert_overlap"
 # Groups that verl passes on to vLLM, Megatron-core and Ray without listing their keys, and a key that is in verl's code
 # (AgentLoopConfig) but in none of its configuration files.
@@ -98,6 +101,12 @@ def model_folder(folder: Path, job: str) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("shared", [SHARED, f"trainer.n_gpus_per_node=4 {IN_GROUPS}"])
+def test_dies_that_share_sequences_make_one_replica_with_all_their_tokens(shared):
+    own = f"{shared} {ACTOR}.ppo_mini_batch_size=1 {ACTOR}.ppo_max_token_len_per_gpu=400"
+    check_job(compose_job(ONE_CARD, own.split()), MODELS[ONE_CARD])
+
+
 def test_every_job_can_be_scaled_down():
     assert set(job_names()) == set(JOBS) == set(MODELS)
 
@@ -127,6 +136,15 @@ def test_job_passes_the_checks_of_verl_and_of_this_project(job):
         (ONE_CARD, f"{ACTOR}.ppo_mini_batch_size=5", f"{ACTOR}.ppo_mini_batch_size=5 is invalid"),
         (ONE_CARD, f"{ACTOR}.ppo_max_token_len_per_gpu=1000", "a sequence may have 1536 tokens"),
         (ONE_CARD, f"{ROLLOUT}.tensor_model_parallel_size=2", "1 dies are not a multiple"),
+        (ONE_CARD, f"{ACTOR}.{ULYSSES}=2", f"{ACTOR}.fsdp_config.{ULYSSES}=2 is invalid: 1 dies are not a multiple"),
+        (ONE_CARD, f"{ACTOR}.fsdp_config.{ULYSSES}=0", "not a count"),
+        (
+            ONE_CARD,
+            f"{SHARED} {ACTOR}.ppo_max_token_len_per_gpu=300",
+            "1536 tokens, and 4 dies share it. Set it to 384",
+        ),
+        (ONE_CARD, f"{SHARED} actor_rollout_ref.model.use_remove_padding=false", "only packed batches can be shared"),
+        (DIES_256, f"trainer.nnodes=3 {ROLLOUT}.data_parallel_size=6", "an instance of 12 dies would lie on two nodes"),
         (ONE_CARD, f"{ROLLOUT}.gpu_memory_utilization=60", "not a share"),
         (ONE_CARD, f"{ACTOR}.strategy=fsdp3", f"{ACTOR}.strategy=fsdp3 is invalid"),
         (ONE_CARD, "actor_rollout_ref.model.external_lib=null", "vLLM's workers wait for alltoallv"),
