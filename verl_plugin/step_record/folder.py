@@ -75,6 +75,7 @@ class RecordedStep:
         config: of the whole job, without secrets.
         dies: number of dies that trained.
         left_out: names of fields that are not tensors.
+        padding: those of `keys` that verl added to fill the batch, and of which no token is trained.
     """
 
     step: int
@@ -85,6 +86,7 @@ class RecordedStep:
     config: Mapping[str, Any]
     dies: int
     left_out: list[str] = field(default_factory=list)
+    padding: list[str] = field(default_factory=list)
 
 
 def write_record(folder: Path, record: RecordedStep, weights: Path | None, most_mib: int) -> None:

@@ -48,6 +48,7 @@ class RecordsSteps:
             config=masked(config),
             dies=config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"],
             left_out=sorted(set(data.keys()) - columns.keys()),
+            padding=[key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding")],
         )
         self._write(record, Path(config["trainer"]["default_local_dir"]), at(config, MOST) or MOST_MIB)
         return batch

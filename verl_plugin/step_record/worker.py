@@ -31,11 +31,12 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
+from post_training.plan.verl_0_9_jobs import ulysses_parts
 from verl_plugin.step_record.comparison import STAGES, Compared, compare_metrics, compare_rows
 from verl_plugin.step_record.first_operator import FirstOperator
 from verl_plugin.step_record.folder import RecordedStep, RecordError, read_record
 
-_MASK = "response_mask"
+_MASK, _ONE_TURN = "response_mask", "single_turn_agent"
 # Metrics of an update that depend neither on its duration nor on the samples' distribution over ranks.
 _COMPARED = ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "actor/loss", "actor/ppo_kl", "actor/pg_clipfrac")
 
@@ -92,12 +93,15 @@ class Replay:
             )
 
     def _mask(self) -> list[Compared]:
-        """Expect every token of an answer to be trained, where answers have one turn."""
-        columns = self.record.columns
-        if OmegaConf.select(self.config, "actor_rollout_ref.rollout.multi_turn.enable"):
+        """Expect every token of an answer to be trained, where answers have one turn and none is rejected."""
+        keys, columns, rollout = self.record.keys, self.record.columns, self.config.actor_rollout_ref.rollout
+        if OmegaConf.select(rollout, "multi_turn.enable") or rollout.agent.default_agent_loop != _ONE_TURN:
             return []  # turns of a tool or a user are not trained
-        ones = [torch.ones(len(row)) for row in columns["responses"].rows]
-        return [compare_rows("mask", "trained tokens of answers", self.record.keys, columns[_MASK].rows, ones, 0)]
+        if OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs"):
+            return []  # rejected tokens are not trained
+        lengths = zip(keys, map(len, columns["responses"].rows), strict=True)
+        trained = [torch.full((length,), float(key not in self.record.padding)) for key, length in lengths]
+        return [compare_rows("mask", "trained tokens of answers", keys, columns[_MASK].rows, trained, 0)]
 
     def _ref(self) -> list[Compared]:
         if "ref_log_prob" not in self.record.columns:
@@ -210,7 +214,7 @@ def _replicas(config: Any, dies: int) -> int:
     if actor["strategy"] == "megatron":
         sizes = (f"{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
         return dies // math.prod(actor["megatron"][name] for name in sizes)
-    return dies // actor["fsdp_config"]["ulysses_sequence_parallel_size"]
+    return dies // ulysses_parts(actor)
 
 
 def _prompts(keys: Sequence[str]) -> Any:
