@@ -37,6 +37,7 @@ from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.environment_files import read_environment  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
+from post_training.overrides import setting, with_absolute_path  # noqa: E402
 from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from post_training.report.run_folder import at  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
@@ -76,7 +77,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         help="largest accepted difference, relative for metrics above 1 (default: 1e-5 in float32, 0.1 in bfloat16)",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the recorded configuration; repeat"
+        "--set",
+        action="append",
+        type=with_absolute_path,
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the recorded configuration; repeat",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the comparison as JSON")
     parser.add_argument("--emulate", action="store_true", help="run on the emulated NPU")
@@ -125,7 +131,7 @@ def _check(options: argparse.Namespace, record: RecordedStep, dies: int) -> None
             raise ReplayError(
                 f"--set={given} is invalid: not KEY=VALUE. Set it like actor_rollout_ref.actor.strategy=fsdp2"
             )
-    model = Path(_model(options, record))
+    model = _model(options, record)
     if not (model / "config.json").is_file():
         raise ReplayError(
             f"{model}, the model of the recorded run, is not on this machine. Pass its folder with --set {_MODEL}=DIR"
@@ -134,9 +140,10 @@ def _check(options: argparse.Namespace, record: RecordedStep, dies: int) -> None
         raise ReplayError(f"--output={options.output} is invalid: no folder {options.output.absolute().parent}")
 
 
-def _model(options: argparse.Namespace, record: RecordedStep) -> str:
-    given = [each.partition("=")[2] for each in options.set if each.startswith(f"{_MODEL}=")]
-    return given[-1] if given else str(at(record.config, _MODEL))
+def _model(options: argparse.Namespace, record: RecordedStep) -> Path:
+    """Return the model's folder; a relative one of the record counts from the checkout, where launchers start runs."""
+    given = [each.partition("=")[2].strip("'\"") for each in options.set if each.startswith(f"{_MODEL}=")]
+    return ROOT / (given[-1] if given else str(at(record.config, _MODEL)))
 
 
 def _made(options: argparse.Namespace, record: RecordedStep, dies: int, signals: SignalFlag) -> dict[str, Any]:
@@ -165,7 +172,10 @@ def _command(options: argparse.Namespace, record: RecordedStep, dies: int, resul
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(dies)]
     command += ["-m", _WORKER, str(options.folder.absolute()), str(result), "--until", options.until]
     command += ["--tolerance", repr(tolerance), *(["--layers"] if options.layers else [])]
-    return [*command, *(word for given in options.set for word in ("--set", given))]
+    model = _model(options, record)
+    # The ranks start in another folder.
+    own = [] if str(model) == str(at(record.config, _MODEL)) else [setting(_MODEL, model)]
+    return [*command, *(word for given in (*own, *options.set) for word in ("--set", given))]
 
 
 def _environment(options: argparse.Namespace, record: RecordedStep, dies: int, folder: Path) -> Mapping[str, str]:
@@ -179,7 +189,7 @@ def _environment(options: argparse.Namespace, record: RecordedStep, dies: int, f
         own["VERL_USE_EXTERNAL_MODULES"] = str(modules)
     if not options.emulate:
         return own
-    weights = sum(file.stat().st_size for file in Path(_model(options, record)).glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in _model(options, record).glob("*.safetensors"))
     return read_environment(ENVIRONMENT_FILE) | own | {
         "NPU_EMULATOR_DEVICES": str(dies),
         "NPU_EMULATOR_CAPACITY_MB": str(_BESIDE_MIB + (_TIMES_FILES * weights >> 20)),

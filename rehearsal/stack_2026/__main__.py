@@ -10,6 +10,7 @@ from typing import Any
 from post_training.arguments import absolute, whole
 from post_training.command_parser import CommandParser
 from post_training.masking import masked_output
+from post_training.overrides import with_absolute_path
 from post_training.terminal import escape_output
 from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
 from rehearsal.stack_2026.jobs import JOBS
@@ -42,7 +43,7 @@ def _parser() -> CommandParser:
         "--backend mindspeed keeps MindSpeed's layers, else Megatron-core's replace them"
     )
     parser.add_argument("--job", choices=JOBS, metavar="NAME", help=job)
-    parser.add_argument("--data", type=Path, metavar="FILE", help="problems to train on (default: arithmetic)")
+    parser.add_argument("--data", type=absolute, metavar="FILE", help="problems to train on (default: arithmetic)")
     model = f"family of the tiny model: {', '.join(MODELS)} {default}"
     parser.add_argument("--model", choices=MODELS, default=Options.model, metavar="NAME", help=model)
     backend = f"training engine: {', '.join(BACKENDS)} {default}"
@@ -73,7 +74,9 @@ def _parser() -> CommandParser:
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     parser.add_argument("--resume", type=absolute, metavar="DIR", help="resume the run in this folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides for the training")
+    parser.add_argument(
+        "overrides", nargs="*", type=with_absolute_path, metavar="KEY=VALUE", help="Hydra overrides for the training"
+    )
     return parser
 
 

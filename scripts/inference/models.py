@@ -79,13 +79,15 @@ def find_model(given: str) -> Model:
         InferenceError: no folder, or nothing in it that an engine can load.
     """
     name, named, path = given.partition("=")
-    folder = Path(path if named else given)
-    name = name if named else absolute(folder).name
+    path = path if named else given
+    # The engine's processes start in another folder, where a relative path may be another model.
+    folder = absolute(path)
+    name = name if named else folder.name
     if not name or not name.isprintable() or "/" in name:
         raise InferenceError(f"--model={given} is invalid: {name!r} cannot be shown as a name. Set it to NAME=DIR")
     if not folder.is_dir():
         raise InferenceError(
-            f"--model={folder} is invalid: not a folder. Set it to a model's folder, an export, or a checkpoint"
+            f"--model={path} is invalid: not a folder. Set it to a model's folder, an export, or a checkpoint"
         )
     folder = newest_checkpoint(folder)
     trained = is_training_checkpoint(folder)

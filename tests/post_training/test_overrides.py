@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from post_training.overrides import quoted, setting
+from post_training.overrides import quoted, setting, with_absolute_path
 
 ROOT = Path(__file__).parents[2]
 PATHS = [
@@ -44,3 +44,39 @@ def test_settings_hold_values_paths_and_lists_of_paths():
     assert read_back(setting("key", Path("/a b")).removeprefix("key=")) == "/a b"
     listed = OverridesParser.create().parse_override(setting("key", [Path("/a b"), Path("/测,试"), Path("/c")]))
     assert [getattr(entry, "text", entry) for entry in listed._value] == ["/a b", "/测,试", "/c"]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("actor_rollout_ref.model.path=models/qwen", "actor_rollout_ref.model.path={here}/models/qwen"),
+        ("+critic.model.path='my models/qwen'", "+critic.model.path='{here}/my models/qwen'"),
+        ("trainer.default_local_dir=out", "trainer.default_local_dir={here}/out"),
+        ("data.train_files=[a.parquet,'/b.parquet',\"c,d.parquet\"]",
+         "data.train_files=[{here}/a.parquet,/b.parquet,'{here}/c,d.parquet']"),
+        ("data.val_files=test.parquet", "data.val_files={here}/test.parquet"),
+    ],
+)  # fmt: skip
+def test_relative_paths_count_from_the_users_folder(tmp_path, monkeypatch, override, expected):
+    monkeypatch.chdir(tmp_path)
+    assert with_absolute_path(override) == expected.format(here=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor_rollout_ref.model.path=/models/qwen/",
+        "actor_rollout_ref.model.path=~/models/qwen",
+        "actor_rollout_ref.model.path=hdfs://host/models/qwen",
+        "critic.model.path=${actor_rollout_ref.model.path}",
+        "trainer.resume_from_path=null",
+        r"trainer.default_local_dir=lr\=1e-6",
+        "actor_rollout_ref.actor.profile.use_profile=false",
+        "data.train_files=[]",
+        "trainer.default_local_dir=",
+        "~trainer.default_local_dir",
+        "trainer.logger=[console]",
+    ],
+)
+def test_other_overrides_stay_as_they_are(override):
+    assert with_absolute_path(override) == override

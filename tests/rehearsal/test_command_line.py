@@ -1,6 +1,7 @@
 """How a rehearsal exits on either stack: its exit status, and a one-sentence reason."""
 
 import errno
+import json
 import signal
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from post_training.data import DataError
 from post_training.processes.command import Interrupted
 from post_training.report import ReportError
 from post_training.run_lock import FolderInUse
+from rehearsal import __main__ as rehearsal_2025
 from rehearsal.command_line import print_commands, status_of
+from rehearsal.kept_options import OPTIONS_NAME
 from rehearsal.plan import Options as Options2025
 from rehearsal.plan import make_plan as make_plan_2025
 from rehearsal.preflight import PreflightError
+from rehearsal.stack_2026 import __main__ as rehearsal_2026
 from rehearsal.stack_2026.plan import Options as Options2026
 from rehearsal.stack_2026.plan import make_plan as make_plan_2026
 from rehearsal.stages import RunFailed
@@ -50,6 +54,19 @@ def test_full_disk_is_one_sentence_and_other_errors_are_raised(tmp_path, capsys)
 
 def test_success_is_status_zero_and_says_nothing(tmp_path, capsys):
     assert status_of(lambda: None, tmp_path) == 0 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [rehearsal_2025, rehearsal_2026])
+def test_relative_paths_are_of_the_users_folder(tmp_path, monkeypatch, command):
+    """The checkpoint, the data and the training are made by processes that start in the checkout."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--data", "problems.jsonl", "--", "actor_rollout_ref.model.path=models/qwen", "trainer.save_freq=2"]
+    options, _ = command.parse_arguments(words)
+    assert options.data == tmp_path / "problems.jsonl" and options.given_model == tmp_path / "models" / "qwen"
+    assert options.overrides[1:] == ("trainer.save_freq=2",)
+    (tmp_path / OPTIONS_NAME).write_text(json.dumps({"data": None, "output": None, "overrides": [], "resumes": False}))
+    resumed, _ = command.parse_arguments(["--resume", ".", "--", "trainer.default_local_dir=there"])
+    assert resumed.overrides == (f"trainer.default_local_dir={tmp_path / 'there'}",)
 
 
 @pytest.mark.parametrize("stack", ["2025", "2026"])

@@ -26,6 +26,13 @@ from verl_patches.features.measure.feature import MeasureSettings
 PLACES = (*WORKER_PLACES, *DRIVER_PLACES)
 
 
+def test_relative_path_is_of_the_users_folder(tmp_path, monkeypatch):
+    """Each run of a proof starts in its own folder."""
+    monkeypatch.chdir(tmp_path)
+    options = prove_resume._options(["--config-name", "rehearsal", "custom_reward_function.path=reward.py"])
+    assert options.overrides == [f"custom_reward_function.path={tmp_path / 'reward.py'}"]
+
+
 def test_points_are_drawn_over_all_that_is_killed_and_all_places():
     points = draw_points(32, 7, 4, 3, PLACES)
     assert points == draw_points(32, 7, 4, 3, PLACES) != draw_points(32, 8, 4, 3, PLACES)

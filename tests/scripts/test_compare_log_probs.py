@@ -153,6 +153,18 @@ def test_for_several_nodes_the_commands_are_printed(run, tmp_path, monkeypatch, 
     assert all(f"--{side}-dump {file}" in said for side, file in asked["outputs"].items())
 
 
+@pytest.mark.parametrize("change", ["actor_rollout_ref.model.path=model", None])
+def test_ranks_read_the_model_that_was_checked(run, monkeypatch, change):
+    """They start in the checkout: a path of the run counts from there, one of the user from the user's folder."""
+    config = OmegaConf.load(run / "config.yaml")
+    config.actor_rollout_ref.model.path = "models/qwen"
+    OmegaConf.save(config, run / "config.yaml")
+    monkeypatch.chdir(run)
+    options = compare_log_probs.parse_arguments([str(run), *([change] if change else [])])
+    expected = run / "model" if change else compare_log_probs.ROOT / "models" / "qwen"
+    assert compare_log_probs._source(options).config.actor_rollout_ref.model.path == str(expected)
+
+
 def test_a_dry_run_starts_nothing(run, tmp_path, capsys):
     assert compared(tmp_path, run, "--tokens", run / "tokens.jsonl", "--dry-run") == 0
     assert "2 sequences, 10 tokens" in capsys.readouterr().out

@@ -56,6 +56,13 @@ def test_a_job_that_is_well_passes_on_one_page(tmp_path, job, capsys):
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_relative_path_is_of_the_users_folder(tmp_path, monkeypatch):
+    """The scaled-down job starts in the checkout."""
+    monkeypatch.chdir(tmp_path)
+    options = preflight._options(["--config-name", "rehearsal", "custom_reward_function.path=reward.py"])
+    assert options.overrides == [f"custom_reward_function.path={tmp_path / 'reward.py'}"]
+
+
 FAULTS = {
     "a key that nothing reads": ("data.train_batch_sizes=32", "checks", "data.train_batch_sizes"),
     "a value of another kind": ("data.train_batch_size=many", "checks", "data.train_batch_size"),

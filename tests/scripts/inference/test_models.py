@@ -24,6 +24,19 @@ def test_run_stands_for_its_newest_complete_checkpoint(tmp_path, monkeypatch):
         models.newest_checkpoint(run)
 
 
+def test_relative_path_is_of_the_users_folder(tmp_path, monkeypatch):
+    """Engines start in the checkout, which may have another model at the same relative path."""
+    for root in ("user", "checkout"):
+        model = tmp_path / root / "models" / "qwen"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        (model / "model.safetensors").touch()
+    monkeypatch.chdir(tmp_path / "user")
+    found = models.find_model("models/qwen")
+    monkeypatch.chdir(tmp_path / "checkout")
+    assert (found.name, found.folder) == ("qwen", tmp_path / "user" / "models" / "qwen") and found.given.is_absolute()
+
+
 def verl_step(folder: Path, *weights: str) -> Path:
     """Write the files by which a whole step of the stack 2026 is recognised, and return its folder."""
     actor = folder / "global_step_4" / "actor"

@@ -108,7 +108,10 @@ def test_dies_that_cannot_only_generate_rejected(capsys, arguments, error):
     [
         ([], "--backend=megatron is invalid: --model qwen2_5_vl reads images, and alltoallv has no layout"),
         (["--backend", "fsdp2", "--tool", "calculator"], "--tool=calculator is invalid: --model qwen2_5_vl reads"),
-        (["--backend", "fsdp2", "--data", "file"], "--data=file is invalid: --model qwen2_5_vl reads images, and its"),
+        (
+            ["--backend", "fsdp2", "--data", "/file"],
+            "--data=/file is invalid: --model qwen2_5_vl reads images, and its",
+        ),
     ],
 )
 def test_options_not_rehearsed_with_images_rejected(capsys, arguments, error):
