@@ -46,6 +46,7 @@ from post_training.evaluation.problems import Question, read_questions  # noqa: 
 from post_training.evaluation.results import GREEDY, Answer, Answers, Evaluated, as_json, table  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from post_training.processes.logs import last_error  # noqa: E402
 from post_training.rewards.answers import last_boxed  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
@@ -65,6 +66,7 @@ from scripts.inference.models import (  # noqa: E402
 REWARD = ROOT / "verl_patches" / "utils" / "reward" / "rule_reward.py"
 JSON_NAME, PAGE_NAME = "evaluation.json", "evaluation.html"
 _WORKER = ROOT / "scripts" / "internal" / "generate_responses.py"
+_WITH_ACCURACY = "compute_score_and_accuracy"
 _SAMPLED = "sampled"
 _LIMIT = 1 << 20
 
@@ -111,7 +113,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--reward", default=str(REWARD), metavar="FILE[:NAME]", help="reward function (default: the rule reward)"
     )
-    rule = "rule of the rule reward: boxed (default), gsm8k or substring"
+    rule = "rule of the rule reward: boxed (default), gsm8k, geo3k or substring"
     parser.add_argument("--rule", default="boxed", metavar="NAME", help=rule)
     output = "folder to write (default: outputs/evaluation/TIME)"
     parser.add_argument("--output", type=Path, metavar="DIR", help=output)
@@ -207,10 +209,14 @@ def _reward(options: argparse.Namespace) -> tuple[RewardFunction, dict[str, Any]
 
     if options.rule not in RULES:
         raise EvaluationError(f"--rule={options.rule} is invalid: no such rule. Set it to one of: {', '.join(RULES)}")
-    own = options.reward.partition(":")[0] == str(REWARD)
-    if not own and options.rule != "boxed":
-        raise EvaluationError("--rule is only for the rule reward. Remove it or --reward")
-    return load_reward(options.reward), {"rule": options.rule} if own else {}
+    file, _, name = options.reward.partition(":")
+    if absolute(file) != REWARD:
+        if options.rule != "boxed":
+            raise EvaluationError("--rule is only for the rule reward. Remove it or --reward")
+        return load_reward(options.reward), {}
+    # A right answer may score less than 1: the form is a part of geo3k's score.
+    name = _WITH_ACCURACY if name in ("", "compute_score") else name
+    return load_reward(f"{REWARD}:{name}"), {"rule": options.rule}
 
 
 def _tokenized(model: Model, questions: Sequence[Question], options: argparse.Namespace) -> Tokenized:
@@ -286,8 +292,8 @@ def _evaluated(model: Model, questions: Sequence[Question], tokenized: Tokenized
 
 
 def _answer(question: Question, tokens: list[int], why: str, tokenized: Tokenized, run: _Run) -> Answer:
-    # Like verl's reward managers, decode with the token that ends the answer.
-    text = tokenized.tokenizer.decode(tokens)
+    # Like verl's reward managers: a rule must not see the token that ends the answer.
+    text = tokenized.tokenizer.decode(tokens, skip_special_tokens=True)
     score, right = judge(run.reward, question, text, run.rule)
     return Answer(text, len(tokens), why == "length", score, right, last_boxed(text) is not None)
 
@@ -322,9 +328,7 @@ def _generate(model: Model, folder: Path, tokenized: Tokenized, run: _Run, work:
         if options.emulate:
             remove_emulated_dies(node)
     if status or not (work / "answers.json").is_file():
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        last = lines[-1] if lines else "it printed nothing"
-        raise EvaluationError(f"{model.name} could not generate: {last} ({log})")
+        raise EvaluationError(f"{model.name} could not generate: {last_error(log)} ({log})")
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -5,11 +5,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from post_training.estimates import wilson
+from post_training.evaluation.judging import judge
+from post_training.evaluation.problems import Question
+from post_training.rewards import RULES
 from rehearsal.tiny_model.checkpoint import CheckpointRequest, make_checkpoint
+from rehearsal.tiny_model.tokenizer import build_tokenizer
 from scripts import evaluate
 from tests.html_pages import StrictPage
 
@@ -83,6 +90,49 @@ def test_a_model_that_answers_nothing_gets_nothing(answering, qwen, tmp_path):
     assert model["estimates"]["greedy"]["high"] > 0.1  # 24 wrong answers do not prove that it is never right
 
 
+DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+APPLES = r"So \boxed{7}. This is the number of apples that Anna has left at the end of the day."
+
+
+@pytest.mark.parametrize("end", [DEEPSEEK_END, "</s>", "<end_of_turn>", "<|im_end|>", "<|eot_id|>"])
+def test_reward_gets_the_text_that_verl_gives_it(end):
+    from verl import DataProto
+    from verl.workers.reward_manager import NaiveRewardManager
+
+    tokenizer, given = build_tokenizer(end), []
+    tokens = [*tokenizer(APPLES, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    reward, rule = evaluate._reward(evaluate.parse_arguments(["--model", "m", "--data", "d"]))
+
+    def score(**arguments):
+        given.append(arguments["solution_str"])
+        return reward(**arguments, **rule)
+
+    ids = torch.tensor([[1, *tokens]])
+    data = DataProto.from_dict(
+        tensors={"prompts": ids[:, :1], "responses": ids[:, 1:], "attention_mask": torch.ones_like(ids)},
+        non_tensors={
+            "reward_model": np.array([{"ground_truth": "7"}], dtype=object),
+            "data_source": np.array(["apples"], dtype=object),
+        },
+    )
+    trained = NaiveRewardManager(tokenizer, num_examine=0, compute_score=score)(data).sum().item()
+    question = Question(({"role": "user", "content": "How many apples?"},), "7", "apples", {})
+    tokenized = evaluate.Tokenized([[1]], tokenizer, [tokenizer.eos_token_id])
+    answer = evaluate._answer(question, tokens, "stop", tokenized, SimpleNamespace(reward=reward, rule=rule))
+    assert given == [answer.text] == [APPLES] and answer.score == trained == 1.0 and answer.right
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("reward", [[], ["--reward", f"{evaluate.REWARD}:compute_score"]])
+def test_right_answer_counts_as_right_by_every_rule(rule, reward):
+    """A right answer without the thoughts that geo3k asks for scores 0.9."""
+    given = evaluate.parse_arguments(["--model", "m", "--data", "d", "--rule", rule, *reward])
+    question = Question(({"role": "user", "content": "How many apples?"},), "7", "apples", {})
+    function, options = evaluate._reward(given)
+    judged = [judge(function, question, text, options) for text in (r"\boxed{7} #### 7", r"\boxed{8} #### 8")]
+    assert judged == [(0.9 if rule == "geo3k" else 1.0, True), (0.0, False)]
+
+
 def test_answers_end_at_every_end_token(answering, qwen, tmp_path, monkeypatch):
     """These are the tokenizer's and those of generation_config.json, as in a training."""
     answering("nothing")
@@ -118,8 +168,10 @@ def test_a_prompt_has_the_tokens_of_its_template_alone(answering, qwen, tmp_path
     assert asked[0].prompts == loaded.apply_chat_template(chats, add_generation_prompt=True)
 
 
-def test_a_worker_that_fails_is_named_with_its_last_line(monkeypatch, qwen, tmp_path, capsys):
-    (tmp_path / "worker.py").write_text("raise SystemExit('out of memory')")
+def test_a_worker_that_fails_is_named_with_its_exception(monkeypatch, qwen, tmp_path, capsys):
+    """torch_npu prints a line about an unknown error after it."""
+    unknown = "[ERROR] 2026-11-30-04:07:44 (PID:1277, Device:-1, RankID:-1) ERR99999 UNKNOWN applicaiton exception"
+    (tmp_path / "worker.py").write_text(f"print('out of memory')\nraise SystemExit({unknown!r})")
     monkeypatch.setattr(evaluate, "_WORKER", tmp_path / "worker.py")
     assert run(qwen, tmp_path / "out") == 1
     said = capsys.readouterr().err
@@ -273,7 +325,8 @@ def check_answers(qwen, output, *options):
         tokenizer.apply_chat_template(each["messages"], add_generation_prompt=True, return_dict=False)
         for each in content["questions"]
     ]
-    expected = [tokenizer.decode(tokens) for tokens in greedy_of_transformers(qwen, prompts, 6)]
+    found = greedy_of_transformers(qwen, prompts, 6)
+    expected = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in found]
     equal = [each["greedy"]["text"] == text for each, text in zip(answers, expected, strict=True)]
     assert len(equal) == 24 and sum(equal) >= 18, equal
     # Control: sampled answers differ from greedy ones and from each other.
