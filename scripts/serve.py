@@ -17,6 +17,7 @@ Exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the server failed; 2 rejected before
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import socket
 import sys
@@ -38,6 +39,7 @@ from post_training.claimed_dies import DiesInUse, claimed_dies  # noqa: E402
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
+from post_training.processes.logs import last_error  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
 from post_training.user_files import read_object  # noqa: E402
 from rehearsal.emulated_dies import remove_emulated_dies  # noqa: E402
@@ -53,8 +55,9 @@ from scripts.inference.models import (  # noqa: E402
 )
 
 _SERVER = "vllm.entrypoints.openai.api_server"
-_LOOPBACK = "127.0.0.1"
+_LOOPBACK, _LOOPBACK_6 = "127.0.0.1", "::1"
 _KEY_VARIABLE = "VLLM_API_KEY"  # vLLM reads it; an argument would show in the list of processes
+_INVALID_HOST = "--host={} is invalid: {}. Set it to an address of this machine"
 _PROBE_S = 0.2
 _HIGHEST_PORT = 65535
 
@@ -119,8 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if options.emulate:
             remove_emulated_dies(node)
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    print(f"error: the server ended: {lines[-1] if lines else 'it printed nothing'} ({log})", file=sys.stderr)
+    print(f"error: the server ended: {last_error(log)} ({log})", file=sys.stderr)
     return 1
 
 
@@ -137,7 +139,8 @@ class _Announcement:
     """Prints once that the server answers; called a few times a second."""
 
     def __init__(self, options: argparse.Namespace, name: str) -> None:
-        host = _LOOPBACK if options.host in ("0.0.0.0", "") else options.host
+        host = {"0.0.0.0": _LOOPBACK, "": _LOOPBACK, "::": _LOOPBACK_6}.get(options.host, options.host)
+        host = f"[{host}]" if ":" in host else host
         self._address, self._name, self._said = f"http://{host}:{options.port}", name, False
 
     def __call__(self) -> None:
@@ -158,7 +161,7 @@ def _key(options: argparse.Namespace) -> dict[str, str]:
         InferenceError: the file has no key, or other machines could reach the address without a key.
     """
     if options.api_key_file is None:
-        if options.host not in (_LOOPBACK, "localhost", "::1"):
+        if options.host not in (_LOOPBACK, "localhost", _LOOPBACK_6):
             raise InferenceError(
                 f"--host={options.host} lets everyone who reaches it use the model. Set --api-key-file"
             )
@@ -180,11 +183,20 @@ def _check_length(folder: Path, length: int | None) -> None:
 def _check_port(host: str, port: int) -> None:
     if port > _HIGHEST_PORT:
         raise InferenceError(f"--port={port} is invalid. Set it to a number from 1 to {_HIGHEST_PORT}")
-    with socket.socket() as probe:
+    try:
+        found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)
+        # vLLM takes the IPv4 address of a name.
+        family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        probe = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise InferenceError(_INVALID_HOST.format(host, getattr(error, "strerror", None) or error)) from error
+    with probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind(address)
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise InferenceError(_INVALID_HOST.format(host, error.strerror)) from error
             raise InferenceError(f"--port={port} is not available at {host} ({error.strerror}). Set another") from error
 
 
