@@ -54,8 +54,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--hf-dir",
         type=Path,
         metavar="DIR",
-        help="folder with config.json and tokenizer; its weights are not read (default: the model that the run of the "
-        "checkpoint names in its config.yaml)",
+        help="folder with config.json and tokenizer; its weights are not read. For shards with a manifest, its "
+        "config.json must be theirs (default: the model that the run of the checkpoint names in its config.yaml)",
     )
     parser.add_argument("--max-file-gb", type=float, default=5.0, help="largest safetensors file in GB (default: 5)")
     add_layout_options(parser, "source")

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from post_training.checkpoint.conversion import Conversion
+from post_training.checkpoint.durable import hash_file
 from post_training.checkpoint.files import INDEX_NAME, CheckpointError
 from post_training.checkpoint.huggingface import (
     CONFIG_NAME,
@@ -47,11 +48,16 @@ def cast_conversion(source: Path, output: Path, checksums: dict[str, str]) -> Co
         source_files=[*folder.files, *carried],
         source=tensors,
         output=output,
-        arguments={"tool": "fp8_cast_bf16"},
+        arguments={"tool": "fp8_cast_bf16", "config": config},
         files=[*files, *copies, TextFile(CONFIG_NAME, json.dumps(config, indent=2) + "\n")],
         marker=TextFile(INDEX_NAME, index),
         checksums=checksums,
     )
+
+
+def digests_of(carried: list[Path]) -> dict[str, str]:
+    """Return the SHA-256 of files to copy from another folder than the source's, by name, for the manifest."""
+    return {path.name: hash_file(path, lambda _: None).sha256 for path in carried}
 
 
 def whole_record(source: Source, name: str, shape: tuple[int, ...] | None = None) -> Record:

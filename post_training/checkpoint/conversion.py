@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,13 +155,23 @@ def _resumed(conversion: Conversion) -> Manifest:
             )
         return Manifest(conversion.arguments)
     if manifest.arguments != conversion.arguments:
-        keys = sorted(manifest.arguments.keys() | conversion.arguments.keys())
-        key = next(key for key in keys if manifest.arguments.get(key) != conversion.arguments.get(key))
+        key, other, own = different_entry(manifest.arguments, conversion.arguments)
         raise CheckpointError(
-            f"{output}: contains a conversion with {key}={manifest.arguments.get(key)!r}, but this one has "
-            f"{conversion.arguments.get(key)!r}. Choose another folder, or empty this one"
+            f"{output}: contains a conversion with {key}={other!r}, but this one has {own!r}. Choose another folder, "
+            "or empty this one"
         )
     return manifest
+
+
+def different_entry(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    """Return the first key, with dots, at which two different JSON objects differ, and both values; None if absent."""
+    keys = sorted(left.keys() | right.keys())
+    key = next(key for key in keys if (key in left, left.get(key)) != (key in right, right.get(key)))
+    one, other = left.get(key), right.get(key)
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return key, one, other
+    inner, one, other = different_entry(one, other)
+    return f"{key}.{inner}", one, other
 
 
 def _remove_partial_files(folder: Path) -> None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from post_training.checkpoint.cast import carried_files, index_text, whole_record
+from post_training.checkpoint.cast import carried_files, digests_of, index_text, whole_record
 from post_training.checkpoint.comparison import Difference, compared_bytes, first_difference
-from post_training.checkpoint.conversion import Conversion, progress_bar
+from post_training.checkpoint.conversion import Conversion, different_entry, progress_bar
 from post_training.checkpoint.files import INDEX_NAME, CheckpointError
 from post_training.checkpoint.huggingface import (
     CONFIG_NAME,
+    TYPE_KEYS,
     HuggingfaceFolder,
     check_prediction_layers,
     check_tensors,
@@ -19,6 +20,7 @@ from post_training.checkpoint.huggingface import (
     read_json,
     with_type,
 )
+from post_training.checkpoint.manifest import MANIFEST_NAME
 from post_training.checkpoint.megatron_form import MegatronForm, all_shapes, mtp_aliases
 from post_training.checkpoint.megatron_shards import (
     ITERATION,
@@ -32,6 +34,7 @@ from post_training.checkpoint.outputs import CopiedFile, OutputFile, Safetensors
 from post_training.checkpoint.records import Record
 from post_training.checkpoint.source import Source
 from post_training.models.families import shard_shape_of, table_for
+from post_training.models.training_config import PREDICTED_FURTHER, QUANTIZATION
 
 FormOf = Callable[[Any], MegatronForm]
 """Maps the shape from which a family's shards are derived to their form."""
@@ -96,7 +99,8 @@ def to_huggingface(
 
     Args:
         shards: folder of the shards.
-        model: a folder with tokenizer and other files to copy; its weights are ignored.
+        model: a folder with tokenizer and other files to copy; its weights are ignored, and its config.json, if it
+            has one, must be that of the shards.
         output: folder to write.
         form: of the shards.
         config: HuggingFace configuration of the model.
@@ -106,23 +110,54 @@ def to_huggingface(
     Raises:
         CheckpointError, ValueError: the shards are not intact, have another form, or disagree with each other.
     """
+    _check_config(shards, model, config)
     shape = shard_shape_of(config)
     source = open_megatron(shards, shape, form)
     _check_replicas(source)
     files = grouped([whole_record(source, name) for name in all_shapes(shape, form.mtp_layers)], file_bytes)
     written = with_type(config, source.dtype("model.embed_tokens.weight"))
     written["num_nextn_predict_layers"] = form.mtp_layers
-    carried: list[OutputFile] = [CopiedFile(path.name, path) for path in carried_files(model)]
+    carried = carried_files(model)
+    copies: list[OutputFile] = [CopiedFile(path.name, path) for path in carried]
     return Conversion(
         source_folder=shards,
         source_files=source_files(source),
         source=source,
         output=output,
-        arguments={"tool": "export_hf", "form": form.as_arguments(), "file_bytes": file_bytes},
-        files=[*files, *carried, TextFile(CONFIG_NAME, json.dumps(written, indent=2) + "\n")],
+        arguments={
+            "tool": "export_hf",
+            "form": form.as_arguments(),
+            "file_bytes": file_bytes,
+            "config": written,
+            "copied_files": digests_of(carried),
+        },
+        files=[*files, *copies, TextFile(CONFIG_NAME, json.dumps(written, indent=2) + "\n")],
         marker=TextFile(INDEX_NAME, index_text(files)),
         checksums=checksums,
     )
+
+
+def _check_config(shards: Path, model: Path, config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if the model's folder describes another model than the configuration of the shards."""
+    if not (model / CONFIG_NAME).is_file():
+        return
+    given, recorded = _of_the_model(read_json(model / CONFIG_NAME)), _of_the_model(config)
+    if given != recorded:
+        key, own, other = different_entry(given, recorded)
+        raise CheckpointError(
+            f"--hf-dir={model} is invalid: its {CONFIG_NAME} has {key}={own!r}, but {shards / MANIFEST_NAME} has "
+            f"{other!r}. Set it to the folder of the model that was converted, or remove {CONFIG_NAME} there"
+        )
+
+
+def _of_the_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that the conversion takes from a configuration: it sets those of storage and MTP itself."""
+    own = {*QUANTIZATION, *PREDICTED_FURTHER, *TYPE_KEYS, "transformers_version"}
+    return {
+        name: value
+        for name, value in config.items()
+        if value is not None and name not in own and not name.startswith("_")
+    }
 
 
 def grouped(records: list[Record], file_bytes: int) -> list[SafetensorsFile]:

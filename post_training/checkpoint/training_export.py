@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from post_training.checkpoint.cast import carried_files, index_text, whole_record
+from post_training.checkpoint.cast import carried_files, digests_of, index_text, whole_record
 from post_training.checkpoint.conversion import Conversion
 from post_training.checkpoint.files import INDEX_NAME, CheckpointError
 from post_training.checkpoint.huggingface import CONFIG_NAME, TYPE_KEYS, read_json, with_type
@@ -77,7 +77,8 @@ def trained_to_huggingface(
     config = with_type(config, source.dtype(_EMBEDDING))  # a checkpoint may have less than its model
     if "num_nextn_predict_layers" in config:
         config["num_nextn_predict_layers"] = 0  # such layers are not trained, so there are none to write
-    carried: list[OutputFile] = [CopiedFile(path.name, path) for path in carried_files(model)]
+    carried = carried_files(model)
+    copies: list[OutputFile] = [CopiedFile(path.name, path) for path in carried]
     return Conversion(
         source_folder=actor,
         source_files=sorted({fragment.region.tensor.file for t in source.tensors.values() for fragment in t.fragments}),
@@ -88,8 +89,10 @@ def trained_to_huggingface(
             "family": family_of(config).name,
             "torch_dtype": named,
             "file_bytes": file_bytes,
+            "config": config,
+            "copied_files": digests_of(carried),
         },
-        files=[*written, *carried, TextFile(CONFIG_NAME, json.dumps(config, indent=2) + "\n")],
+        files=[*written, *copies, TextFile(CONFIG_NAME, json.dumps(config, indent=2) + "\n")],
         marker=TextFile(INDEX_NAME, index_text(written)),
         checksums=checksums,
     )

@@ -556,6 +556,64 @@ def test_output_folder_of_another_conversion(pristine, output, capsys):
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_cast_of_a_changed_folder_rejected(name, source, output, capsys):
+    assert cast(source, output) == 0
+    before = {path: path.read_bytes() for path in output.iterdir()}
+    content = json.loads((source / name).read_text())
+    (source / name).write_text(json.dumps(content | {"rope_theta": 123456}))
+    assert cast(source, output) == 2
+    said = capsys.readouterr().err
+    assert ("config.rope_theta=" if name == "config.json" else "tokenizer.json: has SHA-256") in said
+    assert {path: path.read_bytes() for path in output.iterdir()} == before
+
+
+@pytest.mark.parametrize("shards_have_a_manifest", [True, False])
+def test_export_of_shards_with_another_tokenizer_rejected(shards_have_a_manifest, source, output, tmp_path, capsys):
+    assert convert(source, output, *OPTIONS) == 0
+    options = [] if shards_have_a_manifest else [option.replace("--target-", "--source-") for option in OPTIONS]
+    if not shards_have_a_manifest:
+        (output / "manifest.json").unlink()
+    assert export(output, source, tmp_path / "exported", *options) == 0
+    (source / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": []}')
+    assert export(output, source, tmp_path / "exported", *options) == 2
+    assert "copied_files.tokenizer.json=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rope_theta": 123456}, "rope_theta=123456, but {shards}/manifest.json has 10000.0. Set it to"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 40}},
+            "rope_scaling={{'type': 'yarn', 'factor': 40}}, but {shards}",
+        ),
+        ({"hidden_act": None}, "hidden_act=None, but {shards}/manifest.json has 'silu'"),
+    ],
+)
+def test_model_folder_of_another_model_rejected(change, says, source, output, tmp_path, capsys):
+    assert convert(source, output, *OPTIONS) == 0
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | change))
+    status = export(output, source, tmp_path / "exported")
+    said = f"--hf-dir={source} is invalid: its config.json has {says.format(shards=output)}"
+    assert_rejected(status, tmp_path / "exported", capsys, said)
+    assert_untouched(tmp_path / "exported")
+    (source / "config.json").unlink()
+    assert export(output, source, tmp_path / "exported") == 0
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["rope_theta"] == config["rope_theta"]
+
+
+def test_model_folder_in_another_type_is_the_same_model(source, output, tmp_path):
+    """Its own quantisation, type and layers for multi-token prediction do not reach the export."""
+    assert convert(source, output, *OPTIONS) == 0
+    config = json.loads((source / "config.json").read_text())
+    changed = {"dtype": "float32", "num_nextn_predict_layers": 1, "transformers_version": "5.0", "_name_or_path": "x"}
+    del config["quantization_config"]
+    (source / "config.json").write_text(json.dumps(config | changed | {"pad_token_id": None}))
+    assert export(output, source, tmp_path / "exported") == 0
+
+
 def test_two_conversions_into_one_folder(monkeypatch, pristine, output, capsys):
     output.mkdir()
     descriptor = os.open(output, os.O_RDONLY)

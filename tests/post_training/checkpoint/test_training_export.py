@@ -168,6 +168,29 @@ def test_the_model_of_the_run_is_taken_where_none_is_given(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        (lambda base: (base / "tokenizer.json").write_text('{"version": "1.0"}'), "copied_files.tokenizer.json='"),
+        (
+            lambda base: (base / "chat_template.jinja").write_text("{{ bos_token }}"),
+            "copied_files.chat_template.jinja=",
+        ),
+        (lambda base: (base / "tokenizer.json").unlink(), "copied_files.tokenizer.json='"),
+        (lambda base: _set(base, rope_theta=123456.0), "config.rope_theta=10000.0, but this one has 123456.0. Choose"),
+    ],
+)
+def test_export_of_a_changed_model_folder_rejected(change, says, tmp_path, capsys):
+    """Another tokenizer must not pass as verified, and the export stays as it was."""
+    model, out = trained("qwen2"), tmp_path / "out"
+    step, model_folder = saved(model, tmp_path), base(tmp_path / "base", model, "float32")
+    assert export(step, out, "--hf-dir", model_folder) == 0 == export(step, out, "--hf-dir", model_folder)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    change(model_folder)
+    assert export(step, out, "--hf-dir", model_folder) == 2
+    assert says in capsys.readouterr().err and {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
         (lambda step, base: (step / "manifest.json").unlink(), "not a complete checkpoint"),
         (lambda step, base: (step / "actor" / file_name(3, 8)).unlink(), "cannot be read"),
         (lambda step, base: _edit(step / "actor" / file_name(0, 8)), "SHA-256"),
