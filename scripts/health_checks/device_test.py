@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from post_training.claimed_dies import DiesInUse, claimed_dies
+from post_training.processes.logs import last_words
 from scripts.health_checks.finding import Finding
 from scripts.health_checks.node import emulated
 
@@ -172,7 +173,7 @@ def _hanging(rank: _Rank, seconds: float) -> Finding:
 
 def _ended(rank: _Rank) -> Finding:
     code, running = rank.process.poll(), rank.running()
-    lines = [line.strip() for line in rank.errors.read_text(errors="replace").splitlines() if line.strip()]
+    said = last_words(rank.errors.read_text(errors="replace"))
     why = f"ended by signal {-code}" if code is not None and code < 0 else f"ended with {code}"
-    last = f": {lines[-1][:200]}" if lines else ""
+    last = f": {said[:200]}" if said else ""
     return Finding(f"die {rank.number}", f"{running or _START} {why}{last}", _OF_END)

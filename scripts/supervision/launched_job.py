@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from post_training.arguments import absolute
 from post_training.node_part import NodePart
 from post_training.plan.fewer_nodes import Layout, Layouts
+from post_training.processes.logs import last_words
 
 ROOT = Path(__file__).resolve().parents[2]
 _MODEL, _CLUSTER, _JOIN, _NAME = "actor_rollout_ref.model.path", "--cluster", "--join", "--config-name"
@@ -73,7 +75,8 @@ def describe_launched(command: Sequence[str]) -> LaunchedJob | None:
         raise ValueError(f"--elastic is invalid: the launcher says: {said.removeprefix('error: ')}") from error
     if part.role == "worker":
         return None
-    cluster = command[command.index(_CLUSTER) + 1] if _CLUSTER in command else None
+    # The plan starts in the checkout.
+    cluster = str(absolute(command[command.index(_CLUSTER) + 1])) if _CLUSTER in command else None
     return LaunchedJob(part.command, cluster, part.emulated_mb)
 
 
@@ -94,12 +97,12 @@ def plan_layouts(job: LaunchedJob, overrides: Sequence[str], least: int, die_mem
     command = job.plan_command(overrides, least, die_memory)
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if ended.returncode not in (0, 1):
-        said = (ended.stderr.strip().splitlines() or [f"it ended with exit status {ended.returncode}"])[-1]
+        said = last_words(ended.stderr) or f"it ended with exit status {ended.returncode}"
         raise ValueError(said.removeprefix("error: ").removeprefix("plan.py: error: "))
     try:
         found = json.loads(ended.stdout)
     except ValueError as error:
-        said = (ended.stderr.strip().splitlines() or ["it does not print JSON"])[-1]
+        said = last_words(ended.stderr) or "it does not print JSON"
         raise ValueError(f"the plan of fewer nodes failed: {said}") from error
     fitting = tuple(Layout(each["nodes"], each["text"], tuple(each["overrides"])) for each in found["fitting"])
     short = {int(nodes): reason for nodes, reason in found["short"].items()}

@@ -82,6 +82,16 @@ def test_die_that_cannot_be_opened_is_named_with_its_error():
     assert "set_env.sh" in found["die 0"].remedy
 
 
+def test_rank_that_ends_is_named_with_its_exception(tmp_path):
+    """torch_npu prints a line about an unknown error after it."""
+    (tmp_path / "errors").write_text(
+        "RuntimeError: no free memory\n[ERROR] 2026-11-30-04:07:44 (PID:12) ERR99999 UNKNOWN applicaiton exception\n"
+    )
+    process = SimpleNamespace(poll=lambda: 1)
+    rank = SimpleNamespace(number=3, process=process, running=lambda: "NaN in maxima", errors=tmp_path / "errors")
+    assert device_test._ended(rank).detail == "NaN in maxima ended with 1: RuntimeError: no free memory"
+
+
 def replaced(monkeypatch, name, instead):
     """Route every call of a tensor's method through `instead`, which gets the original as its first argument."""
     upstream = getattr(torch.Tensor, name)

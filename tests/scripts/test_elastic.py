@@ -21,7 +21,7 @@ from post_training.recovery.policy import Policy
 from post_training.run_lock import owning
 from rehearsal.tiny_model.architecture import TINY_MODELS
 from scripts.supervision.elastic import Elastic, NodesReturned, NoLayout, Patience
-from scripts.supervision.launched_job import describe_launched, with_options
+from scripts.supervision.launched_job import describe_launched, plan_layouts, with_options
 from tests.scripts import failing_training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,8 +278,18 @@ def test_launchers_options_stand_before_its_overrides():
     assert with_options(["bash", "l.sh"], ["--nodes", "8"]) == "bash l.sh --nodes 8".split()
 
 
-def test_real_launcher_is_understood(tmp_path):
-    """This machine is the head of two nodes."""
+@pytest.mark.parametrize("code", ["1", "3"])
+def test_plan_that_fails_is_named_with_its_exception(code):
+    """torch_npu prints a line about an unknown error after it."""
+    program = "import sys; print('error: no such model\\nERR99999 UNKNOWN applicaiton exception', file=sys.stderr)"
+    command = [sys.executable, "-c", f"{program}; sys.exit({code})"]
+    job = SimpleNamespace(plan_command=lambda overrides, least, die_memory: command)
+    with pytest.raises(ValueError, match="no such model$"):
+        plan_layouts(job, [], 1, None)
+
+
+def test_real_launcher_is_understood(tmp_path, monkeypatch):
+    """This machine is the head of two nodes. The cluster's file is relative to the user's folder."""
     from tests.scripts.cluster_files import write_cluster_file
 
     file = write_cluster_file(
@@ -287,8 +297,9 @@ def test_real_launcher_is_understood(tmp_path):
         MODEL_PATH=tmp_path / "a model", TRAIN_FILES="/d", TEST_FILES="/d", OUTPUT_DIR=tmp_path, CANN_ENV="none",
         JEMALLOC="none",
     )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     launcher = str(ROOT / "scripts" / "train_deepseekv3_256die_true_weight.sh")
-    job = describe_launched(["bash", launcher, "--cluster", str(file), "--", "data.seed=7"])
+    job = describe_launched(["bash", launcher, "--cluster", file.name, "--", "data.seed=7"])
     assert job is not None and job.emulated_mb is None and "trainer.nnodes=2" in job.words
     assert job.model == tmp_path / "a model" / "config.json"
     command = job.plan_command(["trainer.nnodes=1"], 1, "61GiB")
