@@ -15,39 +15,21 @@ against ``\frac{1}{2}``.
 """
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import islice
 
 from post_training.rewards import counts
 from post_training.rewards.answers import LONGEST_ANSWER, is_answer, last_boxed, plain
 from post_training.rewards.comparison import equal_answers
+from post_training.rewards.doubts import END_TOKEN, doubts, is_doubted
 from post_training.rewards.process import WorkerError
 from post_training.rewards.verifier import Verifier
 
 _THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 _MARK = "####"
 _ANSWER_SHARE, _FORM_SHARE = 0.9, 0.1
-_END_TOKEN = re.compile(r"(?:<\|[a-zA-Z_\uff5c\u2581]{1,32}\|>|</?s>|<\uff5c[^<>]{1,32}\uff5c>|\[EOS\])\s*$")
-# Without a </think> that ends the thoughts, a box followed by these words belongs to thoughts that go on.
-_DOUBT = re.compile(
-    r"\b(?:wait|hmm+|hold on|not sure|double[- ]check|scratch that|no, "
-    r"|on second thought|let me (?!know)|let's (?:check|verify|see|try|double|test|confirm)"
-    r"|but (?:is|what|how|let|this|wait)|should i|am i|i should|i need to|is (?:that|this|it) (?:right|correct))"
-    r"|\u7b49\u7b49|\u7b49\u4e00\u4e0b|\u4e0d\u5bf9|\u4e5f\u8bb8|\u6216\u8bb8|\u8ba9\u6211|\u518d\u68c0\u67e5"
-    r"|\u518d\u7b97|\u91cd\u65b0|\u662f\u4e0d\u662f|\u662f\u5426\u6b63\u786e",
-    re.IGNORECASE,
-)
-# These may begin a remark after an answer; in a text that breaks off they begin another attempt.
-_ATTEMPT = re.compile(r"\b(?:maybe|perhaps|actually|alternatively|another (?:way|approach|method))\b", re.IGNORECASE)
-_ENDS = (".", "!", "?", "$", "}", ")", "\u3002", "\uff01", "|>")
-_DOUBTED_BOX = re.compile(r"\b(?:perhaps|maybe|possibly|could it be|might be|is it)[\s:$]{0,4}$", re.IGNORECASE)
 _BOX_COMMANDS = ("\\boxed", "\\fbox", "\\framebox")
-_LONGEST_DOUBT = 32
-_WORD = re.compile(r"\S+")
-_MOST_WORDS_BEHIND = 8
 _OPEN: ContextVar[bool] = ContextVar("thought_is_open", default=False)
 _LOG = logging.getLogger(__name__)
 
@@ -69,24 +51,9 @@ def boxed_answer(response: str) -> str | None:
     not see: outside `prompt_opens_thought`, a box counts as a thought if the text doubts it and has no ``</think>``.
     """
     spoken = _spoken(response)
-    if _END_OF_THOUGHT not in response and _is_doubted(spoken, max(0, *map(spoken.rfind, _BOX_COMMANDS))):
+    if _END_OF_THOUGHT not in response and is_doubted(spoken, max(0, *map(spoken.rfind, _BOX_COMMANDS))):
         return None
     return last_boxed(spoken)
-
-
-def _goes_on(text: str, begin: int) -> bool:
-    """Return whether many words follow the box: an answer is followed by few."""
-    return sum(1 for _ in islice(_WORD.finditer(text, begin), _MOST_WORDS_BEHIND + 2)) > _MOST_WORDS_BEHIND + 1
-
-
-def _is_doubted(text: str, begin: int) -> bool:
-    """Return whether a text retracts the box that begins at `begin`, or goes on looking for another answer."""
-    breaks_off = not text.rstrip().endswith(_ENDS)
-    return (
-        _DOUBT.search(text, begin) is not None
-        or (breaks_off and (_ATTEMPT.search(text, begin) is not None or _goes_on(text, begin)))
-        or _DOUBTED_BOX.search(text, max(begin - _LONGEST_DOUBT, 0), begin) is not None
-    )
 
 
 def marked_answer(response: str) -> str | None:
@@ -95,12 +62,12 @@ def marked_answer(response: str) -> str | None:
     The text may begin on the next line that is not empty. The whole line is the answer: ``5-7`` is not 5.
     """
     spoken = _spoken(response)
-    if _END_OF_THOUGHT not in response and _DOUBT.search(spoken, max(0, spoken.rfind(_MARK))):
+    if _END_OF_THOUGHT not in response and doubts(spoken, max(0, spoken.rfind(_MARK))):
         return None
     for after in reversed(spoken.split(_MARK)[1:]):
         line = after.lstrip().lstrip("#").lstrip().partition("\n")[0]
         if any(map(str.isdigit, line)):
-            return _END_TOKEN.sub("", line[: LONGEST_ANSWER + 1]).strip()
+            return END_TOKEN.sub("", line[: LONGEST_ANSWER + 1]).strip()
     return None
 
 
