@@ -4,13 +4,12 @@ Four formats are recognised by their columns:
 
 - DeepScaleR: ``problem``, ``answer`` and, if present, ``solution``; the answer is the truth.
 - GSM8K: ``question`` and ``answer``; the truth follows the last ``####`` of the answer.
-- MATH-lighteval: ``problem`` and ``solution``; the truth is in the last ``\boxed`` of the solution.
+- MATH-lighteval: ``problem`` and ``solution``; the truth is in the last ``\boxed`` of the solution, see `last_boxed`.
 - Geometry3K, parquet: ``images``, ``problem`` with ``<image>`` for each of them, and ``answer``, the truth.
 """
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +32,6 @@ GEOMETRY3K = "hiyouga/geometry3k"
 _GSM8K_MARK = "####"
 _LONGEST = 1 << 34
 _PARQUET_MAGIC = b"PAR1"
-# MATH also writes \fbox{...}, and \boxed 5 for an answer of one token.
-_OTHER_BOXES = re.compile(r"\\fbox(?=\{)")
-_BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$]+)")
 
 
 class DataError(ValueError):
@@ -258,9 +254,12 @@ def _images(images: Any, question: str, place: str) -> tuple[bytes, ...]:
 
 
 def _boxed_answer(solution: str) -> str:
-    boxed = last_boxed(_OTHER_BOXES.sub(r"\\boxed", _BARE_BOX.sub(r"\\boxed{\1}", solution)))
+    boxed = last_boxed(solution, strict=True)
     if not boxed:
-        raise _NoAnswer(r"the solution has no answer in a \boxed{}, which MATH-lighteval records need")
+        raise _NoAnswer(
+            r"the solution has no answer in a \boxed{}, which MATH-lighteval records need, or its last one has no "
+            "braces and no clear end"
+        )
     return boxed
 
 

@@ -1,17 +1,26 @@
 """Find the answer in a response, and compare answers that need no algebra."""
 
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 
 from post_training.rewards.surface import bare, level
 
 # Longer than any answer, and short enough for a request to fit into a pipe at once.
 LONGEST_ANSWER = 4096
-# \boxed{7}, \boxed {7}, \boxed on a line before {7}; and, for a number or a single letter, \boxed 7.
-_BRACES = re.compile(
-    r"\\(?:boxed|fbox|framebox)\s*\{|\\boxed\s+(?P<bare>[+-]?[0-9][^\s{}\\$]*|[A-Za-z](?![A-Za-z]))|\\[{}]|[{}]"
+# \boxed{7}, \boxed {7}, \boxed on a line before {7}; \boxed without braces; and all that opens or closes a formula.
+_TOKENS = re.compile(
+    r"\\(?:boxed|fbox|framebox)\s*\{|(?P<bare>\\boxed(?![a-zA-Z])[ \t]*\n?[ \t]*)|\\[{}$]|\\\\(?=[()\[\]])|[{}]"
+    r"|(?P<delimiter>\\[()\[\]]|\$\$?)|(?P<line_end>\n(?P<blank>[ \t\r]*\n)?)"
 )
-_TRAILING_MARKS = ".,;:!?"
+_CLOSING = {"$": "$", "$$": "$$", r"\(": r"\)", r"\[": r"\]"}
+# A number or a letter that nothing continues: \boxed 7, **\boxed 7**, but not the 2 of \boxed 2\sqrt{3} or \boxed 2, 3.
+_LONE = re.compile(
+    r"(?:[+-]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?(?:\\?%)?|[A-Za-z])"
+    r"(?![\w%(\[{!'|]|[.,:][0-9]|,[ \t]*[+-]?[0-9]|\*{1,3}[^\s.,;:!?*]|[ \t]+\*(?!\*))"
+    r"(?![ \t]*(?:[-+/^_=>±·×÷−√≈≠≤≥]|<(?![|/｜])|\\(?![)\]]|\\(?![a-zA-Z]))))"
+)
+_TRAILING_MARKS = ".,;:? \t\r"
 _DIGITS = frozenset("0123456789")
 _NUMBER = re.compile(r"[+-]?(?=\.?[0-9])([0-9]{1,3}(,[0-9]{3})+|[0-9]+)?(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?")
 _REPEATING = re.compile(
@@ -44,37 +53,77 @@ _ROUNDED_DIGITS = 6
 _LONGEST_NUMBER = 4000
 
 
-def last_boxed(text: str) -> str | None:
+def last_boxed(text: str, strict: bool = False) -> str | None:
     r"""Return the content of the last complete ``\boxed{...}`` of ``text``, or None if there is none.
 
-    ``\boxed 7`` and ``\fbox{7}`` are boxes too; punctuation after a content without braces does not belong to it. An
-    empty box counts only if all boxes are empty.
+    ``\fbox{7}`` is a box too. An empty box counts only if all boxes are empty.
 
     Braces inside the box are balanced, and ``\{`` does not count as a brace; a box cut off by the end of the response
     does not count. The time is linear in the length of ``text``, whatever a model writes.
+
+    A box without braces, ``$\boxed 2\sqrt{3}$``, ends with its formula or its line; punctuation at its end does not
+    belong to it. Outside a formula it counts only as a number or a letter that nothing continues.
+
+    Args:
+        text: a response, a solution or an answer.
+        strict: return None if a later ``\boxed`` has neither braces nor a content whose end is clear.
     """
     last: tuple[int, int] | None = None
-    empty = False
-    open_braces: list[int | None] = []  # where the content of a box begins, and None for any other brace
-    for match in _BRACES.finditer(text):
-        token = match.group()
-        begin, end = None, match.start()
-        if match["bare"] is not None:
-            begin, end = match.start("bare"), match.start("bare") + len(match["bare"].rstrip(_TRAILING_MARKS))
-        elif token == "}":
-            begin = open_braces.pop() if open_braces else None
-        elif not token.endswith(("\\{", "\\}")):
-            open_braces.append(match.end() if token.startswith("\\") else None)
-        if begin is None or (last is not None and begin <= last[0]):
+    empty = unclear = False
+    for begin, end in _boxes(text):
+        if last is not None and begin <= last[0]:
             continue
+        if end is None:
+            unclear = True
         # A long box is surely not empty; a short one may hold only spaces.
-        if end - begin > LONGEST_ANSWER or level(text[begin:end]):
-            last = (begin, end)
+        elif end - begin > LONGEST_ANSWER or level(text[begin:end]):
+            last, unclear = (begin, end), False
         else:
             empty = True
+    if strict and unclear:
+        return None
     if last is None:
         return "" if empty else None
     return _stripped(text[slice(*last)])
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int | None]]:
+    """Yield begin and end of the content of each box, in the order of the ends; the end is None if it is unclear."""
+    open_braces: list[int | None] = []  # where the content of a box begins, and None for any other brace
+    closing = ""  # the delimiter at which the current formula ends
+    bare: tuple[int, int] | None = None  # begin of a box without braces, and the number of braces around it
+    for match in _TOKENS.finditer(text):
+        token = match.group()
+        ends = token == "}" or match["line_end"] or match["bare"] or (closing and token.startswith(closing))
+        if bare is not None and ends and len(open_braces) <= bare[1]:
+            yield bare[0], _end_without_braces(text, bare[0], match)
+            bare = None
+        if match["bare"]:
+            bare = (match.end(), len(open_braces)) if closing else None
+            if bare is None:
+                yield match.end(), _end_without_braces(text, match.end(), None)
+        elif match["delimiter"]:
+            closing = "" if token == closing else closing or _CLOSING.get(token, "")
+        elif match["line_end"]:
+            closing = "" if match["blank"] and closing == "$" else closing
+        elif token == "}":
+            begin = open_braces.pop() if open_braces else None
+            if begin is not None:
+                yield begin, match.start()
+        elif token.endswith("{") and token != r"\{":
+            open_braces.append(match.end() if token.startswith("\\") else None)
+    if bare is not None:
+        yield bare[0], _end_without_braces(text, bare[0], None)
+
+
+def _end_without_braces(text: str, begin: int, after: re.Match[str] | None) -> int | None:
+    """Return the end of a box without braces; `after` is the token behind it in its formula, if it is in one."""
+    lone = _LONE.match(text, begin)
+    # The dollar sign of a price opens no formula, so a lone number is preferred to the rest of its line.
+    if after is None or after["bare"] or (after["line_end"] and lone is not None):
+        return None if lone is None else lone.end()
+    content = text[begin : after.start()].rstrip(_TRAILING_MARKS).removesuffix(r"\\").rstrip(_TRAILING_MARKS)
+    return begin + len(content) if content else None
 
 
 def _stripped(content: str) -> str:

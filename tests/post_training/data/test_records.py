@@ -57,6 +57,10 @@ def test_gsm8k_answer_follows_the_last_mark(tmp_path, worked, answer, solution):
         (r"so $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
         (r"first \boxed{1}, then \boxed{2}", "2"),
         (r"thus \boxed 7$", "7"),
+        (r"thus $\boxed 2\sqrt{3}$, as $x>0$", r"2\sqrt{3}"),
+        (r"thus $\boxed \frac{1}{2}.$", r"\frac{1}{2}"),
+        (r"thus $\boxed -\frac{3}{4}$", r"-\frac{3}{4}"),
+        (r"thus $\boxed \text{(A)}$", r"\text{(A)}"),
         (r"thus \fbox{42}", "42"),
     ],
 )
@@ -97,11 +101,13 @@ def test_records_without_answer_are_left_out_and_reported(tmp_path):
         {"problem": "x", "answer": "NaN"},
         {"question": "x", "answer": "#### nan"},
         {"problem": "x", "solution": r"\boxed{\boxed{}}"},
+        {"problem": "x", "solution": r"first \boxed{3}, and then \boxed 2\sqrt{3} in all"},
     ]
     reading = read_problems(write(tmp_path, "\n".join(map(json.dumps, [*without, DEEPSCALER]))))
     assert reading.problems == [Problem("1+1", "2", "easy")] and reading.repeated == []
-    assert [reason.partition(":")[0] for reason in reading.without_answer] == [f"line {n}" for n in range(1, 9)]
+    assert [reason.partition(":")[0] for reason in reading.without_answer] == [f"line {n}" for n in range(1, 10)]
     assert 'the column "answer" is empty' in reading.without_answer[0]
+    assert "no braces and no clear end" in reading.without_answer[8]
     with pytest.raises(DataError, match="no record has an answer .line 1: the column"):
         read_problems(write(tmp_path, "\n".join(map(json.dumps, without))))
 
