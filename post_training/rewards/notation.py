@@ -21,6 +21,9 @@ _SAME = {
     "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u00d7": r"\times ", "\u00b7": r"\cdot ",
     "\u03c0": r"\pi ", "\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}",
 }  # fmt: skip
+# An en dash before a number is a minus sign, as word processors write it.
+_EN_DASH = re.compile(r"\u2013(?= ?(?:\.?[0-9]|\\(?:[dt]?frac|sqrt)(?![a-zA-Z])))")
+_RUN_OF_BLANKS = re.compile(" {2,}")
 _SAME_PATTERN = re.compile("|".join(map(re.escape, _SAME)) + r"(?![a-zA-Z])")
 _NOTHING = re.compile("(?:the )?empty set|no (?:real )?solutions?|\u65e0(?:\u5b9e\u6570)?\u89e3|\u7a7a\u96c6")
 _SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*")
@@ -40,7 +43,9 @@ _BELOW_ZERO = re.compile(r"\u96f6\u4e0b(?=[0-9])")
 
 def uniform(answer: str) -> str:
     r"""Rewrite an answer in one of several notations: ``\varnothing`` and ``no solution``, ``10th``, ``]1,2[``."""
-    text = _SIZES.sub("", _SAME_PATTERN.sub(lambda match: _SAME[match.group()], answer))
+    text = _SAME_PATTERN.sub(lambda match: _SAME[match.group()], _EN_DASH.sub("-", answer))
+    # 3 × 10^8 has a blank behind the sign, and its command has one too.
+    text = _SIZES.sub("", _RUN_OF_BLANKS.sub(" ", text))
     # \text{5 cm} is 5 cm.
     text = _WRAPPED.sub(lambda match: match[1] if any(map(str.isdigit, match[1])) else match.group(), text)
     if (said := words(text)) is not None:

@@ -24,7 +24,10 @@ from post_training.rewards.notation import (
         ("]1,2[", "(1,2)"), ("]1,2]", "(1,2]"), ("[1,2[", "[1,2)"), ("[1,2]", "[1,2]"), ("(1,2)", "(1,2)"),
         (r"]1,2[ \cup [3,4[", r"(1,2)\cup[3,4)"), ("50 percent", r"50\%"), (r"50~\text{ percent }", r"50\%"),
         (r"\text{5 cm}", "5 cm"), (r"\text{cm}", r"\text{cm}"), ("\u22125\u00b0", r"-5^\circ"),
-        ("2\u00d73", r"2\times 3"),
+        ("2\u00d73", r"2\times 3"), ("3 \u00d7 10^8", r"3 \times 10^8"), ("3 \u00b7 10^8", r"3 \cdot 10^8"),
+        ("x \u2264 2", r"x \le 2"), ("x \u2265 2", r"x \ge 2"), ("2 \u03c0 r", r"2 \pi r"),
+        ("\u20135", "-5"), ("x \u2013 5", "x - 5"), ("\u2013.5", "-.5"), ("\u2013\\frac{1}{2}", r"-\frac{1}{2}"),
+        ("Monday\u2013Friday", "Monday\u2013Friday"),
     ],
 )  # fmt: skip
 def test_what_is_written_in_several_ways_has_one_notation(answer, one):
