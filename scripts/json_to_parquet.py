@@ -3,7 +3,7 @@ r"""Convert a file of problems to train.parquet and test.parquet for verl.
 
 Reads deepscaler.json (problem, answer, solution), GSM8K (question, answer) and MATH-lighteval (problem, solution), as
 .json, .jsonl or .parquet, and Geometry3K (images, problem, answer) as .parquet. Records without an answer and repeated
-questions are left out and reported.
+questions are left out and reported. Of the files in the output folder, it replaces only those of an earlier conversion.
 
 Example:
     python scripts/json_to_parquet.py --json_path deepscaler.json \
@@ -12,7 +12,11 @@ Example:
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -69,6 +73,26 @@ def read_reported(path: Path) -> list[Problem]:
     return reading.problems
 
 
+def reject_other_files(options: argparse.Namespace, outputs: Iterable[Path]) -> None:
+    """Raise DataError if an output would replace an input, or a file that this command has not written."""
+    inputs = {"--json_path": options.json_path, "--test_json_path": options.test_json_path}
+    for output in filter(Path.exists, outputs):
+        same = [option for option, path in inputs.items() if path and path.exists() and output.samefile(path)]
+        if same or not _is_own(output):
+            reason = f"is the file of {same[0]}" if same else "exists and is not a file that this command writes"
+            raise DataError(
+                f"--output_dir={options.output_dir} is invalid: {output} {reason}. Set it to another folder."
+            )
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether a file has the columns that this command writes."""
+    try:
+        return set(SCHEMA.names) <= set(pyarrow.parquet.read_schema(path).names)
+    except (pyarrow.ArrowException, OSError):
+        return False
+
+
 def load(options: argparse.Namespace) -> tuple[list[Problem], list[Problem]]:
     """Return the training and the test problems that the options ask for; no question is in both."""
     for option, text in (("--data_source", options.data_source), ("--instruction", options.instruction)):
@@ -101,11 +125,13 @@ def _is_text(argument: str) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Convert the file and return the exit status."""
     options = parse_arguments(arguments)
+    outputs = {name: options.output_dir / f"{name}.parquet" for name in ("train", "test")}
     try:
+        reject_other_files(options, outputs.values())
         train, test = load(options)
         has_images = bool(train[0].images)
         files = {
-            options.output_dir / f"{name}.parquet": to_rows(problems, name, options.data_source, options.instruction)
+            outputs[name]: to_rows(problems, name, options.data_source, options.instruction)
             for name, problems in (("train", train), ("test", test))
         }
         if bool(test[0].images) != has_images:

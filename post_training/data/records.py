@@ -220,7 +220,9 @@ def _to_problem(record: Any, place: str) -> Problem:
         question, answer = _text(record, "problem", place), _answer(record, "answer", place)
         if record.get("images"):
             return Problem(question, answer, "", GEOMETRY3K, _images(record["images"], question, place))
-        return Problem(question, answer, _encodable(str(record.get("solution") or "").strip(), "solution", place))
+        solution = record.get("solution")
+        solution = "" if not solution or _is_nan(solution) else str(solution).strip()
+        return Problem(question, answer, _encodable(solution, "solution", place))
     if "question" in record and "answer" in record:
         solution, mark, answer = _answer(record, "answer", place).rpartition(_GSM8K_MARK)
         if not mark or not answer.strip():
@@ -267,7 +269,14 @@ def _answer(record: dict[str, Any], column: str, place: str) -> str:
     value = record[column]
     if value is None or (isinstance(value, str) and not value.strip()):
         raise _NoAnswer(f'the column "{column}" is empty')
+    if _is_nan(value):
+        raise _NoAnswer(f'the column "{column}" is NaN')
     return _text(record, column, place)
+
+
+def _is_nan(value: Any) -> bool:
+    """Return whether a value is NaN, which tables hold where nothing was filled in."""
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _text(record: dict[str, Any], column: str, place: str) -> str:

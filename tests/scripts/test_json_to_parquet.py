@@ -70,6 +70,77 @@ def test_dropped_records_are_reported(tmp_path):
     assert done.returncode == 2 and "has only test problems" in done.stderr
 
 
+def official_split(folder):
+    """Write the two files of a downloaded data set, under the names that the conversion writes too."""
+    folder.mkdir()
+    for name, number in (("train", 30), ("test", 6)):
+        rows = {
+            "question": [f"{name}: {n}+1" for n in range(number)],
+            "answer": [f"#### {n + 1}" for n in range(number)],
+        }
+        pyarrow.parquet.write_table(pyarrow.table(rows), folder / f"{name}.parquet")
+    return folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("output", ["same", "relative", "linked folder", "linked file"])
+@pytest.mark.parametrize("option", ["--json_path", "--test_json_path"])
+def test_output_over_an_input_rejected(problems, tmp_path, output, option):
+    data = official_split(tmp_path / "gsm8k")
+    before = contents(data)
+    folder = {"same": data, "relative": data / ".." / "gsm8k"}.get(output, tmp_path / "link")
+    if output == "linked folder":
+        folder.symlink_to(data)
+    elif output == "linked file":
+        folder.mkdir()
+        (folder / "train.parquet").symlink_to(data / "train.parquet")
+    inputs = {"--json_path": problems} | {option: data / "train.parquet"}
+    done = convert("--output_dir", folder, *(text for pair in inputs.items() for text in pair))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == (
+        f"error: --output_dir={folder} is invalid: {folder}/train.parquet is the file of {option}. Set it to another "
+        "folder.\n"
+    )
+    assert contents(data) == before
+
+
+@pytest.mark.parametrize("other", ["columns", "text", "folder"])
+def test_output_over_another_file_rejected(problems, tmp_path, other):
+    data = official_split(tmp_path / "gsm8k")
+    (data / "train.parquet").unlink()
+    if other != "columns":
+        (data / "test.parquet").unlink()
+    if other == "text":
+        (data / "test.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+    elif other == "folder":
+        (data / "test.parquet").mkdir()
+    done = convert("--output_dir", data, "--json_path", problems)
+    assert done.returncode == 2 and "test.parquet exists and is not a file that this command writes" in done.stderr
+    assert done.stderr.count("\n") == 1 and [path.name for path in data.iterdir()] == ["test.parquet"]
+
+
+def test_earlier_output_is_replaced(problems, tmp_path):
+    for count in (4, 5):
+        done = convert("--output_dir", tmp_path, "--json_path", problems, "--test_size", count / 20)
+        assert done.returncode == 0, done.stderr
+        assert len(read(tmp_path, "test")) == count
+
+
+def test_nan_answer_is_left_out(tmp_path):
+    path = tmp_path / "some.json"
+    path.write_text(
+        '[{"problem": "1+1", "answer": 2}, {"problem": "0/0", "answer": NaN}, {"problem": "2+2", "answer": 4}]'
+    )
+    done = convert("--output_dir", tmp_path / "out", "--json_path", path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == (
+        f'{path}: dropped 1 without an answer (first: record 2: the column "answer" is NaN)'
+    )
+
+
 def test_options(problems, tmp_path):
     tests = tmp_path / "tests.json"
     tests.write_text(problems.read_text().replace("+1", "+9"))

@@ -112,6 +112,25 @@ def test_records_without_answer_are_left_out_and_reported(tmp_path):
         read_problems(write(tmp_path, "\n".join(map(json.dumps, without))))
 
 
+@pytest.mark.parametrize("kind", ["json", "jsonl", "parquet"])
+def test_nan_is_a_missing_value(tmp_path, kind):
+    path = tmp_path / f"data.{kind}"
+    nan = float("nan")
+    records = [
+        {"problem": "1+1", "answer": 2.0, "solution": nan},
+        {"problem": "2+2", "answer": nan, "solution": "add"},
+        {"problem": "2+3", "answer": 5.0, "solution": None},
+    ]
+    if kind == "parquet":
+        columns = {"problem": ["1+1", "2+2", "2+3"], "answer": [2.0, nan, 5.0], "solution": [nan, nan, nan]}
+        pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    else:
+        path.write_text(json.dumps(records) if kind == "json" else "\n".join(map(json.dumps, records)))
+    reading = read_problems(path)
+    assert reading.problems == [Problem("1+1", "2.0"), Problem("2+3", "5.0")]
+    assert [reason.partition(" ")[2] for reason in reading.without_answer] == ['2: the column "answer" is NaN']
+
+
 def test_repeated_questions_are_left_out_and_reported(tmp_path):
     again = {"problem": "1+1", "answer": "2"}
     records = [DEEPSCALER, {"problem": "1 \n +1", "answer": "9"}, again, {"problem": "1  +1", "answer": "8"}]
@@ -158,7 +177,8 @@ def test_columns_of_one_name_and_bytes_that_are_no_text_rejected(tmp_path):
         ("[1]", "record 1 is int, not a JSON object"),
         ('{"problem": "", "answer": "1"}', '"problem" is empty'),
         ('{"problem": "1+1", "answer": true}', "is bool"),
-        ('{"problem": "1+1", "answer": NaN}', "is nan"),
+        ('{"problem": "1+1", "answer": NaN}', 'no record has an answer .line 1: the column "answer" is NaN'),
+        ('{"problem": NaN, "answer": "2"}', '"problem" is nan'),
         ('{"problem": ["x"], "answer": "1"}', '"problem" is list'),
         ("[" * 100_000, "is nested too deeply"),
         (json.dumps(DEEPSCALER) + "\n" + '{"problem": ' + "[" * 100_000, "line 2 is nested too deeply"),
@@ -168,6 +188,7 @@ def test_columns_of_one_name_and_bytes_that_are_no_text_rejected(tmp_path):
         (r'{"problem": "1", "answer": "x\udfff"}', r'"answer" has the lone surrogate .udfff'),
         (r'{"problem": "1", "answer": "1", "solution": "\ud800"}', '"solution" has the lone surrogate'),
         ('{"problem": "1+1", "answer": Infinity}', "is inf"),
+        (json.dumps(DEEPSCALER) + '\n{"problem": "1/0", "answer": -Infinity}', "line 2: the column .answer. is -inf"),
     ],
 )
 def test_bad_content_is_one_sentence_that_names_the_place(tmp_path, text, message):
