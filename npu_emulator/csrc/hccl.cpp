@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -87,6 +88,21 @@ std::string words(uint64_t count, HcclDataType type, HcclReduceOp op) {
       {HCCL_REDUCE_SUM, "sum"}, {HCCL_REDUCE_PROD, "product"}, {HCCL_REDUCE_MAX, "max"}, {HCCL_REDUCE_MIN, "min"}};
   const auto found = names.find(op);
   return words(count, type) + ", " + (found == names.end() ? std::to_string(op) : found->second);
+}
+// Lists of what each rank gives or gets, in the order of ranks, and of where it lies. Long ones are told apart by a
+// number, since the memory in which ranks compare calls is small.
+std::string words(const std::vector<uint64_t>& counts, const std::vector<uint64_t>& starts) {
+  constexpr size_t kLongest = 40;
+  std::string text;
+  for (const auto* list : {&counts, &starts}) {
+    text += list == &counts ? ", counts" : " at";
+    for (const auto value : *list) text += " " + std::to_string(value);
+  }
+  return text.size() <= kLongest ? text : ", counts and places #" + std::to_string(std::hash<std::string>()(text));
+}
+// The count that a rank itself gives must be the one of the lists; the rank in it makes the calls of two ranks differ.
+std::string words_for_own(int rank, uint64_t own, uint64_t listed) {
+  return own == listed ? "" : ", rank " + std::to_string(rank) + " passes " + std::to_string(own);
 }
 std::string with_root(const std::string& words, uint32_t root) { return words + ", root " + std::to_string(root); }
 
@@ -345,11 +361,12 @@ HCCL_API HcclResult HcclReduceScatterV(GivenData* in, const void* counts, const 
                                        uint64_t count, HcclDataType type, HcclReduceOp op, HcclComm communicator,
                                        aclrtStream stream) {
   auto& ranks = group(communicator);
-  const auto from = copied(starts, ranks.ranks);
-  const size_t bytes = end_of(copied(counts, ranks.ranks), from) * width(type);
+  const auto sizes = copied(counts, ranks.ranks), from = copied(starts, ranks.ranks);
+  const size_t bytes = end_of(sizes, from) * width(type);
   const uint64_t first = from[ranks.rank];
+  const auto lists = words(sizes, from) + words_for_own(ranks.rank, count, sizes[ranks.rank]);
   return call_reduction("HcclReduceScatterV", ranks, {in, bytes}, type, op, stream, [=, &ranks] {
-    ranks.exchange("HcclReduceScatterV", words(bytes / width(type), type, op), bytes, copy_of(in, bytes),
+    ranks.exchange("HcclReduceScatterV", words(bytes / width(type), type, op) + lists, bytes, copy_of(in, bytes),
                    [&] { reduce(ranks, const_cast<void*>(out), first, count, type, op); });
   });
 }
@@ -369,9 +386,10 @@ HCCL_API HcclResult HcclAllGatherV(GivenData* in, uint64_t count, GivenData* out
   auto& ranks = group(communicator);
   const size_t element = width(type), bytes = count * element;
   const auto sizes = copied(counts, ranks.ranks), to = copied(starts, ranks.ranks);
+  const auto lists = words(sizes, to) + words_for_own(ranks.rank, count, sizes[ranks.rank]);
   return call("HcclAllGatherV", ranks, {in, bytes}, stream, [=, &ranks] {
     const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
-    ranks.exchange("HcclAllGatherV", words(all, type), bytes, copy_of(in, bytes), [&] {
+    ranks.exchange("HcclAllGatherV", words(all, type) + lists, bytes, copy_of(in, bytes), [&] {
       for (int rank = 0; rank < ranks.ranks; ++rank) {
         auto* place = static_cast<char*>(const_cast<void*>(out)) + to[rank] * element;
         std::memcpy(landing(place, sizes[rank] * element), ranks.given(rank), sizes[rank] * element);

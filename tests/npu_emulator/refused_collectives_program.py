@@ -112,6 +112,23 @@ def arguments_that_differ(ranks):
 
 
 @check
+def uneven_parts_that_differ(ranks):
+    """Lists with the same sum, and a part of another length than its own in the list, on one rank and on all."""
+    odd, rows = ranks.rank == 2, [3, 1, 2, *[1] * (ranks.size - 3)]
+    given = [1, 3, *rows[2:]] if odd else rows
+    gathered, total = torch.empty(sum(rows), device=ranks.device), ranks.own((sum(rows),))
+    gather, scatter = (
+        torch_npu.distributed.all_gather_into_tensor_uneven,
+        torch_npu.distributed.reduce_scatter_tensor_uneven,
+    )
+    own, out = ranks.own((given[ranks.rank],)), torch.empty(given[ranks.rank], device=ranks.device)
+    raises("HcclAllGatherV(7 x Float, counts 1 3 2 1 at 0 1 4 6)", gather, gathered, own, given)
+    raises("HcclReduceScatterV(7 x Float, sum, counts 1 3 2 1 at 0 1 4 6)", scatter, out, total, given)
+    for is_wrong, text in ((odd, "rank 2 passes 3"), (True, f"rank {ranks.rank} passes {rows[ranks.rank] + 1}")):
+        raises(text, gather, gathered, ranks.own((rows[ranks.rank] + is_wrong,)), rows)
+
+
+@check
 def messages_to_oneself(ranks):
     raises("should not be the same as the rank of the current process", dist.send, ranks.own((3,)), ranks.rank)
 
