@@ -170,3 +170,22 @@ def test_sum_of_queries_without_keys_is_infinite():
         actual_seq_lengths=[1, 3], actual_seq_lengths_kv=[4, 4], softmax_lse_flag=True,
     )  # fmt: skip
     assert sums[0].isfinite().all() and sums[1:].isposinf().all() and not out[1:].any()
+
+
+@pytest.mark.parametrize(("shape", "has_rows"), [((4,), False), ((4,), True), ((2, 3), False)])
+@pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16])
+def test_quantised_product_in_strict_mode(monkeypatch, shape, has_rows, scale_dtype):
+    """op-plugin passes empty tensors of the scale's type for what the kernel does not use."""
+    monkeypatch.setenv("NPU_EMULATOR_STRICT", "1")
+    generator = torch.Generator().manual_seed(0)
+    rows, weight = (
+        torch.randint(-128, 128, size, dtype=torch.int8, generator=generator) for size in ((*shape, 64), (64, 32))
+    )
+    scale, of_rows = (drawn(32).abs() / 100).to(scale_dtype), drawn(shape[0], seed=1).abs()
+    found = torch_npu.npu_quant_matmul(
+        rows.npu(), weight.npu(), scale.npu(), pertoken_scale=of_rows.npu() if has_rows else None,
+        output_dtype=torch.bfloat16,
+    )  # fmt: skip
+    expected = rows.double() @ weight.double() * scale.double()
+    expected = expected * of_rows.double()[:, None] if has_rows else expected
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=2**-7, atol=1e-3)
