@@ -2,6 +2,9 @@
 // statistics of the softmax that are given, since context parallelism gives merged ones.
 #include "attention.h"
 
+#include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <limits>
 
 #include "headers.h"
@@ -39,16 +42,18 @@ Tensor factors_of_dropout(const Setting& setting, int64_t first, at::IntArrayRef
 }
 
 // True where a key is hidden from a query: undefined, or something that broadcasts to [batch, heads, queries, keys].
+// No mode has an effect without a mask.
 Tensor hidden_keys(const Setting& setting, const Tensor& mask, int64_t queries, int64_t keys) {
   const auto row = at::arange(queries).unsqueeze(1), column = at::arange(keys);
   const auto from_end = keys - queries;
+  TORCH_CHECK(setting.sparse_mode >= kMask && setting.sparse_mode <= kBand, "sparse_mode ", setting.sparse_mode,
+              " is not emulated");
+  if (!mask.defined() || !mask.numel()) return {};
   switch (setting.sparse_mode) {
-    case kMask:
-    case kWholeMask: return mask.defined() && mask.numel() ? mask.to(at::kBool) : Tensor();
     case kLeftUpCausal: return column.gt(row);
     case kRightDownCausal: return column.gt(row + from_end);
     case kBand: return column.gt(row + from_end + setting.after).logical_or(column.lt(row + from_end - setting.before));
-    default: TORCH_CHECK(false, "sparse_mode ", setting.sparse_mode, " is not emulated");
+    default: return mask.to(at::kBool);
   }
 }
 
@@ -78,17 +83,37 @@ Tensor scores_of(const Tensor& query, const Tensor& key, double scale, const Ten
   return hidden.defined() ? scores.masked_fill(hidden, -std::numeric_limits<float>::infinity()) : scores;
 }
 
+constexpr int64_t kCompressed = 2048;  // the side of the mask of causal rules and bands
+
+// Whether each [2048, 2048] of a compressed mask hides the keys behind the diagonal and no others. Tensors have no
+// version below CANN's interface, and one mask serves a whole training: where the last one was right, one row in 64 is
+// compared, so that a mask that changes in place, or another one at the same address, is noticed at next to no cost.
+bool is_triangle(const Tensor& mask) {
+  static const auto* triangle = new Tensor(at::ones({kCompressed, kCompressed}, at::kByte).triu(1));
+  static std::atomic<const void*> last_right{nullptr};
+  const auto bytes = (mask.element_size() == 1 ? mask.view(at::kByte) : mask.ne(0).view(at::kByte)).contiguous();
+  const auto* given = bytes.const_data_ptr<uint8_t>();
+  const auto* expected = triangle->const_data_ptr<uint8_t>();
+  const int64_t rows = bytes.numel() / kCompressed, step = last_right == mask.const_data_ptr() ? 64 : 1;
+  for (int64_t row = 0; row < rows; row += step)
+    if (std::memcmp(given + row * kCompressed, expected + row % kCompressed * kCompressed, kCompressed)) return false;
+  last_right = mask.const_data_ptr();
+  return true;
+}
+
 }  // namespace
 
 namespace cann {
 
 void demand_mask(int64_t sparse_mode, const Tensor& mask) {
-  constexpr int64_t kCompressed = 2048;
   const bool has_mask = mask.defined() && mask.numel();
   demand_that(has_mask || sparse_mode < kWholeMask || sparse_mode > kBand, "sparseMode", "1 to 4 needs attenMask");
-  demand_that(!has_mask || sparse_mode < kLeftUpCausal || sparse_mode > kBand ||
-                  (mask.size(-1) == kCompressed && mask.size(-2) == kCompressed),
-              "Tensor attenMask", "must be [2048, 2048] with sparseMode 2, 3 and 4");
+  if (!has_mask || sparse_mode < kLeftUpCausal || sparse_mode > kBand || !is_strict()) return;
+  demand_that(mask.size(-1) == kCompressed && mask.size(-2) == kCompressed, "Tensor attenMask",
+              "must be [2048, 2048] with sparseMode 2, 3 and 4");
+  demand_that(is_triangle(mask), "Tensor attenMask",
+              "must be ones(2048, 2048).triu(1) with sparseMode 2, 3 and 4, where 1 hides a key "
+              "(sparse_mode_introduction.md of ops-transformer)");
 }
 
 void attend(const Tensor& query, const Tensor& key, const Tensor& value, double scale, const Tensor& hidden,
@@ -141,11 +166,12 @@ Tensor statistics_of_sequence(const Tensor& statistics, int64_t start, int64_t q
 
 // Calls `one(queries, keys, statistics, first)` with the part of each sequence of a packed batch, and how many weights
 // of one head are before it: ends are running totals of lengths. A sequence without queries or keys gives nothing:
-// callers may pass totals with the leading 0 of cu_seqlens.
+// callers may pass totals with the leading 0 of cu_seqlens. Totals of 0 at the end are places without a sequence.
 template <class One>
 void each_sequence(const Ints& query_ends, const Ints& key_ends, One one) {
   int64_t query_start = 0, key_start = 0, first = 0;
   for (size_t index = 0; index < query_ends.size(); ++index) {
+    if (query_start + key_start && !query_ends[index] && !key_ends.at(index)) break;
     const auto of_queries = [&](const Tensor& t) {
       return t.narrow(0, query_start, query_ends[index] - query_start).transpose(0, 1).unsqueeze(0);
     };
@@ -175,14 +201,48 @@ void demand_agreement(const Setting& setting, const Tensor& query, const Tensor&
   demand_mask(setting.sparse_mode, mask);
 }
 
+// Kernels skip what lies outside of the window without a look at the mask, which must hide it as well.
+void demand_window(const Setting& setting, const Tensor& hidden, int64_t queries, int64_t keys) {
+  if (!is_strict() || setting.sparse_mode != kMask || !hidden.defined()) return;
+  if (setting.before >= queries - 1 && setting.after >= keys - 1) return;
+  const auto before = std::clamp(setting.before, -keys, queries), after = std::clamp(setting.after, -queries, keys);
+  const auto later = at::arange(keys) - at::arange(queries).unsqueeze(1);
+  const auto outside = later.gt(after).logical_or(later.lt(-before));
+  demand_that(!outside.logical_and(hidden.logical_not()).any().item<bool>(), "Tensor attenMask",
+              ("must hide all keys outside of preTokens " + std::to_string(setting.before) + " and nextTokens " +
+               std::to_string(setting.after) + " with sparseMode 0 (aclnnFlashAttentionScore.md)").c_str());
+}
+
+// Totals of lengths rise, except for zeros at the end.
+int64_t last_total(const Ints& ends) { return ends.empty() ? 0 : *std::max_element(ends.begin(), ends.end()); }
+
+// The demands of aclnnFlashAttentionVarLenScore.md on a packed batch.
+void demand_packing(const Setting& setting, const Ints& query_ends, const Ints& key_ends, const Tensor& query,
+                    const Tensor& key) {
+  if (!is_strict()) return;
+  for (const auto& [ends, tokens, name] :
+       {std::tuple(&query_ends, query.size(0), "actualSeqQLen"), {&key_ends, key.size(0), "actualSeqKvLen"}})
+    demand_value(last_total(*ends) == tokens, name,
+                 "running totals that end with the " + std::to_string(tokens) + " tokens of the batch",
+                 last_total(*ends));
+  if (setting.sparse_mode != kRightDownCausal) return;
+  each_sequence(query_ends, key_ends, [&](auto queries, auto keys, auto, int64_t) {
+    const auto most = keys(key).size(2);
+    demand_value(queries(query).size(2) <= most, "actualSeqQLen",
+                 "at most the " + std::to_string(most) + " keys of each sequence with sparseMode 3",
+                 queries(query).size(2));
+  });
+}
+
 void score(const Setting& setting, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
            const Tensor& most, const Tensor& total, const Tensor& out) {
   demand_agreement(setting, query, key, value, mask);
   const auto key_heads = heads_of_keys(setting, query, key);
   const auto q = heads_first(query, setting.layout, setting.heads), k = heads_first(key, setting.layout, key_heads);
   const auto sum = at::empty(most.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
-  attend(q, k, heads_first(value, setting.layout, key_heads), setting.scale,
-         hidden_keys(setting, mask, q.size(2), k.size(2)), largest, sum,
+  const auto hidden = hidden_keys(setting, mask, q.size(2), k.size(2));
+  demand_window(setting, hidden, q.size(2), k.size(2));
+  attend(q, k, heads_first(value, setting.layout, key_heads), setting.scale, hidden, largest, sum,
          heads_first(out, setting.layout, setting.heads), factors_of_dropout(setting, 0, weights_of(q, k)));
   most.copy_(largest.unsqueeze(-1).expand_as(most));
   total.copy_(sum.unsqueeze(-1).expand_as(total));
@@ -205,22 +265,28 @@ void score_gradient(const Setting& setting, const Backward& given) {
   const auto key_heads = heads_of_keys(setting, given.query, given.key);
   const auto q = [&](const Tensor& t) { return heads_first(t, setting.layout, setting.heads); };
   const auto k = [&](const Tensor& t) { return heads_first(t, setting.layout, key_heads); };
+  const auto queries = q(given.query).size(2), keys = k(given.key).size(2);
+  const auto hidden = hidden_keys(setting, given.mask, queries, keys);
+  demand_window(setting, hidden, queries, keys);
   differentiate(q(given.query), k(given.key), k(given.value), q(given.gradient), q(given.output),
-                given.most.select(-1, 0), given.total.select(-1, 0), setting.scale,
-                hidden_keys(setting, given.mask, q(given.query).size(2), k(given.key).size(2)),
+                given.most.select(-1, 0), given.total.select(-1, 0), setting.scale, hidden,
                 factors_of_dropout(setting, 0, weights_of(q(given.query), k(given.key))),
                 {q(given.out.query), k(given.out.key), k(given.out.value)});
 }
 
 Tensor hidden_of_sequence(const Setting& setting, const Tensor& mask, int64_t queries, int64_t keys) {
-  const auto hidden = hidden_keys(setting, mask, queries, keys);
-  return hidden.defined() ? hidden.narrow(-2, 0, queries).narrow(-1, 0, keys) : hidden;
+  auto hidden = hidden_keys(setting, mask, queries, keys);
+  if (hidden.defined()) hidden = hidden.narrow(-2, 0, queries).narrow(-1, 0, keys);
+  demand_window(setting, hidden, queries, keys);
+  return hidden;
 }
 
 void packed_score(const Setting& setting, const Ints& query_ends, const Ints& key_ends, const Tensor& query,
                   const Tensor& key, const Tensor& value, const Tensor& mask, const Tensor& most, const Tensor& total,
                   const Tensor& out) {
   demand_agreement(setting, query, key, value, mask);
+  demand_packing(setting, query_ends, key_ends, query, key);
+  for (const auto& result : {out, most, total}) result.zero_();  // for tokens of sequences without keys
   each_sequence(query_ends, key_ends, [&](auto queries, auto keys, auto statistics, int64_t first) {
     const auto q = queries(query), k = keys(key);
     const auto sum = at::empty(q.sizes().slice(0, 3), at::kFloat), largest = at::empty_like(sum);
@@ -234,6 +300,8 @@ void packed_score(const Setting& setting, const Ints& query_ends, const Ints& ke
 void packed_score_gradient(const Setting& setting, const Ints& query_ends, const Ints& key_ends,
                            const Backward& given) {
   demand_agreement(setting, given);
+  demand_packing(setting, query_ends, key_ends, given.query, given.key);
+  for (const auto& result : {given.out.query, given.out.key, given.out.value}) result.zero_();
   each_sequence(query_ends, key_ends, [&](auto queries, auto keys, auto statistics, int64_t first) {
     const auto q = queries(given.query), k = keys(given.key);
     differentiate(q, k, keys(given.value), queries(given.gradient), queries(given.output),

@@ -5,7 +5,7 @@
 
 namespace cann {
 
-// Checks the mask as every attention operator does: causal rules and bands take one compressed mask.
+// Checks the mask as every attention operator does: causal rules and bands take one compressed mask, a triangle.
 void demand_mask(int64_t sparse_mode, const Tensor& mask);
 // Writes the attention to `out`, and the largest score and the sum of exponentials of each query, [batch, heads,
 // queries], to `most` and `total`. `hidden` is undefined or broadcasts to [batch, heads, queries, keys], as `factors` are,

@@ -282,6 +282,11 @@ void demand_that(bool holds, const char* parameter, const char* words) {
   TORCH_CHECK(holds || !is_strict(), "AclNN_Parameter_Error(EZ1001): ", parameter, " ", words, ".");
 }
 
+void demand_value(bool holds, const char* parameter, const std::string& words, int64_t given) {
+  TORCH_CHECK(holds || !is_strict(), "AclNN_Parameter_Error(EZ1001): ", parameter, " must be ", words, ", but got ",
+              given, ".");
+}
+
 void demand_type_of(const Tensor& other, const char* other_parameter, const Tensor& given, const char* parameter) {
   if (!given.defined() || !given.numel() || given.scalar_type() == other.scalar_type() || !is_strict()) return;
   TORCH_CHECK(false, "AclNN_Parameter_Error(EZ1001): Tensor ", parameter, " must have the dtype of ", other_parameter,

@@ -153,11 +153,18 @@ OP(MoeGatingTopKSoftmax, [](Tensor self, Tensor finished, int64_t k, Tensor weig
 OP(MoeGatingTopK, [](Tensor self, Tensor bias, int64_t k, int64_t kept_groups, int64_t groups, int64_t select,
                      int64_t renormalize, int64_t norm, bool, double scale, double epsilon, Tensor weights,
                      Tensor experts, Tensor normal) {
-  enum { kSoftmax = 0, kSigmoid = 1 };
+  enum { kSoftmax = 0, kSigmoid = 1, kRootOfSoftplus = 2 };
   constexpr int64_t kMostExperts = 2048;
   demand_that(kept_groups <= groups, "kGroup", "must be at most groupCount");
   demand_that(self.size(-1) <= kMostExperts, "Tensor x", "must have at most 2048 experts");
-  const auto scores = norm == kSigmoid ? at::sigmoid(wide(self)) : at::softmax(wide(self), -1);
+  const auto most = self.size(-1) / std::max<int64_t>(groups, 1) * kept_groups;
+  demand_value(k >= 1 && k <= most, "k", "1 to " + std::to_string(most) + ", the experts of kGroup groups", k);
+  demand_value(select == 0 || select == 1, "groupSelectMode", "0 or 1", select);
+  demand_value(renormalize == 0 || renormalize == 1, "renorm", "0 or 1", renormalize);
+  demand_value(norm >= kSoftmax && norm <= kRootOfSoftplus, "normType", "0, 1 or 2", norm);
+  const auto scores = norm == kSigmoid          ? at::sigmoid(wide(self))
+                      : norm == kRootOfSoftplus ? at::softplus(wide(self)).sqrt()
+                                                : at::softmax(wide(self), -1);
   auto ranked = bias.defined() ? scores + wide(bias) : scores;
   if (groups > 1) {
     const auto of_groups = ranked.view({ranked.size(0), groups, -1});
@@ -168,7 +175,8 @@ OP(MoeGatingTopK, [](Tensor self, Tensor bias, int64_t k, int64_t kept_groups, i
   }
   const auto chosen = largest(ranked, k);
   auto weight = scores.gather(1, chosen);
-  if (norm == kSigmoid || renormalize == 1) weight = weight / (weight.sum(-1, true) + epsilon);
+  const bool normalizes = norm == kSigmoid || norm == kRootOfSoftplus || renormalize == 1;
+  if (normalizes) weight = weight / (weight.sum(-1, true) + epsilon);
   put(weights, weight * scale);
   put(experts, chosen);
   put(normal, scores);

@@ -202,6 +202,7 @@ int failed_call(const char* operator_name);
 // throws in strict mode only: `words` continue after "Tensor x", or whatever `parameter` is.
 bool is_strict();
 void demand_that(bool holds, const char* parameter, const char* words);
+void demand_value(bool holds, const char* parameter, const std::string& words, int64_t given);
 void demand_type_of(const Tensor& other, const char* other_parameter, const Tensor& given, const char* parameter);
 void demand_16_bits(const Tensor& given, const char* parameter);  // or float32, in reference runs
 void demand_int32(const Tensor& given, const char* parameter);

@@ -22,6 +22,8 @@ struct Inference {
   int64_t heads, key_heads, sparse_mode, block_size;
   double scale;
   std::string layout;
+  // Whether each sequence has one query, and the operator serves that too: then sparseMode and windows have no effect.
+  bool is_decode = true;
 };
 
 // A view as [batch, heads, sequence, size] of a batch in a layout that has one.
@@ -67,6 +69,7 @@ Tensor hidden_keys(const Inference& call, int64_t number, int64_t queries, int64
     mask = mask.squeeze(1);
   }
   if (mask.dim() == 3) mask = mask[mask.size(0) == 1 ? 0 : number];
+  else if (call.is_decode && mask.size(0) > 1) mask = mask.narrow(0, number, 1);  // [sequences, keys]
   return mask.narrow(0, 0, queries).narrow(1, 0, keys).to(at::kBool);
 }
 
@@ -138,7 +141,8 @@ void infer(const Inference& call, const std::string& out_layout, const Tensor& o
       const auto to = is_packed ? of_query(out) : of_sequence(out, out_layout, call.heads, number, start, length);
       attend(query, key, of_key(call.values), call.scale, hidden_keys(call, number, length, key_length), most, total,
              to);
-      const auto sum = (most + total.log()).unsqueeze(-1);  // [1, heads, queries, 1]
+      // [1, heads, queries, 1], where a query that sees no key is as one of a sequence without keys
+      const auto logs = (most + total.log()).masked_fill(total.eq(0), -kNothing), sum = logs.unsqueeze(-1);
       if (sums.defined() && is_packed) sums.narrow(0, start, length).copy_(sum[0].transpose(0, 1));
       else if (sums.defined()) sums.narrow(0, number, 1).narrow(2, 0, length).copy_(sum);
     }
@@ -152,6 +156,12 @@ void demand_agreement(const Inference& call) {
   for (const auto& key : call.keys) demand_type_of(call.query, "query", key, "key");
   for (const auto& value : call.values) demand_type_of(call.query, "query", value, "value");
   demand_mask(call.sparse_mode, call.mask);
+  if (call.is_decode && call.mask.defined() && call.mask.dim() == 2) {
+    const auto rows = call.mask.size(0), sequences = served_heads_first(call.query, call.layout, call.heads).size(0);
+    demand_value(rows == 1 || rows == sequences, "Rows of Tensor attenMask",
+                 "the " + std::to_string(sequences) + " sequences if each has one query, with any sparseMode "
+                 "(aclnnFusedInferAttentionScoreV4.md)", rows);
+  }
   const auto is_given = [](const Tensor& tensor) { return tensor.defined() && tensor.numel(); };
   demand_that(is_given(call.query_rope) == is_given(call.key_rope), "Tensor queryRope",
               "needs keyRope, and keyRope it");
@@ -169,6 +179,13 @@ void demand_agreement(const Inference& call) {
               "must be a multiple of 16 up to 512");
 }
 
+// Kernels for one query in each sequence: they take neither TND nor rotary parts beside, nor values of another size.
+bool is_decode(const Inference& call) {
+  return call.is_decode && call.layout != "TND" && !(call.query_rope.defined() && call.query_rope.numel()) &&
+         call.keys.at(0).size(-1) == call.values.at(0).size(-1) &&
+         served_heads_first(call.query, call.layout, call.heads).size(2) == 1;
+}
+
 struct Quantised {
   Tensors all;
   Tensor query_padding, key_padding, key_prefix, value_prefix;
@@ -183,9 +200,6 @@ void fused_infer_attention(Inference call, const Tensor& position_encoding, cons
   refuse_given("kv_padding_size", extras.key_padding);
   refuse_given("key_shared_prefix", extras.key_prefix);
   refuse_given("value_shared_prefix", extras.value_prefix);
-  // Without a mask they are not looked at, says the operator's document, nor in the other modes that are emulated.
-  TORCH_CHECK(call.sparse_mode != 0 || !call.mask.defined() || (before >= kEverything && after >= kEverything),
-              "pre_tokens and next_tokens are not emulated");
   if (!call.key_heads) call.key_heads = call.heads;
   auto out_layout = call.layout;
   if (const auto cut = call.layout.find('_'); cut != std::string::npos) {
@@ -193,6 +207,12 @@ void fused_infer_attention(Inference call, const Tensor& position_encoding, cons
     call.layout = call.layout.substr(0, cut);
   }
   TORCH_CHECK((call.layout == "TND") == (out_layout == "TND"), "input_layout TND_", out_layout, " is not emulated");
+  call.is_decode = is_decode(call);
+  if (call.is_decode) call.sparse_mode = 0;
+  // Without a mask they are not looked at, says the operator's document, nor in the other modes that are emulated.
+  TORCH_CHECK(call.is_decode || call.sparse_mode != 0 || !call.mask.defined() ||
+                  (before >= kEverything && after >= kEverything),
+              "pre_tokens and next_tokens are not emulated");
   demand_agreement(call);
   if (sums.defined()) sums.zero_();  // what is not wanted is one zero
   infer(call, out_layout, out, wants_sums ? sums : Tensor());
@@ -262,7 +282,7 @@ OP(PromptFlashAttentionV3,
       int64_t, int64_t, std::string layout, int64_t key_heads, int64_t sparse_mode, int64_t, Tensor out) {
      constexpr int64_t kEverything = 2147483647;
      fused_infer_attention({query, {}, {}, mask, {}, {key}, {value}, query_lengths, key_lengths, heads, key_heads,
-                            sparse_mode, 0, scale, layout},
+                            sparse_mode, 0, scale, layout, false},
                            pse, {{dequant1, quant1, dequant2, quant2, quant_offset}, {}, {}, {}, {}}, kEverything,
                            kEverything, false, out, {});
    })

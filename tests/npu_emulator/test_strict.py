@@ -60,8 +60,10 @@ def latent_cache(mode="PA", size=576, latent=512, place=3, dtype=HALF, gamma=HAL
 
 
 @operator
-def gating(experts=8, kept=1):
-    torch_npu.npu_moe_gating_top_k(ones(2, experts), 2, k_group=kept, group_count=1)
+def gating(experts=8, kept=1, groups=1, k=2, select=0, renorm=0, norm=0):
+    torch_npu.npu_moe_gating_top_k(
+        ones(2, experts), k, k_group=kept, group_count=groups, group_select_mode=select, renorm=renorm, norm_type=norm
+    )
 
 
 @operator
@@ -84,33 +86,95 @@ def added_products(rows=3, end=3):
     torch_npu.npu_grouped_matmul_add_(total, ones(rows, 2), ones(rows, 2), groups)
 
 
-def mask_of(side: int) -> torch.Tensor | None:
-    return torch.ones(side, side, dtype=torch.bool, device="npu").triu(1) if side else None
+def mask_of(side: int, diagonal: int = 1) -> torch.Tensor | None:
+    return torch.ones(side, side, dtype=torch.bool, device="npu").triu(diagonal) if side else None
 
 
 @operator
-def attention(key=HALF, side=2048):
+def attention(key=HALF, side=2048, diagonal=1):
     query, keys = ones(1, 1, 4, 8), ones(1, 1, 4, 8, dtype=key)
-    torch_npu.npu_fusion_attention(query, keys, query, 1, "BNSD", atten_mask=mask_of(side), sparse_mode=2)
+    torch_npu.npu_fusion_attention(query, keys, query, 1, "BNSD", atten_mask=mask_of(side, diagonal), sparse_mode=2)
 
 
 @operator
-def attention_gradient(gradient=HALF, side=2048):
+def attention_gradient(gradient=HALF, side=2048, diagonal=1):
     query = ones(1, 1, 4, 8)
     output, largest, total, *_ = torch_npu.npu_fusion_attention(query, query, query, 1, "BNSD")
     torch_npu.npu_fusion_attention_grad(
-        query, query, query, query.to(gradient), 1, "BNSD", atten_mask=mask_of(side), sparse_mode=3,
+        query, query, query, query.to(gradient), 1, "BNSD", atten_mask=mask_of(side, diagonal), sparse_mode=3,
         softmax_max=largest, softmax_sum=total, attention_in=output,
     )  # fmt: skip
 
 
 @operator
-def infer_attention(key=HALF, side=2048, size=512, rope=64, has_key_rope=True):
+def one_mask_changed_in_place(inverted=False):
+    """The mask has been accepted before, at the same address."""
+    query, mask = ones(1, 1, 4, 8), mask_of(2048)
+    for round_ in range(2):
+        torch_npu.npu_fusion_attention(query, query, query, 1, "BNSD", atten_mask=mask, sparse_mode=3)
+        if inverted and not round_:
+            mask.logical_not_()
+
+
+@operator
+def windowed_attention(before=65536, diagonal=1):
+    """MindSpeed passes these windows with a causal mask."""
+    query, mask = ones(1, 1, 4, 8), mask_of(4, diagonal)
+    torch_npu.npu_fusion_attention(
+        query, query, query, 1, "BNSD", atten_mask=mask, pre_tockens=before, next_tockens=0
+    )  # fmt: skip
+
+
+@operator
+def windowed_gradient(before=65536, diagonal=1):
+    query, mask = ones(1, 1, 4, 8), mask_of(4, diagonal)
+    output, largest, total, *_ = torch_npu.npu_fusion_attention(query, query, query, 1, "BNSD")
+    torch_npu.npu_fusion_attention_grad(
+        query, query, query, query, 1, "BNSD", atten_mask=mask, pre_tockens=before, next_tockens=0,
+        softmax_max=largest, softmax_sum=total, attention_in=output,
+    )  # fmt: skip
+
+
+def packed(ends, key_ends, mode=3) -> dict[str, object]:
+    side = 2048 if mode else 4
+    return {"atten_mask": mask_of(side), "sparse_mode": mode, "actual_seq_qlen": ends, "actual_seq_kvlen": key_ends}
+
+
+@operator
+def packed_attention(ends=(2, 4), key_ends=(2, 4), mode=3, before=65536):
+    query = ones(4, 1, 8)
+    torch_npu.npu_fusion_attention(
+        query, query, query, 1, "TND", **packed(ends, key_ends, mode), pre_tockens=before, next_tockens=0
+    )  # fmt: skip
+
+
+@operator
+def packed_gradient(ends=(2, 4), key_ends=(2, 4)):
+    query = ones(4, 1, 8)
+    output, largest, total, *_ = torch_npu.npu_fusion_attention(
+        query, query, query, 1, "TND", **packed((2, 4), (2, 4))
+    )  # fmt: skip
+    torch_npu.npu_fusion_attention_grad(
+        query, query, query, query, 1, "TND", softmax_max=largest, softmax_sum=total, attention_in=output,
+        **packed(ends, key_ends),
+    )  # fmt: skip
+
+
+@operator
+def infer_attention(key=HALF, side=2048, size=512, rope=64, has_key_rope=True, diagonal=1):
     query, keys = ones(1, 1, 4, size), ones(1, 1, 4, size, dtype=key)
     ropes = ones(1, 1, 4, rope)
     torch_npu.npu_fused_infer_attention_score(
-        query, keys, keys, input_layout="BNSD", atten_mask=mask_of(side), sparse_mode=3, query_rope=ropes,
+        query, keys, keys, input_layout="BNSD", atten_mask=mask_of(side, diagonal), sparse_mode=3, query_rope=ropes,
         key_rope=ropes if has_key_rope else None,
+    )  # fmt: skip
+
+
+@operator
+def one_query_each(rows=2):
+    keys, mask = ones(2, 1, 4, 16), torch.zeros(rows, 4, dtype=torch.bool, device="npu")
+    torch_npu.npu_fused_infer_attention_score(
+        ones(2, 1, 1, 16), keys, keys, input_layout="BNSD", atten_mask=mask, sparse_mode=3
     )  # fmt: skip
 
 
@@ -212,6 +276,11 @@ FORBIDDEN: list[tuple[str, dict[str, object], str]] = [
     ("latent_cache", {"mode": "PA_BLK_NZ"}, "Tensor index must name beginnings of blocks"),
     ("gating", {"kept": 2}, "aclnnMoeGatingTopK: .* kGroup must be at most groupCount"),
     ("gating", {"experts": 4096}, "Tensor x must have at most 2048 experts"),
+    ("gating", {"k": 0}, "k must be 1 to 8, the experts of kGroup groups, but got 0"),
+    ("gating", {"groups": 2, "k": 5}, "k must be 1 to 4, the experts of kGroup groups, but got 5"),
+    ("gating", {"select": 2}, "groupSelectMode must be 0 or 1, but got 2"),
+    ("gating", {"renorm": 7}, "renorm must be 0 or 1, but got 7"),
+    ("gating", {"norm": 3}, "normType must be 0, 1 or 2, but got 3"),
     ("finalize_routing", {"scales": FLOAT}, "aclnnMoeFinalizeRoutingV2: .* Tensor scales must have the dtype"),
     ("grouped_product", {"weight": FLOAT}, "aclnnGroupedMatmul.*: .* Tensor weight must have the dtype of x"),
     ("added_products", {"end": 2}, "aclnnGroupedMatmulAdd: .* Tensor groupList must add up to the rows of x"),
@@ -219,6 +288,21 @@ FORBIDDEN: list[tuple[str, dict[str, object], str]] = [
     ("attention", {"side": 4}, r"aclnnFlashAttentionScore: .* Tensor attenMask must be \[2048, 2048\]"),
     ("attention", {"side": 0}, "sparseMode 1 to 4 needs attenMask"),
     ("attention", {"key": OTHER_HALF}, "Tensor key must have the dtype of query"),
+    ("attention", {"diagonal": 0}, r"Tensor attenMask must be ones\(2048, 2048\).triu\(1\)"),
+    ("attention", {"diagonal": 2048}, r"Tensor attenMask must be ones\(2048, 2048\).triu\(1\)"),
+    ("attention_gradient", {"diagonal": 0}, r"Tensor attenMask must be ones\(2048, 2048\).triu\(1\)"),
+    ("infer_attention", {"diagonal": 0}, r"Tensor attenMask must be ones\(2048, 2048\).triu\(1\)"),
+    ("one_mask_changed_in_place", {"inverted": True}, r"Tensor attenMask must be ones\(2048, 2048\).triu\(1\)"),
+    ("windowed_attention", {"before": 1}, "must hide all keys outside of preTokens 1 and nextTokens 0"),
+    ("windowed_attention", {"diagonal": 2}, "must hide all keys outside of preTokens 65536 and nextTokens 0"),
+    ("windowed_gradient", {"before": 1}, "must hide all keys outside of preTokens 1 and nextTokens 0"),
+    ("packed_attention", {"mode": 0, "before": 0}, "must hide all keys outside of preTokens 0 and nextTokens 0"),
+    ("packed_attention", {"ends": (2, 3)}, "actualSeqQLen must be .* end with the 4 tokens of the batch, but got 3"),
+    ("packed_attention", {"key_ends": (2, 3)}, "actualSeqKvLen must be .* the 4 tokens of the batch, but got 3"),
+    ("packed_attention", {"key_ends": (1, 4)}, "actualSeqQLen must be at most the 1 keys of each sequence .* got 2"),
+    ("packed_gradient", {"ends": (2, 3)}, "actualSeqQLen must be .* end with the 4 tokens of the batch, but got 3"),
+    ("packed_gradient", {"key_ends": (1, 4)}, "actualSeqQLen must be at most the 1 keys of each sequence .* got 2"),
+    ("one_query_each", {"rows": 3}, "Rows of Tensor attenMask must be the 2 sequences .* but got 3"),
     ("attention_gradient", {"side": 0}, "aclnnFlashAttentionScoreGrad: .* sparseMode 1 to 4 needs attenMask"),
     ("attention_gradient", {"gradient": FLOAT}, "Tensor dy must have the dtype of query"),
     ("infer_attention", {"side": 4}, r"aclnnFusedInferAttentionScoreV3: .* attenMask must be \[2048, 2048\]"),

@@ -181,7 +181,7 @@ def test_ring_attention_merges_parts(lengths, data, seed):
 def test_fusion_attention_in_every_layout(layout, sparse_mode):
     batch, heads, queries, keys, size = 2, 4, 5, 7, 6
     visible = {
-        0: lambda i, j: (i + j) % 3 != 0,
+        0: lambda i, j: (i + j) % 3 != 0 and i - 3 <= j <= i + 1,
         2: lambda i, j: j <= i,
         3: lambda i, j: j <= i + keys - queries,
         4: lambda i, j: i + keys - queries - 3 <= j <= i + keys - queries + 1,
@@ -199,7 +199,7 @@ def test_fusion_attention_in_every_layout(layout, sparse_mode):
         return states.permute(2, 0, 1, 3).flatten(2)
 
     def operator(q, k, v):
-        mask = hidden.to("npu") if sparse_mode == 0 else None
+        mask = (torch.ones(2048, 2048, dtype=torch.bool).triu(1) if sparse_mode else hidden).to("npu")
         return torch_npu.npu_fusion_attention(
             *map(to_layout, (q, k, v)), heads, layout, atten_mask=mask, scale=SCALE, sparse_mode=sparse_mode,
             pre_tockens=3, next_tockens=1,
@@ -216,6 +216,18 @@ def test_fusion_attention_in_every_layout(layout, sparse_mode):
         for count, length in ((heads, queries), (kv_heads, keys), (kv_heads, keys))
     ]
     assert_like_reference(operator, reference, inputs)
+
+
+@pytest.mark.parametrize("sparse_mode", [0, 1, 2, 3, 4])
+def test_no_sparse_mode_has_an_effect_without_a_mask(sparse_mode):
+    def operator(q, k, v):
+        return torch_npu.npu_fusion_attention(
+            q, k, v, 2, "BNSD", scale=SCALE, sparse_mode=sparse_mode, pre_tockens=1, next_tockens=0
+        )[0]  # fmt: skip
+
+    torch.manual_seed(0)
+    whole = [torch.randn(1, 2, 5, 8) for _ in range(3)]
+    assert_like_reference(operator, lambda q, k, v: (q @ k.mT * SCALE).softmax(-1) @ v, whole)
 
 
 @settings(max_examples=15)

@@ -59,7 +59,10 @@ def test_gradients_in_every_layout(layout, sparse_mode, call):
     torch.manual_seed(0)
     queries, keys, kv_heads = 5, 7, 4 if layout == "SBH" else 2
     offset = torch.arange(keys) - torch.arange(queries).unsqueeze(-1)
-    hidden = {0: offset % 3 == 0, 2: offset > 0, 3: offset > 2, 4: (offset > 3) | (offset < -1)}[sparse_mode]
+    outside = (offset > 1) | (offset < -3)
+    hidden = {0: (offset % 3 == 0) | outside, 2: offset > 0, 3: offset > 2, 4: (offset > 3) | (offset < -1)}[
+        sparse_mode
+    ]
     states = torch.randn(2, 4, queries, 6), torch.randn(2, kv_heads, keys, 6), torch.randn(2, kv_heads, keys, 6)
     weights, laid = torch.randn(2, 4, queries, 6), LAYOUTS[layout]
     q, k, v, dy = (laid(part).contiguous().to("npu") for part in (*states, weights))
@@ -99,6 +102,39 @@ def test_gradients_of_packed_sequences(lengths, sparse_mode, call):
         expected.append([part.squeeze(0).transpose(0, 1) for part in of_one])
     for got, wanted in zip(found, zip(*expected, strict=True), strict=False):
         close(got, torch.cat(wanted))
+
+
+def poison_memory():
+    """Fill memory that is free again afterwards, so that what an operator does not write is no zero."""
+    for _ in range(4):
+        torch.full((1 << 16,), 7.0, device="npu")
+
+
+@pytest.mark.parametrize(
+    ("ends", "key_ends"),
+    [([3, 5], [4, 4]), ([3, 3], [4, 7]), ([2, 2, 5], [3, 6, 6]), ([3, 5, 5], [4, 6, 6]), ([3, 5, 0, 0], [4, 6, 0, 0])],
+)
+@pytest.mark.parametrize("call", [first_version, second_version])
+def test_sequences_without_queries_or_keys(ends, key_ends, call):
+    """Queries without keys, and keys without queries, have zero outputs and gradients; zeros at the end are none."""
+    torch.manual_seed(0)
+    tokens, keys = max(ends), max(key_ends)
+    q, dy = torch.randn(tokens, 2, 6), torch.randn(tokens, 2, 6)
+    k, v = torch.randn(keys, 2, 6), torch.randn(keys, 2, 6)
+    options = {"actual_seq_qlen": ends, "actual_seq_kvlen": key_ends}
+    on_npu = [part.to("npu") for part in (q, k, v, dy)]
+    poison_memory()
+    saved = torch_npu.npu_fusion_attention(*on_npu[:3], 2, "TND", scale=SCALE, **options)[:3]
+    poison_memory()
+    found = call(*on_npu, 2, "TND", saved, **options)
+    hidden = torch.ones(tokens, keys, dtype=torch.bool)
+    for start, stop, first, last in zip([0, *ends], ends, [0, *key_ends], key_ends, strict=False):
+        hidden[start:stop, first:last] = False
+    whole = [part.transpose(0, 1).unsqueeze(0) for part in (q, k, v)]
+    close(saved[0], plain(*(part.double() for part in whole), hidden).squeeze(0).transpose(0, 1))
+    wanted = expected_gradients(whole, dy.transpose(0, 1).unsqueeze(0), hidden)
+    for got, of_one in zip(found, wanted, strict=False):
+        close(got, of_one.nan_to_num().squeeze(0).transpose(0, 1))
 
 
 def part_of_attention(q, k, v, mask, sparse_mode):

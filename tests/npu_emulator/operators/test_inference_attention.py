@@ -50,12 +50,13 @@ def test_every_layout_and_causal_rule(lengths, heads, layout, sparse_mode, seed)
         actual_seq_lengths=told(new), actual_seq_lengths_kv=told(contexts), softmax_lse_flag=True,
     )  # fmt: skip
     found = output.split(new) if layout == "TND" else sequences_of(output, layout, new, heads[0])
+    rule = 0 if layout != "TND" and max(new) == 1 else sparse_mode  # one query each: no mode has an effect
     logs = lse.squeeze(-1).split(new) if layout == "TND" else [row.squeeze(-1).t() for row in lse]
     for got, got_lse, q, k, v in zip(found, logs, query, key, value, strict=True):
-        expected, expected_lse = naive(q, k, v, CAUSAL[sparse_mode](q.shape[0], k.shape[0]))
+        expected, expected_lse = naive(q, k, v, CAUSAL[rule](q.shape[0], k.shape[0]))
         close(got, expected)
-        seen = expected_lse.isfinite()
-        close(got_lse[: q.shape[0]].t()[seen], expected_lse[seen])
+        # A query that sees no key has the sum inf, and not the -inf of the formula.
+        close(got_lse[: q.shape[0]].t(), expected_lse.masked_fill(expected_lse.isneginf(), float("inf")))
 
 
 def in_nz(cache):
@@ -122,6 +123,28 @@ def test_a_mask_hides_what_it_says():
         close(output[row].transpose(0, 1), naive(q, k, v, lambda i, j: not mask[i, j])[0])
         with pytest.raises(AssertionError):
             close(output[row].transpose(0, 1), naive(q, k, v, lambda i, j: True)[0])
+
+
+@pytest.mark.parametrize("sparse_mode", [0, 1, 2, 3])
+@pytest.mark.parametrize("shape", [(3, 7), (3, 1, 7), (3, 1, 1, 7)])
+def test_each_sequence_of_one_query_has_its_row_of_a_mask(shape, sparse_mode):
+    """Neither modes nor windows have an effect there."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 1, 8), torch.randn(3, 2, 7, 8), torch.randn(3, 2, 7, 8)
+    mask = torch.arange(7) >= torch.tensor([[7], [4], [2]])
+    scores = (query.double() @ key.double().mT * SCALE).masked_fill(mask[:, None, None], -torch.inf)
+    expected = scores.softmax(-1) @ value.double()
+    on_npu = [part.to("npu") for part in (query, key, value)]
+    output, lse = torch_npu.npu_fused_infer_attention_score(
+        *on_npu, num_heads=2, input_layout="BNSD", scale=SCALE, atten_mask=mask.view(shape).to("npu"),
+        sparse_mode=sparse_mode, pre_tokens=0, next_tokens=0, softmax_lse_flag=True,
+    )  # fmt: skip
+    torch.testing.assert_close(output.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.cpu().double(), scores.logsumexp(-1, True), rtol=1e-5, atol=1e-5)
+    alone = torch_npu.npu_incre_flash_attention(
+        *on_npu, num_heads=2, input_layout="BNSD", scale_value=SCALE, atten_mask=mask.view(shape).to("npu")
+    )
+    torch.testing.assert_close(alone.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_unsupported_arguments_are_named():

@@ -44,6 +44,15 @@ def test_gating_chooses_groups_then_experts(experts, groups, kept, by_sum, sigmo
         torch.testing.assert_close(weights[token].cpu().double(), 2.5 * expected_weights, rtol=1e-5, atol=1e-6)
 
 
+def test_gating_by_roots_of_softplus():
+    torch.manual_seed(0)
+    logits = torch.randn(7, 16)
+    weights, chosen, _ = torch_npu.npu_moe_gating_top_k(logits.to("npu"), 4, norm_type=2, eps=1e-20)
+    best = torch.nn.functional.softplus(logits.double()).sqrt().topk(4)
+    assert chosen.tolist() == best.indices.tolist()
+    torch.testing.assert_close(weights.cpu().double(), best.values / best.values.sum(-1, True), rtol=1e-5, atol=1e-6)
+
+
 def test_group_modes_differ():
     """The best expert may be in a group whose best two are worse: the two modes must not agree by chance."""
     logits = torch.tensor([[5.0, -5.0, 4.0, 4.0]]).to("npu")
