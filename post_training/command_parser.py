@@ -9,6 +9,8 @@ import textwrap
 from itertools import groupby
 from typing import Any
 
+from post_training.overrides import with_absolute_path
+
 _WIDTH = 80
 # By the name of the type: `whole` and `finite` of arguments.py make a function for each range.
 _PLACEHOLDERS = {"int": "N", "whole number": "N", "float": "X", "number": "X"}
@@ -42,6 +44,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"formatter_class": HelpFormatter} | options)
+
+    def add_overrides(self, words: str) -> None:
+        """Add Hydra overrides at the end of the line, with `words` as their help.
+
+        Relative paths in them count from the current folder: what a command starts runs in another one.
+        """
+        self.add_argument("overrides", nargs="*", type=with_absolute_path, metavar="KEY=VALUE", help=words)
 
 
 def _filled(paragraph: str, width: int, indent: str) -> str:

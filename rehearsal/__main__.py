@@ -11,7 +11,6 @@ from typing import Any
 from post_training.arguments import absolute
 from post_training.command_parser import CommandParser
 from post_training.masking import masked_output
-from post_training.overrides import with_absolute_path
 from post_training.report.run_folder import at
 from post_training.terminal import escape_output
 from rehearsal.command_line import DONE, in_private_folder, print_commands, status_of, take_environment
@@ -66,9 +65,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, bool]:
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write")
     parser.add_argument("--resume", type=absolute, metavar="DIR", help="resume the run in this folder")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, and start nothing")
-    parser.add_argument(
-        "overrides", nargs="*", type=with_absolute_path, metavar="KEY=VALUE", help="Hydra overrides for the training"
-    )
+    parser.add_overrides("Hydra overrides for the training")
     values = vars(parser.parse_args(arguments))
     dry_run, resumed = values.pop("dry_run"), values.pop("resume")
     if resumed is not None:

@@ -56,7 +56,6 @@ from post_training.masking import masked_output  # noqa: E402
 from post_training.mismatch.comparison import TOLERANCES, Comparison, ComparisonError, Tolerance, compare  # noqa: E402
 from post_training.mismatch.dumps import SIDES, Dump, DumpError, Side, TokenSequence, read_dump  # noqa: E402
 from post_training.mismatch.report import as_json, render_page, sentence, table  # noqa: E402
-from post_training.overrides import with_absolute_path  # noqa: E402
 from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end  # noqa: E402
 from post_training.processes.logs import last_error  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
@@ -112,9 +111,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = CommandParser(description=__doc__)
     parser.add_argument("source", nargs="?", metavar="RUN", help="a run's folder, or a checkpoint in one")
-    parser.add_argument(
-        "overrides", nargs="*", type=with_absolute_path, metavar="KEY=VALUE", help="change the run's configuration"
-    )
+    parser.add_overrides("change the run's configuration")
     parser.add_argument("--tokens", type=Path, metavar="FILE", help="prompts and responses, one JSON object per line")
     parser.add_argument("--limit", type=int, default=16, help="lines to read from it (default: %(default)s)")
     parser.add_argument(

@@ -46,7 +46,7 @@ from post_training.checkpoint.durable import write_text_durably  # noqa: E402
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output, masked_text  # noqa: E402
 from post_training.models.families import families  # noqa: E402
-from post_training.overrides import setting, with_absolute_path  # noqa: E402
+from post_training.overrides import setting  # noqa: E402
 from post_training.plan.fsdp_report import FsdpPlan  # noqa: E402
 from post_training.plan.report import JobPlan, Machine  # noqa: E402
 from post_training.plan.verl_0_9_jobs import make_verl_0_9_plan  # noqa: E402
@@ -136,13 +136,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-twin", action="store_true", dest="no_scaled_down_job", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder to write (default: outputs/preflight/TIME)")
     parser.add_argument("--dry-run", action="store_true", help="print the emulated run's command, and skip it")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        type=with_absolute_path,
-        metavar="KEY=VALUE",
-        help="Hydra overrides, as for the training",
-    )
+    parser.add_overrides("Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     name = datetime.now().strftime("%Y%m%d-%H%M%S")
     options.output = absolute(options.output or ROOT / "outputs" / "preflight" / name)

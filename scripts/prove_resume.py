@@ -34,7 +34,7 @@ from post_training.arguments import absolute, finite  # noqa: E402
 from post_training.command_parser import CommandParser  # noqa: E402
 from post_training.masking import masked_output  # noqa: E402
 from post_training.models.families import families  # noqa: E402
-from post_training.overrides import setting, with_absolute_path  # noqa: E402
+from post_training.overrides import setting  # noqa: E402
 from post_training.processes.command import Interrupted, SignalFlag  # noqa: E402
 from post_training.run_lock import FolderInUse, FolderLock, owning  # noqa: E402
 from post_training.terminal import escape_output  # noqa: E402
@@ -103,13 +103,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--run-limit", type=finite(), default=900.0, metavar="SECONDS", help="limit of one run (default: 900)"
     )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        type=with_absolute_path,
-        metavar="KEY=VALUE",
-        help="Hydra overrides, as for the training",
-    )
+    parser.add_overrides("Hydra overrides, as for the training")
     options = parser.parse_intermixed_args(arguments)
     if options.points < 1:
         parser.error(f"--points={options.points} is invalid. Set it to at least 1")

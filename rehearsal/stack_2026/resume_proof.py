@@ -23,7 +23,6 @@ from typing import Any
 from post_training.arguments import absolute
 from post_training.command_parser import CommandParser
 from post_training.masking import masked_output
-from post_training.overrides import with_absolute_path
 from post_training.processes.command import Interrupted, SignalFlag, run_to_the_end
 from post_training.processes.descendants import descendants, send
 from post_training.processes.logs import last_error
@@ -164,13 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="python -m rehearsal.stack_2026.resume_proof", description=__doc__)
     parser.add_argument("--job", choices=JOBS, required=True, metavar="NAME", help="a job of verl_plugin/config")
     parser.add_argument("--output", type=absolute, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        type=with_absolute_path,
-        metavar="KEY=VALUE",
-        help="Hydra overrides, as for the training",
-    )
+    parser.add_overrides("Hydra overrides, as for the training")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     try:
