@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.stack_2026.verl.test_jobs import ACTOR, MODELS, ONE_CARD, ONE_NODE, ROLLOUT
+from tests.stack_2026.verl.test_jobs import ACTOR, MODELS, ONE_CARD, ONE_NODE, ROLLOUT, ULYSSES
 from verl_plugin.alltoallv.settings import LIBRARY
 from verl_plugin.jobs import JobError, check_job, compose_job
 from verl_plugin.routing_replay.checks import ENGINES
@@ -13,6 +13,7 @@ LOADS = f"actor_rollout_ref.model.external_lib=[{LIBRARY},{ENGINES}]"
 MEGATRON = [f"{part}.megatron.router_replay.mode=R3" for part in (ACTOR, REF)]
 FSDP2 = [f"+{part}.fsdp_config.router_replay.mode=R3" for part in (ACTOR, REF)]
 REPLAY = [SENDS, LOADS, *MEGATRON]
+TWO_DIES = "trainer.n_gpus_per_node=2"
 
 
 def test_keys_of_verl_with_the_engines_pass():
@@ -50,8 +51,8 @@ def test_setting_that_cannot_replay_rejected(overrides, says):
         (MODELS[ONE_CARD], FSDP2, "qwen3 has no experts. Set it to false"),
         (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R4")], "mode=R4 is invalid: no such mode"),
         (MODELS[ONE_NODE], [FSDP2[0].replace("R3", "R2")], "verl records experts only on Megatron"),
-        (MODELS[ONE_NODE], [*FSDP2, f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], "parts of sequences"),
-        (MODELS[ONE_NODE], [*FSDP2, f"{ACTOR}.ulysses_sequence_parallel_size=2"], "parts of sequences"),
+        (MODELS[ONE_NODE], [*FSDP2, TWO_DIES, f"{ACTOR}.fsdp_config.{ULYSSES}=2"], "parts of sequences"),
+        (MODELS[ONE_NODE], [*FSDP2, TWO_DIES, f"{ACTOR}.{ULYSSES}=2"], "parts of sequences"),
     ],
 )
 def test_fsdp2_that_cannot_replay_rejected(model, overrides, says):
