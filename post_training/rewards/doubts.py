@@ -17,7 +17,7 @@ _CHECK = (
     r"|read|think|try|verify|visit|work))"
 )
 _CLOSER_LOOK = rf"(?:{_CHECK}|account|consider|exclude|include|try)"
-# The last word is "wait" only at the start of a sentence: behind a list it means "and so on".
+# The last word of the pattern means "wait" only at the start of a sentence, and "and so on" behind a list.
 _INTERJECTION = (
     rf"{_START}(?=[a-z等慢这好似感不])(?:(?:oh|ah|but|no|hmm+|ok|okay|so|and|actually|well)(?:, ?| ))?"
     rf"(?:(?:wait|hmm+|hold on|hang on|scratch that|on second thoughts?)(?: a (?:minute|moment|sec|second))?{_BEHIND}"

@@ -128,7 +128,7 @@ one_node_require_input() {
 }
 
 # Checks the job by the command that follows CONFIGURATION, prints the memory that it needs of a die, by phase, and fails
-# where a die has less.
+# if a die has less.
 one_node_plan() {
     local configuration=$1 status=0
     shift
