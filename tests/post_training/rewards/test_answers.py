@@ -1,7 +1,5 @@
 r"""The last box of a text; here without braces, as MATH writes ``$\boxed 5$``."""
 
-import time
-
 import pytest
 
 from post_training.rewards import score
@@ -73,6 +71,5 @@ def test_box_without_braces_is_scored_as_a_whole():
     "part", [r"\boxed ", r"$\boxed ", r"\boxed 7", "1", "1,111", " ", "\n", "$", r"$\boxed{ ", r"\boxed 1, ", ".", "\\"]
 )
 def test_boxes_are_found_in_linear_time(part):
-    begin = time.process_time()
-    last_boxed(r"$\boxed 1" + part * (400_000 // len(part)))
-    assert time.process_time() - begin < 2
+    """Otherwise this does not end within the limit of a test."""
+    assert last_boxed(r"$\boxed 1" + part * (400_000 // len(part)) + r" \boxed{4}") == "4"
